@@ -65,7 +65,7 @@ class MadeUpVocab:
     pad_id = SPECIAL["pad_id"]
 
     def __init__(self, size: int) -> None:
-        """Stores the size; all ids are below it."""
+        """Store the size; all ids are below it."""
         self.size = size
 
     def tokenize_all(
@@ -102,14 +102,14 @@ class MadeUpPairs:
 
 
 def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:
-    """Makes the token store of `pairs` random pairs; writes it to `root` if absent there."""
+    """Make the token store of `pairs` random pairs; write it to `root` if absent there."""
     vocab: Any = MadeUpVocab(vocabulary)
     made_up: Any = MadeUpPairs(pairs)
     return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, 0.0, 0)
 
 
 def count_tokens(batch: Batch) -> int:
-    """Counts the target tokens of a batch, without padding."""
+    """Count the target tokens of a batch, without padding."""
     return int(np.count_nonzero(batch.target_mask))
 
 
@@ -203,7 +203,7 @@ def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, up
 
 
 def compare(root: Path, *, tiny: bool) -> dict[str, Any]:
-    """Returns the rates of the loader and of training, and their ratio, in both modes."""
+    """Return the rates of the loader and of training, and their ratio, in both modes."""
     pairs, batches, repeats, updates = (300, 6, 2, 3) if tiny else (100_000, 400, 3, 12)
     vocabulary = 40 if tiny else 8000
     stores = make_stores(pairs, root, vocabulary=vocabulary)
@@ -225,7 +225,7 @@ def compare(root: Path, *, tiny: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints one JSON object."""
+    """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
         "--pairs", type=int, default=0, help="pairs in the large part; 0: 5 million, tiny 1,000"

@@ -33,7 +33,7 @@ class Export:
     """An exported model with its vocabularies, as it translates the source sentences."""
 
     def __init__(self, folder: Path, lines: list[str], *, threads: int) -> None:
-        """Loads the model in the precision that it was exported in."""
+        """Load the model in the precision that it was exported in."""
         import ctranslate2
 
         source, self.target = (
@@ -47,7 +47,7 @@ class Export:
         self.bytes = (folder / "model.bin").stat().st_size
 
     def translate(self, beam_size: int, *, shortlist: bool) -> list[list[str]]:
-        """Translates the source; returns the pieces of each translation."""
+        """Translate the source; return the pieces of each translation."""
         found = self.model.translate_batch(
             self.pieces, beam_size=beam_size, max_batch_size=64, use_vmap=shortlist
         )
@@ -55,7 +55,7 @@ class Export:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the rounds, in each of which every model translates once."""
+    """Run the rounds, in each of which every model translates once."""
     lines, references = (
         path.read_text(encoding="utf-8").splitlines() for path in (options.source, options.target)
     )
@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the measurements as JSON."""
+    """Print the measurements as JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

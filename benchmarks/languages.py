@@ -18,7 +18,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Reads the files and prints the shares."""
+    """Read the files and print the shares."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def make_detector(codes: set[str]) -> Any:
-    """Builds lingua's detector of the languages with these codes."""
+    """Build lingua's detector of the languages with these codes."""
     from lingua import IsoCode639_1, LanguageDetectorBuilder
 
     known = [getattr(IsoCode639_1, code.upper()) for code in sorted(codes)]
@@ -40,7 +40,7 @@ def make_detector(codes: set[str]) -> Any:
 
 
 def judge(detector: Any, path: Path, code: str) -> dict[str, Any]:
-    """Counts the lines of a file by language; `code` is that asked for."""
+    """Count the lines of a file by language; `code` is that asked for."""
     found: Counter[str] = Counter()
     for line in path.read_text(encoding="utf-8").splitlines():
         language = detector.detect_language_of(line)

@@ -42,7 +42,7 @@ _OVERRIDING = ("JAX_COMPILATION_CACHE_DIR",)
 
 
 def measure_command(options: argparse.Namespace, cache: Path) -> dict[str, Any]:
-    """Runs the command for one sentence; returns its wall-clock time."""
+    """Run the command for one sentence; return its wall-clock time."""
     command = [sys.executable, "-m", "flaxformer_mt", "translate", f"--run={options.run}"]
     begin = time.perf_counter()
     _run(command, cache, text=options.sentence)
@@ -50,7 +50,7 @@ def measure_command(options: argparse.Namespace, cache: Path) -> dict[str, Any]:
 
 
 def measure_api(options: argparse.Namespace, cache: Path) -> dict[str, Any]:
-    """Loads a translator in a new process, warms it up, and translates sentences one by one."""
+    """Load a translator in a new process, warms it up, and translate sentences one by one."""
     command = [sys.executable, __file__, f"--run={options.run}", f"--sentence={options.sentence}", "--worker"]
     return json.loads(_run(command, cache))
 
@@ -95,7 +95,7 @@ def serve_api(run: str, sentence: str) -> dict[str, Any]:
 
 
 def make_lines(sentence: str) -> dict[str, list[str]]:
-    """Makes different lines of each length: the sentence's words, from another one on; and made-up words."""
+    """Make different lines of each length: the sentence's words, from another one on; and made-up words."""
     words = sentence.split()
     lines = {
         f"{length} words": [
@@ -125,7 +125,7 @@ def _run(command: list[str], cache: Path, *, text: str = "") -> str:
 
 
 def combine(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the median of each number over rounds of the same form."""
+    """Return the median of each number over rounds of the same form."""
     first = rounds[0]
     return {
         name: combine([each[name] for each in rounds])
@@ -152,7 +152,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parses the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,7 +165,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints the numbers as JSON."""
+    """Print the numbers as JSON."""
     options = parse_options()
     if options.worker:
         print(json.dumps(serve_api(options.run, options.sentence)))

@@ -25,7 +25,7 @@ def make_lengths(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Prints one JSON object per mode."""
+    """Print one JSON object per mode."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5_000_000)
     parser.add_argument("--lengths", default="")

@@ -31,7 +31,7 @@ BATCH = 50
 
 
 def translate_with_hugging_face(folder: Path, sources: list[str]) -> list[str]:
-    """Translates with generate(num_beams=4); the folder's generation_config.json sets all other options."""
+    """Translate with generate(num_beams=4); the folder's generation_config.json sets all other options."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -45,7 +45,7 @@ def translate_with_hugging_face(folder: Path, sources: list[str]) -> list[str]:
 
 
 def translate_with_ctranslate2(folder: Path, sources: list[str]) -> list[str]:
-    """Translates with translate_batch(beam_size=4); all other options have their defaults."""
+    """Translate with translate_batch(beam_size=4); all other options have their defaults."""
     import ctranslate2
     import sentencepiece
 
@@ -61,7 +61,7 @@ def translate_with_ctranslate2(folder: Path, sources: list[str]) -> list[str]:
 
 
 def explain(run: Path, sources: list[str], ours: list[str], theirs: list[str]) -> dict[str, int]:
-    """Counts the differing translations that our model finds less, more or equally probable as ours."""
+    """Count the differing translations that our model finds less, more or equally probable as ours."""
     weights = load_weights(run, checkpoint=None, warn=print)
     vocabs, config = weights.vocabs, weights.config
     counts = {"we found the more probable": 0, "they found the more probable": 0, "equally probable": 0}
@@ -78,7 +78,7 @@ def explain(run: Path, sources: list[str], ours: list[str], theirs: list[str]) -
 
 
 def main() -> None:
-    """Prints the comparison as JSON."""
+    """Print the comparison as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)

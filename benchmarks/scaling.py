@@ -68,7 +68,7 @@ TINY = Case("", "", width=16, depth=1, rows=8, length=8, vocabulary=40)
 
 
 def plan_cases(*, tiny: bool) -> Iterator[Case]:
-    """Yields all rows, in order."""
+    """Yield all rows, in order."""
 
     def case(axis: str, value: object, **changes: Any) -> Case:
         start = TINY if tiny else Case("", "")
@@ -103,7 +103,7 @@ def _to_fields(layout: dict[str, str], count: int) -> dict[str, Any]:
 
 
 def make_config(case: Case) -> Config:
-    """Builds the config that a row measures."""
+    """Build the config that a row measures."""
     return Config(
         data=DataConfig(
             batch_tokens=case.rows * case.length, max_source_length=case.length, max_target_length=case.length
@@ -123,7 +123,7 @@ def make_config(case: Case) -> Config:
 
 
 def make_full_batch(case: Case) -> Batch:
-    """Makes a batch of random ids without padding."""
+    """Make a batch of random ids without padding."""
     random = np.random.default_rng(0)
     shape = (case.rows, case.length)
     ids = [random.integers(4, case.vocabulary, shape, np.int32) for _ in range(3)]
@@ -186,7 +186,7 @@ def _memory_of(compiled: Any) -> dict[str, int | None]:
 
 
 def measure_apart(case: Case, *, seconds: float) -> dict[str, Any]:
-    """Runs `measure` in a process of its own, with the number of simulated devices of the row."""
+    """Run `measure` in a process of its own, with the number of simulated devices of the row."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if case.axis == "devices":
         flags = f"{environment.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={case.devices}"
@@ -200,7 +200,7 @@ def measure_apart(case: Case, *, seconds: float) -> dict[str, Any]:
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
-    """Formats rows with equal keys as text: numbers right-aligned, a blank line between axes."""
+    """Format rows with equal keys as text: numbers right-aligned, a blank line between axes."""
     cells = [list(rows[0])] + [
         ["" if x is None else f"{x:,}" if isinstance(x, int) else str(x) for x in row.values()]
         for row in rows
@@ -218,7 +218,7 @@ def format_table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Prints the table, or JSON objects."""
+    """Print the table, or JSON objects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--axis", choices=AXES, action="append", help="only this axis; may be repeated")
     parser.add_argument("--seconds", type=float, default=3.0, help="time to repeat the update of each row")

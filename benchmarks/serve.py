@@ -43,7 +43,7 @@ LONGEST = 40
 
 
 def make_texts(words: Sequence[str], count: int) -> list[str]:
-    """Returns texts of 1 to 40 words that follow each other, the same ones in every call."""
+    """Return texts of 1 to 40 words that follow each other, the same ones in every call."""
     dice = random.Random(1)
     texts = []
     for _ in range(count):
@@ -54,14 +54,14 @@ def make_texts(words: Sequence[str], count: int) -> list[str]:
 
 
 def read_words(run: Path) -> list[str]:
-    """Returns the words of the sources of the run's test set."""
+    """Return the words of the sources of the run's test set."""
     pairs = read_pairs(read_config(run / "config.json").data, "test")
     return [word for source, _ in itertools.islice(iter(pairs), 3000) for word in source.split()]
 
 
 @contextmanager
 def running_server(folder: Path, backend: str) -> Iterator[str]:
-    """Starts `serve` and gives its address; checks that it ends as it should."""
+    """Start `serve` and give its address; check that it ends as it should."""
     command = [sys.executable, "-m", "flaxformer_mt", "serve", f"--run={folder}", "--port=0"]
     process = subprocess.Popen([*command, f"--backend={backend}"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -87,7 +87,7 @@ def running_server(folder: Path, backend: str) -> Iterator[str]:
 
 
 def read_memory(url: str) -> float:
-    """Returns the memory of a server in MiB."""
+    """Return the memory of a server in MiB."""
     with urllib.request.urlopen(url + "metrics") as response:
         found = re.search(r"^flaxformer_mt_resident_bytes (\S+)$", response.read().decode(), re.M)
     assert found is not None
@@ -96,7 +96,7 @@ def read_memory(url: str) -> float:
 
 @contextmanager
 def memory_samples(url: str) -> Iterator[list[float]]:
-    """Gives a list that gets the server's memory in MiB now, every second, and at the end."""
+    """Give a list that gets the server's memory in MiB now, every second, and at the end."""
     samples, ended = [read_memory(url)], threading.Event()
 
     def sample() -> None:
@@ -116,7 +116,7 @@ def memory_samples(url: str) -> Iterator[list[float]]:
 async def send_all(
     url: str, texts: Sequence[str], pair: tuple[str, str], clients: int
 ) -> tuple[list[str], list[float]]:
-    """Sends a request for each text; returns the translations, and the seconds that each took."""
+    """Send a request for each text; return the translations, and the seconds that each took."""
     _, host, port = re.split(r"://|:", url.rstrip("/"))
     translations, seconds = [""] * len(texts), [0.0] * len(texts)
     waiting = iter(range(len(texts)))
@@ -145,7 +145,7 @@ async def send_all(
 def measure(
     url: str, texts: Sequence[str], pair: tuple[str, str], clients: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the figures of one number of clients, and the translations."""
+    """Return the figures of one number of clients, and the translations."""
     start = time.perf_counter()
     with memory_samples(url) as memory:
         translations, seconds = asyncio.run(send_all(url, texts, pair, clients))
@@ -196,7 +196,7 @@ def compare(
 
 
 def main() -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

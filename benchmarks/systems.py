@@ -21,7 +21,7 @@ _PACKAGES = {
 
 
 def choose_systems(parser: argparse.ArgumentParser, text: str, peers: Sequence[str]) -> list[str]:
-    """Reads a list of systems, as in "ours,torch"; ends the program if one is unknown or named twice.
+    """Read a list of systems, as in "ours,torch"; end the program if one is unknown or named twice.
 
     Args:
       parser: says so, with status 2.
@@ -37,7 +37,7 @@ def choose_systems(parser: argparse.ArgumentParser, text: str, peers: Sequence[s
 
 
 def require_packages(systems: Iterable[str]) -> None:
-    """Ends the program with status 2 and what to install if packages of these systems are missing."""
+    """End the program with status 2 and what to install if packages of these systems are missing."""
     needed = dict.fromkeys(package for system in systems for package in _PACKAGES.get(system, ()))
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:

@@ -76,7 +76,9 @@ class Cell(NamedTuple):
 
 
 def plan_cells(recipes: Sequence[str], targets: Sequence[str], flags: Sequence[str]) -> list[Cell]:
-    """The cells of the table, recipe by recipe; by default all of `PLAN`, or its targets of these recipes."""
+    """Return the cells of the table, recipe by recipe; by default all of `PLAN`, or its targets of these
+    recipes.
+    """
     return [
         Cell(recipe, target, (*_ASSUMED.get(recipe, ()), *flags))
         for recipe in recipes or PLAN
@@ -85,7 +87,9 @@ def plan_cells(recipes: Sequence[str], targets: Sequence[str], flags: Sequence[s
 
 
 def find_round(cell: Cell) -> int:
-    """The place of a cell in the order of compilation; a target that no round has belongs to the first."""
+    """Return the place of a cell in the order of compilation; a target that no round has belongs to the
+    first.
+    """
     return next((number for number, targets in enumerate(ROUNDS) if cell.target in targets), 0)
 
 
@@ -168,7 +172,7 @@ def _read_cells(output: Path) -> dict[Cell, dict[str, Any]]:
 
 
 def format_table(cells: Iterable[dict[str, Any]]) -> str:
-    """The cells as a table in Markdown; a cell that failed has its error, a missing one says so.
+    """Return the cells as a table in Markdown; a cell that failed has its error, a missing one says so.
 
     The missing cells of a recipe share a row.
     """

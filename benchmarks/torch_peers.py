@@ -44,7 +44,7 @@ class TorchTransformer(nn.Module):
         self.scale = math.sqrt(width)
 
     def forward(self, source: Tensor, target_in: Tensor, source_padding: Tensor) -> Tensor:
-        """Returns logits [B, T, V]; source_padding [B, S] is True at padding."""
+        """Return logits [B, T, V]; source_padding [B, S] is True at padding."""
         length = target_in.shape[1]
         hidden = self.transformer(
             self._embed(source),
@@ -67,7 +67,7 @@ def _sinusoids(length: int, width: int) -> Tensor:
 
 
 def make_marian(config: Config, *, vocabulary: int, longest: int, attention: str) -> nn.Module:
-    """Builds a MarianMTModel with the sizes of the config; the model is always post-norm."""
+    """Build a MarianMTModel with the sizes of the config; the model is always post-norm."""
     from transformers import MarianConfig, MarianMTModel
 
     model, rate = config.model, config.model.dropout_rate
@@ -97,7 +97,7 @@ def make_marian(config: Config, *, vocabulary: int, longest: int, attention: str
 
 
 def make_peer(name: str, config: Config, batches: list[Batch], task: dict[str, Any]) -> System:
-    """Builds the model and the optimizer of a peer, ready to train."""
+    """Build the model and the optimizer of a peer, ready to train."""
     torch.manual_seed(config.seed)
     if task["device"] == "cpu":
         torch.set_num_threads(task["threads"])

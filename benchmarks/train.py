@@ -87,7 +87,7 @@ SETTINGS = {
 
 
 def shrink(setting: Setting) -> Setting:
-    """Returns the setting with a model whose steps take milliseconds."""
+    """Return the setting with a model whose steps take milliseconds."""
     small = {"model_dim": 16, "ffn_dim": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
     return dataclasses.replace(
         setting,
@@ -102,7 +102,7 @@ def shrink(setting: Setting) -> Setting:
 
 
 def make_config(setting: Setting, options: argparse.Namespace, batching: Any) -> Config:
-    """Builds the config: without gradient clipping, and with a constant learning rate, as in the peers."""
+    """Build the config: without gradient clipping, and with a constant learning rate, as in the peers."""
     toy = not options.text_dir
     return Config(
         data=DataConfig(
@@ -124,7 +124,7 @@ def make_config(setting: Setting, options: argparse.Namespace, batching: Any) ->
 
 
 def make_batches(config: Config, count: int) -> tuple[list[Batch], list[dict[str, Any]]]:
-    """Makes the first `count` batches of the first epoch, in the order of training.
+    """Make the first `count` batches of the first epoch, in the order of training.
 
     Returns them, and the shapes of the epoch as `plan_summary` describes them.
     """
@@ -141,7 +141,7 @@ def make_batches(config: Config, count: int) -> tuple[list[Batch], list[dict[str
 
 
 def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
-    """Counts the floating-point operations of the matrix products of one update on every batch.
+    """Count the floating-point operations of the matrix products of one update on every batch.
 
     padded: count all operations, those on padding included; otherwise only those on non-padding tokens.
     """
@@ -159,7 +159,7 @@ def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
 def write_tasks(
     setting: Setting, options: argparse.Namespace, folder: Path
 ) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Writes the batches and a task file for each dtype; returns their paths and the batches by kind."""
+    """Write the batches and a task file for each dtype; return their paths and the batches by kind."""
     kinds = ["bucket"] if options.batching == "bucket" else ["pack", "bucket"]
     made = {
         kind: make_batches(make_config(setting, options, kind), options.batches or setting.batches)
@@ -198,7 +198,7 @@ def write_tasks(
 
 
 def name_systems(options: argparse.Namespace) -> dict[str, tuple[str, str]]:
-    """Returns the system and the dtype of each worker by its name: "ours", or "ours bfloat16" of several."""
+    """Return the system and the dtype of each worker by its name: "ours", or "ours bfloat16" of several."""
     several = len(options.dtypes) > 1
     return {
         f"{system} {dtype}" if several else system: (system, dtype)
@@ -208,12 +208,12 @@ def name_systems(options: argparse.Namespace) -> dict[str, tuple[str, str]]:
 
 
 def _kind(name: str) -> str:
-    """Returns whose batches a system trains on."""
+    """Return whose batches a system trains on."""
     return "ours" if name.startswith("ours") else "peers"
 
 
 def _one_of_each_shape(batches: list[Batch]) -> list[int]:
-    """Returns the indices of batches to warm up with: one of each shape, twice."""
+    """Return the indices of batches to warm up with: one of each shape, twice."""
     first = {(b.source.shape, b.target_in.shape): number for number, b in enumerate(batches)}
     return sorted(first.values()) * 2
 
@@ -269,7 +269,7 @@ def _conclude(
     batches: dict[str, list[Batch]],
     tokens: dict[str, int],
 ) -> dict[str, Any]:
-    """Derives the ratio, the shares and the summaries of the batches from the rates."""
+    """Derive the ratio, the shares and the summaries of the batches from the rates."""
     result: dict[str, Any] = {"setting": options.setting, "tiny": options.tiny, "systems": systems}
     for kind, some in batches.items():
         counts: dict[str, int] = {}
@@ -300,7 +300,7 @@ def _conclude(
 
 
 def _compare(rates: dict[str, float]) -> tuple[str, str, float]:
-    """Returns the fastest of ours, the fastest of the peers, and the ratio of their rates."""
+    """Return the fastest of ours, the fastest of the peers, and the ratio of their rates."""
     ours, peer = (
         max((name for name in rates if _kind(name) == kind), key=rates.__getitem__)
         for kind in ("ours", "peers")
@@ -309,7 +309,7 @@ def _compare(rates: dict[str, float]) -> tuple[str, str, float]:
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parses the flags."""
+    """Parse the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -357,7 +357,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints the comparison as JSON; with --worker, runs one of the systems."""
+    """Print the comparison as JSON; with --worker, run one of the systems."""
     options = parse_options()
     if options.worker:
         from training_worker import serve

@@ -37,7 +37,7 @@ class System(NamedTuple):
 
 
 def load_batches(path: Path) -> list[Batch]:
-    """Reads the batches that the parent wrote: arrays named INDEX.FIELD."""
+    """Read the batches that the parent wrote: arrays named INDEX.FIELD."""
     with np.load(path) as arrays:
         batches: dict[int, dict[str, np.ndarray]] = {}
         for name in arrays.files:
@@ -47,7 +47,7 @@ def load_batches(path: Path) -> list[Batch]:
 
 
 def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: list[dict[str, Any]]) -> System:
-    """Builds our training step, compiled and fed in the same way as by the command `train`.
+    """Build our training step, compiled and fed in the same way as by the command `train`.
 
     Args:
       shapes: those of an epoch, as `plan_summary` describes them.
@@ -99,7 +99,7 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: lis
 
 
 def make_system(name: str, task: dict[str, Any]) -> System:
-    """Builds the system `name` with its model and optimizer, before the first update."""
+    """Build the system `name` with its model and optimizer, before the first update."""
     from flaxformer_mt.config.files import from_dict
 
     config = from_dict(task["config"])
@@ -112,7 +112,7 @@ def make_system(name: str, task: dict[str, Any]) -> System:
 
 
 def measure_product(system: System, *, repeats: int) -> float:
-    """Returns the GFLOP/s of the product at the median time."""
+    """Return the GFLOP/s of the product at the median time."""
     system.product()
     seconds = []
     for _ in range(repeats):

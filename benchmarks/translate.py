@@ -63,7 +63,7 @@ _EQUAL_BLEU = 0.1
 
 
 def write_models(weights: Weights, folder: Path, systems: Sequence[str]) -> None:
-    """Writes the same weights for each of the systems, each to a folder of its own."""
+    """Write the same weights for each of the systems, each to a folder of its own."""
     if "ours" in systems:
         (folder / "ours").mkdir()
         np.savez(folder / "ours" / "params.npz", **weights.leaves)
@@ -81,7 +81,7 @@ def write_models(weights: Weights, folder: Path, systems: Sequence[str]) -> None
 
 
 def plan_batches(lengths: Sequence[int], search: SearchConfig, *, forced: bool) -> list[dict[str, Any]]:
-    """Makes batches for the peers: sorted by length, longest first, each as large as batch_tokens allows.
+    """Make batches for the peers: sorted by length, longest first, each as large as batch_tokens allows.
 
     The limit of a batch is the maximum translation length of its longest sentence.
     """
@@ -147,12 +147,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def median_rate(variant: dict[str, Any]) -> float:
-    """Returns the median rate of the rounds of a variant."""
+    """Return the median rate of the rounds of a variant."""
     return statistics.median(variant["rounds"])
 
 
 def fastest_peers(systems: dict[str, Any], precisions: Sequence[str]) -> dict[str, tuple[str, dict]]:
-    """Returns name and report of each peer's fastest variant, and of that of each precision."""
+    """Return name and report of each peer's fastest variant, and of that of each precision."""
     found = {}
     for peer in (peer for peer in PEERS if peer in systems):
         variants = systems[peer]["variants"]
@@ -167,7 +167,7 @@ def fastest_peers(systems: dict[str, Any], precisions: Sequence[str]) -> dict[st
 def compare_best(
     ours: dict[str, dict[str, Any]], peers: dict[str, tuple[str, dict[str, Any]]]
 ) -> dict[str, dict[str, Any]]:
-    """Compares each peer variant with the fastest of ours whose BLEU is not lower by more than 0.1.
+    """Compare each peer variant with the fastest of ours whose BLEU is not lower by more than 0.1.
 
     There is no entry for a peer variant whose BLEU none of ours reaches.
     """
@@ -183,7 +183,7 @@ def compare_best(
 
 
 def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Returns the dtype and the changed search options of each variant of ours; the first is reported.
+    """Return the dtype and the changed search options of each variant of ours; the first is reported.
 
     captions: the peers end the search of a sentence when as many hypotheses as beams have ended; ours ends it
     when no better hypothesis is possible. The other variants use the peers' rule, the last more patiently.
@@ -203,7 +203,7 @@ def our_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def take_turns(workers: dict[str, Worker], rounds: int, clock: str, material: Material) -> dict[str, Any]:
-    """Runs rounds in which every system runs each of its variants; returns the report of each system."""
+    """Run rounds in which every system runs each of its variants; return the report of each system."""
     names = list(workers)
     rates: dict[str, dict[str, list[float]]] = {
         name: {variant: [] for variant in worker.facts["variants"]} for name, worker in workers.items()
@@ -238,7 +238,7 @@ def take_turns(workers: dict[str, Worker], rounds: int, clock: str, material: Ma
 
 
 def score(translations: list[list[int]], material: Material) -> dict[str, float]:
-    """Returns the BLEU of translations; empty without references."""
+    """Return the BLEU of translations; empty without references."""
     if material.references is None:
         return {}
     texts = [material.weights.vocabs.target.detokenize(ids) for ids in translations]
@@ -246,7 +246,7 @@ def score(translations: list[list[int]], material: Material) -> dict[str, float]
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parses the flags."""
+    """Parse the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -279,7 +279,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Prints the comparison as JSON; with --worker, runs one of the systems."""
+    """Print the comparison as JSON; with --worker, run one of the systems."""
     options = parse_options()
     if options.worker:
         from translation_worker import serve

@@ -43,7 +43,7 @@ class Material(NamedTuple):
 
 
 def make_material(options: argparse.Namespace, cache: Path) -> Material:
-    """Builds the model and the sentences of the setting."""
+    """Build the model and the sentences of the setting."""
     if options.setting == "captions" and not options.tiny:
         if not options.run:
             raise SystemExit("--setting=captions needs --run=RUN, a trained run")
@@ -73,7 +73,7 @@ def make_material(options: argparse.Namespace, cache: Path) -> Material:
 
 
 def read_news(options: argparse.Namespace) -> list[Pair]:
-    """Reads all pairs of --news; without it, makes pairs of similar lengths from equally frequent words."""
+    """Read all pairs of --news; without it, make pairs of similar lengths from equally frequent words."""
     if options.news:
         sides = [(options.news / f"test.{code}").read_text(encoding="utf-8") for code in ("en", "de")]
         return [Pair(*pair) for pair in zip(*(side.strip("\n").split("\n") for side in sides), strict=True)]
@@ -93,7 +93,7 @@ def read_news(options: argparse.Namespace) -> list[Pair]:
 
 
 def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cache: Path) -> Weights:
-    """Initializes a Transformer-base, post-norm, with all embeddings tied."""
+    """Initialize a Transformer-base, post-norm, with all embeddings tied."""
     sizes = {
         "model_dim": 512,
         "ffn_dim": 2048,
@@ -125,5 +125,5 @@ def make_random_weights(options: argparse.Namespace, pairs: Sequence[Pair], cach
 
 
 def print_error(message: str) -> None:
-    """Prints a warning or an error to standard error; standard output is for the JSON."""
+    """Print a warning or an error to standard error; standard output is for the JSON."""
     print(message, file=sys.stderr)

@@ -36,7 +36,7 @@ class System(NamedTuple):
 
 
 def make_ours(task: dict[str, Any]) -> System:
-    """Builds our search from ids to ids, as the command `translate` runs it."""
+    """Build our search from ids to ids, as the command `translate` runs it."""
     import jax
 
     from flaxformer_mt.config.files import from_dict
@@ -92,7 +92,7 @@ def make_ours(task: dict[str, Any]) -> System:
 
 
 def make_hugging_face(task: dict[str, Any]) -> System:
-    """Builds the model's `generate` for the given batches; its generation_config sets all other options."""
+    """Build the model's `generate` for the given batches; its generation_config sets all other options."""
     import torch
     import transformers
 
@@ -133,7 +133,7 @@ def make_hugging_face(task: dict[str, Any]) -> System:
 
 
 def make_ctranslate2(task: dict[str, Any]) -> System:
-    """Builds translate_batch, with all threads on one batch or one thread on each of several.
+    """Build translate_batch, with all threads on one batch or one thread on each of several.
 
     All batches are submitted at once. In `own` variants CTranslate2 makes batches of 32 sentences itself, as
     the benchmark of its authors does; forced lengths must be equal in a batch, so they exclude these

@@ -49,7 +49,7 @@ _SENTENCES = 500
 
 
 def make_lexicon() -> tuple[dict[str, set[int]], dict[str, set[int]]]:
-    """The numbers of the lexemes that each German and each English form belongs to."""
+    """Return the numbers of the lexemes that each German and each English form belongs to."""
     lexemes: list[tuple[set[str], set[str]]] = []
     for noun in NOUNS:
         numbers = (False, True) if noun.plural else (False,)
@@ -92,7 +92,7 @@ def known_links(
 
 
 def lexicon_links(pairs: Sequence[tuple[str, str]]) -> list[list[tuple[int, int]]]:
-    """The links of each pair that the lexicon knows."""
+    """Return the links of each pair that the lexicon knows."""
     lexicon = make_lexicon()
     return [[(i, j) for i, j, _ in known_links(*pair, lexicon)] for pair in pairs]
 
@@ -101,7 +101,7 @@ def aligner_links(
     pairs: Sequence[tuple[str, str]],
     others: Sequence[tuple[str, str]],
 ) -> list[list[tuple[int, int]]]:
-    """The links of each pair that the aligner finds among these and other pairs, one to one."""
+    """Return the links of each pair that the aligner finds among these and other pairs, one to one."""
     words = [(source.split(), target.split()) for source, target in (*pairs, *others)]
     found = []
     for points in align_corpus(words)[: len(pairs)]:
@@ -113,7 +113,9 @@ def aligner_links(
 def model_1_links(
     pairs: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]
 ) -> list[list[tuple[int, int]]]:
-    """The links of each pair that IBM model 1, trained on these and other pairs, has in both directions."""
+    """Return the links of each pair that IBM model 1, trained on these and other pairs, has in both
+    directions.
+    """
     words = [(source.split(), target.split()) for source, target in (*pairs, *others)]
     found = align_corpus(words, iterations=(5, 0), intersect=True)[: len(pairs)]
     return [[(i, j) for i, j in points.tolist()] for points in found]
@@ -125,7 +127,7 @@ def measure_links(
     known: Sequence[Sequence[tuple[int, int]]],
     notes: Notes,
 ) -> dict[str, Any]:
-    """The share of right links in the references, of those that are known."""
+    """Return the share of right links in the references, of those that are known."""
     vocabs = translator.vocabs
     ids = [(vocabs.source.tokenize(source), vocabs.target.tokenize(target)) for source, target in pairs]
     readings = translator.scorer.read_all(
@@ -147,7 +149,7 @@ def measure_links(
 
 
 def measure_tags(translator: Translator, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """The shares of balanced tags, and of tags in place."""
+    """Return the shares of balanced tags, and of tags in place."""
     lexicon, dice = make_lexicon(), random.Random(1)
     lines, lexemes = [], []
     for source, target in pairs:

@@ -23,7 +23,7 @@ class Worker:
         self.facts = self._read()
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Sends a command to the `serve` function of the system, and returns the answer."""
+        """Send a command to the `serve` function of the system, and return the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
@@ -47,7 +47,7 @@ def open_worker(
     platform: str = "cpu",
     keep_memory: bool = False,
 ) -> Iterator[Worker]:
-    """Starts a worker and yields it once its programs are compiled; ends it with the context.
+    """Start a worker and yield it once its programs are compiled; end it with the context.
 
     Args:
       script: the benchmark script, which is started again with --worker and --task.

@@ -15,7 +15,7 @@ from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:
-    """Changes of rank 16 of all matrices of attention and feed-forward layers, in bfloat16.
+    """Change of rank 16 of all matrices of attention and feed-forward layers, in bfloat16.
 
     Derived from finetune_nllb.py in the same folder.
     """

@@ -28,7 +28,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """A small pre-norm Transformer over a joint vocabulary of 8,000 pieces."""
+    """Return a small pre-norm Transformer over a joint vocabulary of 8,000 pieces."""
     return Config(
         data=DataConfig(
             dataset="parallel_text",

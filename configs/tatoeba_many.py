@@ -24,7 +24,9 @@ _GERMAN, _FRENCH = "parallel_text@data/tatoeba_deu_eng", "parallel_text@data/tat
 
 
 def get_config() -> Config:
-    """A small pre-norm Transformer over a joint vocabulary of 12,000 pieces for the three languages."""
+    """Return a small pre-norm Transformer over a joint vocabulary of 12,000 pieces for the three
+    languages.
+    """
     return Config(
         data=DataConfig(
             dataset=f"{_GERMAN}:de-en,{_FRENCH}:fr-en,{_GERMAN}:en-de,{_FRENCH}:en-fr",

@@ -27,7 +27,7 @@ from flaxformer_mt.config import (
 
 
 def get_config() -> Config:
-    """The base model of the paper's table 3."""
+    """Return the base model of the paper's table 3."""
     return Config(
         data=DataConfig(
             dataset="wmt14_translate/de-en",

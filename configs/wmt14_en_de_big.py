@@ -17,7 +17,7 @@ from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:
-    """The big model of the paper's table 3, derived from wmt14_en_de_base.py in the same folder."""
+    """Return the big model of the paper's table 3, derived from wmt14_en_de_base.py in the same folder."""
     base = load_config(Path(__file__).with_name("wmt14_en_de_base.py"))
     return dataclasses.replace(
         base,

@@ -19,7 +19,7 @@ from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:
-    """The config for TPUs with what a GPU prefers, derived from wmt14_en_de_big_tpu_v5e_16.py."""
+    """Return the config for TPUs with what a GPU prefers, derived from wmt14_en_de_big_tpu_v5e_16.py."""
     tpu = load_config(Path(__file__).with_name("wmt14_en_de_big_tpu_v5e_16.py"))
     return dataclasses.replace(
         tpu,

@@ -21,7 +21,7 @@ from flaxformer_mt.config.files import load_config
 
 
 def get_config() -> Config:
-    """The big model with a batch for 16 chips, derived from wmt14_en_de_big.py in the same folder."""
+    """Return the big model with a batch for 16 chips, derived from wmt14_en_de_big.py in the same folder."""
     big = load_config(Path(__file__).with_name("wmt14_en_de_big.py"))
     return dataclasses.replace(
         big,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
-    """Writes `.NAME.XXXXXXXX` beside the file, eight random digits, and renames it; the folder must exist.
+    """Write `.NAME.XXXXXXXX` beside the file, eight random digits, and rename it; the folder must exist.
 
     Args:
       parts: the content, one after the other.

@@ -49,7 +49,7 @@ class FlaxformerWarning(UserWarning):
 
 @contextlib.contextmanager
 def name_full_disk(path: str | Path) -> Iterator[None]:
-    """Adds the path to the error of a full disk, which lacks it if an open file was written."""
+    """Add the path to the error of a full disk, which lacks it if an open file was written."""
     try:
         yield
     except OSError as error:
@@ -59,7 +59,8 @@ def name_full_disk(path: str | Path) -> Iterator[None]:
 
 
 def find_url(path: str | Path) -> str:
-    """The URL of an object store that a path spells, such as gs://bucket/run; "" for a path of a file system.
+    """Return the URL of an object store that a path spells, such as gs://bucket/run; "" for a path of a file
+    system.
 
     As a Path, it is gs:/bucket/run, which would be a local folder called `gs:`.
     """
@@ -70,7 +71,7 @@ def find_url(path: str | Path) -> str:
 
 
 def find_cloud_path(path: str | Path) -> str:
-    """What is wrong with a path such as gs://bucket/cache; "" if it is one of a file system."""
+    """Return what is wrong with a path such as gs://bucket/cache; "" if it is one of a file system."""
     if not (url := find_url(path)):
         return ""
     return (
@@ -80,7 +81,7 @@ def find_cloud_path(path: str | Path) -> str:
 
 
 def local_path(path: str | Path) -> Path:
-    """The path with its ~ expanded.
+    """Return the path with its ~ expanded.
 
     Raises:
       UserError: it is that of an object store, such as gs://bucket/run, or there is no home folder for its ~.
@@ -94,7 +95,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def folder_of_arrays(path: str | Path) -> Path:
-    """The path with its ~ expanded, of a run or a cache: the libraries that store arrays need UTF-8.
+    """Return the path with its ~ expanded, of a run or a cache: the libraries that store arrays need UTF-8.
 
     Raises:
       UserError: as for `local_path`, or the name is not UTF-8.
@@ -119,7 +120,7 @@ def show_as(folder: Path, url: str) -> None:
 
 
 def name_urls(text: str) -> str:
-    """The text, with URLs instead of the local folders that hold their files."""
+    """Return the text, with URLs instead of the local folders that hold their files."""
     for folder, url in _shown.items():
         text = text.replace(folder, url)
     return text
@@ -131,7 +132,7 @@ def warn_user(message: str) -> None:
 
 
 def command_line(*arguments: object) -> str:
-    """The command line that runs a command of this package: `PYTHON -m flaxformer_mt prepare ...`."""
+    """Return the command line that runs a command of this package: `PYTHON -m flaxformer_mt prepare ...`."""
     words = name_urls(shlex.join(map(str, arguments)))
     script = Path(sys.argv[0])
     if script.name == _DISTRIBUTION and script.is_file():  # the installed program
@@ -145,7 +146,7 @@ def command_line(*arguments: object) -> str:
 
 
 def install_command(*packages: str, extra: str = "") -> str:
-    """The command that installs packages, or those of one of this package's extras, for this Python.
+    """Return the command that installs packages, or those of one of this package's extras, for this Python.
 
     The versions are those that the checkout pins for its tests, or those that the package requires.
     """
@@ -155,7 +156,7 @@ def install_command(*packages: str, extra: str = "") -> str:
 
 @contextlib.contextmanager
 def importing(extra: str, *, what: str) -> Iterator[None]:
-    """Imports in the body: a missing package is a UserError that says how to install it.
+    """Import in the body: a missing package is a UserError that says how to install it.
 
     Args:
       extra: the extra that has the package.
@@ -173,7 +174,7 @@ def importing(extra: str, *, what: str) -> Iterator[None]:
 
 
 def _requirements_of(extra: str) -> list[str]:
-    """The requirements of an extra, which need no index that has this package itself."""
+    """Return the requirements of an extra, which need no index that has this package itself."""
     if not (_ROOT / "pyproject.toml").is_file():
         lines = [line.partition(";") for line in importlib.metadata.requires(_DISTRIBUTION) or []]
         mark = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
@@ -187,7 +188,9 @@ def _requirements_of(extra: str) -> list[str]:
 
 
 def program_line(arguments: Sequence[str]) -> str:
-    """What a person types to start the program with these arguments, the first of which is its script."""
+    """Return what a person types to start the program with these arguments, the first of which is
+    its script.
+    """
     script = Path(arguments[0]).name
     start = ["python", "-m", "flaxformer_mt"] if script == "__main__.py" else [script]
     return shlex.join([*start, *arguments[1:]])

@@ -43,7 +43,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Opens a file for reading and writing, without changing it, and locks it until it is closed.
+    """Open a file for reading and writing, without changing it, and lock it until it is closed.
 
     The file is created if it is absent.
 

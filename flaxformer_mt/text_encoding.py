@@ -20,7 +20,7 @@ _HIGH, _LOW = 0.9, 0.4
 
 
 def find_encoding(beginning: bytes) -> str:
-    """Returns UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these.
+    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these.
 
     Args:
       beginning: the first bytes of a file; `BEGINNING` of them are looked at.
@@ -47,7 +47,7 @@ def find_encoding(beginning: bytes) -> str:
 
 
 def check_encoding(beginning: bytes, name: str) -> None:
-    """Raises UserError if a file, `name` in the message, begins as one in UTF-16 or UTF-32."""
+    """Raise UserError if a file, `name` in the message, begins as one in UTF-16 or UTF-32."""
     if encoding := find_encoding(beginning):
         raise UserError(
             f"{name} is in {encoding}, not in UTF-8; convert it, as with "

@@ -46,7 +46,7 @@ _DRAWN = frozenset(
 
 @functools.lru_cache(maxsize=1 << 16)
 def find_script(character: str) -> str:
-    """Returns the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
+    """Return the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
     if unicodedata.category(character)[0] not in "LM":
         return ""
     first = unicodedata.name(character, "").partition(" ")[0]
@@ -55,7 +55,7 @@ def find_script(character: str) -> str:
 
 
 def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
-    """Counts the letters of texts by script."""
+    """Count the letters of texts by script."""
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         for character, number in collections.Counter(text).items():
@@ -65,7 +65,7 @@ def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
 
 
 def find_main_script(texts: Iterable[str]) -> str:
-    """Returns the script that most letters of texts are of; "" without letters."""
+    """Return the script that most letters of texts are of; "" without letters."""
     counts = count_scripts(texts)
     return max(counts, key=counts.__getitem__, default="")
 

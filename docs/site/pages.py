@@ -74,7 +74,9 @@ def _mend_link(match: re.Match[str]) -> str:
 
 
 def _flags(_: str, page: str) -> str:
-    """The flags of each command under a heading of its name, which a section of the page may have as well."""
+    """Return the flags of each command under a heading of its name, which a section of the page may
+    have as well.
+    """
     taken = re.findall(r"^## (\S+)$", page, re.M)
     parts = []
     for name, command in COMMANDS.items():
@@ -94,7 +96,7 @@ def _flags(_: str, page: str) -> str:
 
 
 def _fields(_: str, page: str) -> str:
-    """The fields of the config under a heading for each section."""
+    """Return the fields of the config under a heading for each section."""
     config = Config()
     parts = ["## Outside of sections", _definitions(list_settings(config, "config"))]
     for name, section in list_sections(config):
@@ -106,7 +108,9 @@ def _fields(_: str, page: str) -> str:
 
 
 def _definitions(flags: Iterable[FlagHelp], *, anchor: str = "") -> str:
-    """Flags and their meanings as a list of definitions, each with an anchor, such as config.data.dataset."""
+    """Return flags and their meanings as a list of definitions, each with an anchor, such as
+    config.data.dataset.
+    """
     rows = []
     for flag in flags:
         name = flag.flag.lstrip("-").partition("=")[0].partition("[")[0]

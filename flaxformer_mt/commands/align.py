@@ -12,7 +12,7 @@ _CHUNK = 4096
 
 
 def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
-    """Runs the command; returns the output and the share of target words that are aligned."""
+    """Run the command; return the output and the share of target words that are aligned."""
     from flaxformer_mt.corpus.alignment_files import format_points
     from flaxformer_mt.corpus.reader import find_alignments, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus

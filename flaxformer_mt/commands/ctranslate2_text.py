@@ -31,7 +31,7 @@ _WITHOUT_EFFECT = ("coverage_layer", "diversity_strength", "length_bound", "ense
 
 
 def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> None:
-    """Translates --input by the model folder --run, line by line, and keeps the record of the output.
+    """Translate --input by the model folder --run, line by line, and keep the record of the output.
 
     Raises:
       UserError: CTranslate2 is not installed, the folder is no model of its format, or a flag has no effect.
@@ -73,7 +73,7 @@ def translate_with_ctranslate2(options: BacktranslateOptions, output: Path) -> N
 
 
 def _translate_window(batches: "LiveBatches", lines: Sequence[str]) -> list[str]:
-    """Returns the translation of each line; sentences of similar lengths share a batch."""
+    """Return the translation of each line; sentences of similar lengths share a batch."""
     data = batches.config.data
     # Lines for models with tags of this package's own style bring their tags along.
     tags = LineTags("") if data.tag_style == "opus" else choose_line_tags(data)
@@ -88,7 +88,7 @@ def _translate_window(batches: "LiveBatches", lines: Sequence[str]) -> list[str]
 
 
 def _search_changes(options: BacktranslateOptions) -> dict[str, Any]:
-    """The search options that are given. Raises UserError for flags that CTranslate2 does not have."""
+    """Return the search options that are given. Raises UserError for flags that CTranslate2 does not have."""
     shared = {field.name for field in fields(SearchOptions)} & {field.name for field in fields(SearchConfig)}
     names = ["checkpoint", *_WITHOUT_EFFECT, *(field.name for field in fields(MbrConfig))]
     names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]

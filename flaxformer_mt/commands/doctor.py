@@ -72,7 +72,7 @@ EXTRAS = {
 
 
 def doctor(run: str | Path | None = None) -> dict[str, Any]:
-    """Checks the installation and returns a report; `problems` is empty if everything required works.
+    """Check the installation and return a report; `problems` is empty if everything required works.
 
     Args:
       run: the run directory of a translation model, whose search programs the report lists.
@@ -138,7 +138,7 @@ def summarize_doctor(report: dict[str, Any]) -> str:
 
 
 def _list_programs(run: str | Path) -> list[dict[str, Any]]:
-    """The sizes of slots for which translate, evaluate and serve compile programs."""
+    """Return the sizes of slots for which translate, evaluate and serve compile programs."""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
     from flaxformer_mt.object_store.working_copies import open_copy

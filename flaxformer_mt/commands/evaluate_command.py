@@ -55,7 +55,9 @@ def evaluate(options: EvaluateOptions) -> object:
 
 
 def _comparison(options: EvaluateOptions) -> dict[str, Any]:
-    """The arguments of `evaluate_run` for confidence intervals and for significance tests against others."""
+    """Return the arguments of `evaluate_run` for confidence intervals and for significance tests against
+    others.
+    """
     from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 
     resamples = make_resampling_options(
@@ -73,7 +75,7 @@ def _comparison(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _check_text_options(options: EvaluateOptions) -> None:
-    """Raises UserError for flags that have no effect on the evaluation of a language model."""
+    """Raise UserError for flags that have no effect on the evaluation of a language model."""
     names = (
         *(field.name for field in dataclasses.fields(SearchOptions)),
         *("source_language", "target_language", "lowercase", "bleu_tokenize"),

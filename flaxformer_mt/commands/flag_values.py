@@ -15,7 +15,7 @@ _NOUNS = {int: "whole number", float: "number"}
 
 
 def read_value(text: str, kind: Any) -> Any:
-    """Converts a flag's text to a value of the field's type: "1,2" for tuple[float, ...] is (1.0, 2.0).
+    """Convert a flag's text to a value of the field's type: "1,2" for tuple[float, ...] is (1.0, 2.0).
 
     Raises:
       ValueError: the text is not a value of the type; the message continues the flag's name and gives the
@@ -51,7 +51,7 @@ def read_value(text: str, kind: Any) -> Any:
 
 
 def _read_stages(path: str) -> tuple[StageConfig, ...]:
-    """The stages in a YAML file; none for the empty path."""
+    """Return the stages in a YAML file; none for the empty path."""
     if not path:
         return ()
     from flaxformer_mt.corpus.opustrainer_file import read_curriculum

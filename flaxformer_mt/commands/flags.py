@@ -60,7 +60,7 @@ def parse_flags(
     words: Sequence[str] = (),
     examples: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Any:
-    """Parses the flags of a command into its options; --config.* flags override the values of its config.
+    """Parse the flags of a command into its options; --config.* flags override the values of its config.
 
     With --help, or --help=TOPIC (a section of the config, or all), prints the help and raises SystemExit(0).
 
@@ -123,7 +123,7 @@ def parse_flags(
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:
-    """Returns the script that completes commands, flags and choices in a shell.
+    """Return the script that completes commands, flags and choices in a shell.
 
     Args:
       shells: one of bash, zsh, tcsh and fish.
@@ -154,7 +154,8 @@ def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog:
 
 
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
-    """The flags without those that every command has, and how much they let it say: info, warning or error.
+    """Return the flags without those that every command has, and how much they let it say: info, warning or
+    error.
 
     Raises:
       UserError: there is no such level.
@@ -171,7 +172,9 @@ def take_log_level(flags: list[str]) -> tuple[list[str], str]:
 
 
 def _take_help(flags: list[str]) -> tuple[list[str], str | None]:
-    """The flags without those that ask for help, and its topic: "" for -h and --help, None without them."""
+    """Return the flags without those that ask for help, and its topic: "" for -h and --help, None without
+    them.
+    """
     topic = None
     for flag in flags:
         if flag in ("-h", "--help") or flag.startswith("--help="):
@@ -180,7 +183,7 @@ def _take_help(flags: list[str]) -> tuple[list[str], str | None]:
 
 
 def _name_words(kind: type, flags: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Writes words as flags: with words=("run", "input"), ["runs/a", "--json", "x.de"] has --run and --input.
+    """Write words as flags: with words=("run", "input"), ["runs/a", "--json", "x.de"] has --run and --input.
 
     A word after a flag that takes a value is its value.
     """
@@ -212,12 +215,12 @@ def _find_switches(kind: type) -> set[str]:
 
 
 def _spell(flag: str) -> str:
-    """The name of a flag with underscores: --beam-size=4 gives --beam_size."""
+    """Return the name of a flag with underscores: --beam-size=4 gives --beam_size."""
     return "--" + flag.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def _join_repeated(kind: type, flags: list[str]) -> list[str]:
-    """Joins repeated flags that have several values: --run=A --run=B becomes --run=A,B."""
+    """Join repeated flags that have several values: --run=A --run=B becomes --run=A,B."""
     for field in dataclasses.fields(kind):
         name, values = f"--{field.name}", []
         if typing.get_origin(field.type) is tuple and sum(f.partition("=")[0] == name for f in flags) > 1:
@@ -232,7 +235,7 @@ def _join_repeated(kind: type, flags: list[str]) -> list[str]:
 
 
 def _find_run_config(flags: list[str]) -> Config | None:
-    """The config of the run that --run names, for the help; None without such a run."""
+    """Return the config of the run that --run names, for the help; None without such a run."""
     _, run = _take_flag(flags, "--run")
     path = open_copy(run or "") / "config.json"
     return read_config(path) if run and path.is_file() else None
@@ -249,7 +252,7 @@ def _open_init(init: str) -> str:
 
 
 def _take_flag(flags: list[str], flag: str) -> tuple[list[str], str | None]:
-    """Removes a flag in either form and returns its value: ["--a", "1", "--b=2"] gives ["--b=2"], "1"."""
+    """Remove a flag in either form and return its value: ["--a", "1", "--b=2"] gives ["--b=2"], "1"."""
     rest, value, waiting = [], None, False
     for token in flags:
         if waiting:
@@ -273,7 +276,7 @@ def _flag_names(kind: type) -> list[str]:
 
 
 def _find_mistake(kind: type, flags: list[str], box: str) -> UserError:
-    """The error for flags that tyro refuses with the framed text `box`."""
+    """Return the error for flags that tyro refuses with the framed text `box`."""
     # A misspelt flag can make a required flag missing: the misspelt one is the error to report.
     known = _flag_names(kind)
     for flag in flags:
@@ -295,7 +298,7 @@ def _refuse_unknown(token: str, known: Sequence[str]) -> NoReturn:
 
 
 def _extract_message(box: str) -> str:
-    """Extracts the message from a framed error text of tyro, as one line without frame and footer."""
+    """Extract the message from a framed error text of tyro, as one line without frame and footer."""
     title, *rows = [line.strip("│╭╮╰╯ ") for line in box.strip().split("\n")]
     body = " ".join(itertools.takewhile(lambda row: not row.startswith("──"), rows)).strip()
     bad_value = re.match(r"Error parsing (\S+): (.*)", body)
@@ -310,7 +313,7 @@ def _extract_message(box: str) -> str:
 
 
 def _registry() -> tyro.constructors.ConstructorRegistry:
-    """Makes tyro parse values with `read_value`, whose messages are written for users."""
+    """Make tyro parse values with `read_value`, whose messages are written for users."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule

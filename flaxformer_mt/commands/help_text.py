@@ -65,7 +65,7 @@ def format_help(
     run_config: Config | None = None,
     width: int | None = None,
 ) -> str:
-    """The help of a command: usage, description, examples, and its flags in groups.
+    """Return the help of a command: usage, description, examples, and its flags in groups.
 
     Args:
       kind: the dataclass of the command's options.
@@ -136,7 +136,7 @@ def list_sections(values: Any) -> Sequence[tuple[str, Any]]:
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:
-    """The comment of each field of a dataclass, those of its base classes included, by name."""
+    """Return the comment of each field of a dataclass, those of its base classes included, by name."""
     comments: dict[str, FieldComment] = {}
     for base in reversed(kind.__mro__):
         if section := base.__dict__.get("DECLARED_IN"):
@@ -166,7 +166,9 @@ def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
 
 
 def _list_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], FieldComment]]:
-    """The fields with their comments; those of the command itself before those that it shares with others."""
+    """Yield the fields with their comments; those of the command itself before those that it shares with
+    others.
+    """
     comments, own = read_comments(kind), kind.__dict__.get("__annotations__", {})
     fields = dataclasses.fields(kind)
     for field in sorted(fields, key=lambda f: (not _is_required(f), f.name not in own)):
@@ -178,7 +180,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of a field; MISSING where the flag must be given."""
+    """Return the default of a field; MISSING where the flag must be given."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -193,7 +195,9 @@ def _spell_option(field: dataclasses.Field[Any]) -> str:
 
 
 def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool = False) -> str:
-    """The comment of a field, and its default in parentheses, without saying twice what None stands for."""
+    """Return the comment of a field, and its default in parentheses, without saying twice what None stands
+    for.
+    """
     if value is dataclasses.MISSING:
         return f"{text} (required)"
     if value is False and switch:
@@ -208,7 +212,7 @@ def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool
 
 
 def _read_from_run(text: str, name: str, config: Config | None) -> str | None:
-    """The value of the run's config that the comment of an option names as its default, or None."""
+    """Return the value of the run's config that the comment of an option names as its default, or None."""
     unset = _UNSET.search(text)
     match = _AS_IN_RUN.match(unset["meaning"]) if unset else None
     if match is None or config is None:
@@ -235,7 +239,7 @@ def _format_flag(flag: str, text: str, width: int) -> list[str]:
 
 
 def _split_at_commas(head: str, width: int) -> list[str]:
-    """A flag in as many lines as its choices need."""
+    """Return a flag in as many lines as its choices need."""
     rows = [""]
     for part in re.findall(r"[^,]*,?", head):
         if len(rows[-1]) + len(part) > width:
@@ -254,7 +258,7 @@ def _format_config(config: Config, width: int) -> list[str]:
 
 
 def _format_usual(config: Config, width: int) -> list[str]:
-    """The fields that most experiments set, and where the others are."""
+    """Return the fields that most experiments set, and where the others are."""
     lines = ["", "settings of the experiment that are usually changed:"]
     sections = dict(list_sections(config))
     flags = [flag for name, section in sections.items() for flag in list_settings(section, f"config.{name}")]
@@ -267,7 +271,7 @@ def _format_usual(config: Config, width: int) -> list[str]:
 
 
 def _format_topic(config: Config | None, topic: str, width: int) -> list[str]:
-    """The fields of one section of the config, and of the sections in it."""
+    """Return the fields of one section of the config, and of the sections in it."""
     sections = {} if config is None else dict(list_sections(config))
     if topic not in sections:
         known = ", ".join(["all", *sections])

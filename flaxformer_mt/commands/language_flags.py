@@ -16,7 +16,7 @@ class _Options(Protocol):
 
 
 def read_languages(options: _Options) -> dict[str, str]:
-    """Returns --source_language and --target_language, those that are given.
+    """Return --source_language and --target_language, those that are given.
 
     Raises:
       UserError: the model of the run does not have a language.

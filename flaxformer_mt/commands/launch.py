@@ -11,7 +11,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def launch(arguments=None):  # type: ignore[no-untyped-def]
-    """Runs a command and ends the process with its status; 2 if this Python is too old or lacks a package."""
+    """Run a command and end the process with its status; 2 if this Python is too old or lacks a package."""
     if sys.version_info < _OLDEST:
         number = ".".join(map(str, sys.version_info[:2]))
         _refuse(f"flaxformer_mt needs Python 3.11 or newer, but this is Python {number}")
@@ -38,7 +38,7 @@ def _required_modules():  # type: ignore[no-untyped-def]
 
 
 def _refuse(reason):  # type: ignore[no-untyped-def]
-    """Ends the process with one line: the reason, this Python, and how to go on."""
+    """End the process with one line: the reason, this Python, and how to go on."""
     remedies = []
     environment = os.path.join(_ROOT, ".venv", "bin", "python")
     if os.path.exists(environment) and environment != sys.executable:

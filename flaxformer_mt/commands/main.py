@@ -96,7 +96,7 @@ def _train(options: TrainOptions) -> object:
 
 
 def _say_nothing_more(result: dict[str, Any]) -> str:
-    """The summary of a command that has told a person its result on standard error."""
+    """Return the summary of a command that has told a person its result on standard error."""
     return ""
 
 
@@ -367,7 +367,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status: 0 on success, 2 after a user error, 130 after Ctrl-C.
+    """Run one command and return its exit status: 0 on success, 2 after a user error, 130 after Ctrl-C.
 
     The status is 141 if the reader of standard output has closed it, and 128 + the number of the signal if
     training was interrupted after saving a checkpoint. `--help` prints the help and raises SystemExit(0).
@@ -401,7 +401,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _warnings_as_lines(stream: TextIO | None, *, shown: bool) -> Iterator[None]:
-    """Prints every warning of the package as `warning: MESSAGE`, repeated ones included.
+    """Print every warning of the package as `warning: MESSAGE`, repeated ones included.
 
     Args:
       stream: None: what is standard error at that time.
@@ -438,7 +438,7 @@ def _fail(message: str) -> int:
 
 
 def _print_result(result: object, summarize: Callable[[dict[str, Any]], str], *, json: bool) -> None:
-    """Prints a result as JSON; on a terminal, unless `json`, as a person reads it."""
+    """Print a result as JSON; on a terminal, unless `json`, as a person reads it."""
     if result is None:
         return
     if sys.stdout.isatty() and not json and isinstance(result, dict):
@@ -491,7 +491,7 @@ def _program(command: str = "") -> str:
 
 
 def _run_in_processes(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
-    """Runs a command in one process, or as one of several; only the first of several returns the result."""
+    """Run a command in one process, or as one of several; only the first of several returns the result."""
     if not distributed and all(value is None for value in flags.values()):
         return run_locally(command.run, options)
     from flaxformer_mt.parallel.processes import connect, is_first, work_together

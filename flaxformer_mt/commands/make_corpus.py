@@ -32,7 +32,7 @@ TRANSLATIONS = "translations.txt"
 
 
 def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
-    """Runs the command `backtranslate`; returns the report, or None in all processes but the first."""
+    """Run the command `backtranslate`; return the report, or None in all processes but the first."""
     options = dataclasses.replace(options, output=_check(options))
     if options.tag != "".join(options.tag.split()):
         raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
@@ -50,7 +50,7 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
 
 
 def distil(options: DistilOptions) -> dict[str, Any] | None:
-    """Runs the command `distil`; returns the report, or None in all processes but the first."""
+    """Run the command `distil`; return the report, or None in all processes but the first."""
     options = dataclasses.replace(options, output=_check(options))
     n_best = _check_targets(options)
     if options.teacher_scores is not None:
@@ -70,7 +70,7 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
 
 
 def _write_scored(options: DistilOptions, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Writes the pairs, then their scores, if there are any, and then the report."""
+    """Write the pairs, then their scores, if there are any, and then the report."""
     from flaxformer_mt.commands.score_targets import write_scores
 
     record = options.output / f"{TRANSLATIONS}.json"
@@ -78,7 +78,7 @@ def _write_scored(options: DistilOptions, pairs: Iterable[tuple[str, str]]) -> d
 
 
 def _check(options: CorpusOptions) -> Path:
-    """Raises UserError for flags that are wrong by themselves; makes the output folder and returns it."""
+    """Raise UserError for flags that are wrong by themselves; make the output folder and return it."""
     if options.input == STANDARD:
         raise UserError("--input is read twice, so that it cannot be standard input; give a file")
     with open_input(options.input):
@@ -110,7 +110,7 @@ def _check(options: CorpusOptions) -> Path:
 
 
 def _check_targets(options: DistilOptions) -> int | None:
-    """Returns the number of translations to choose from; None for the best one alone."""
+    """Return the number of translations to choose from; None for the best one alone."""
     if options.targets == "best":
         for name in ("reference", "n_best"):
             if (value := getattr(options, name)) is not None:
@@ -135,7 +135,7 @@ def _check_targets(options: DistilOptions) -> int | None:
 
 
 def _translate(options: CorpusOptions, *, n_best: int | None = None) -> None:
-    """Translates --input into TRANSLATIONS, unless that is done already."""
+    """Translate --input into TRANSLATIONS, unless that is done already."""
     shared = {field.name for field in dataclasses.fields(TranslateOptions)}
     values = {name: value for name, value in vars(options).items() if name in shared}
     file = options.output / TRANSLATIONS
@@ -169,13 +169,13 @@ def _write(
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yields the texts of each line of an n-best list, best first."""
+    """Yield the texts of each line of an n-best list, best first."""
     for _, group in itertools.groupby(lines, key=lambda line: line.partition(" ||| ")[0]):
         yield [line.split(" ||| ")[1].replace("&#124;&#124;&#124;", "|||") for line in group]
 
 
 def _choose_closest(n_best: Iterable[list[str]], references: Iterable[str], metric: str) -> Iterator[str]:
-    """Yields of each list the text with the best score against its reference; of equal ones the first."""
+    """Yield of each list the text with the best score against its reference; of equal ones the first."""
     from flaxformer_mt.evaluation.metrics import score_sentences_bleu, score_sentences_chrf
 
     score = score_sentences_bleu if metric == "bleu" else score_sentences_chrf

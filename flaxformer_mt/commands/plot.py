@@ -53,7 +53,7 @@ Figures = dict[str, Any]
 def plot(
     run_dir: Path, *, source: str = "", output: Path | None = None, checkpoint: str | None = None
 ) -> dict[str, Any]:
-    """Plots a run, and the attention over a sentence if one is given; returns JSON values.
+    """Plot a run, and the attention over a sentence if one is given; return JSON values.
 
     The title of a figure is the name of the run, with the checkpoint if the figure depends on parameters.
     The result names the files and, with a sentence, contains its translation and the checkpoint.
@@ -100,7 +100,7 @@ def plot(
 
 
 def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
-    """Plots the sinusoidal position encoding of a width, without a run; returns JSON values.
+    """Plot the sinusoidal position encoding of a width, without a run; return JSON values.
 
     Args:
       output: the folder for the files, created if necessary. None: plots.
@@ -162,7 +162,8 @@ def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
 
 
 def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The position encodings that each stack adds at its first positions, as tables [P, D] by stack name.
+    """Return the position encodings that each stack adds at its first positions, as tables [P, D] by stack
+    name.
 
     P is 100, or the number of positions of the model if that is smaller. Sinusoidal encodings are the same in
     all stacks: one table, called "model". Rotary encodings are not added: the one table [P, K/2] contains the
@@ -215,7 +216,7 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
 ) -> dict[str, dict[str, Curve]]:
-    """The curves for `draw_training` from a run's metrics: losses, BLEU and learning rate over steps.
+    """Return the curves for `draw_training` from a run's metrics: losses, BLEU and learning rate over steps.
 
     If a step is recorded twice, as after resuming from an earlier checkpoint, the later record counts.
     """
@@ -250,7 +251,7 @@ def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
 
 
 def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
-    """The attention figures of a sentence, and its translation with the name of the checkpoint."""
+    """Return the attention figures of a sentence, and its translation with the name of the checkpoint."""
     config, vocabs, params = trained.config, trained.vocabs, trained.params
     added = choose_line_tags(config.data).find([source])
     source_ids = vocabs.source.tokenize("".join(added or []) + source)
@@ -275,7 +276,7 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
 
 
 def _make_batch(source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int) -> Batch:
-    """A batch of one pair without padding, so that no attention weight belongs to padding."""
+    """Return a batch of one pair without padding, so that no attention weight belongs to padding."""
     source = np.asarray([source_ids], np.int32)
     target_out = np.asarray([target_ids], np.int32)
     target_in = np.asarray([[bos_id, *target_ids[:-1]]], np.int32)

@@ -24,7 +24,7 @@ class ReportOptions:
 
 
 def report(options: ReportOptions) -> dict[str, Any]:
-    """Runs the command `report`."""
+    """Run the command `report`."""
     from flaxformer_mt.evaluation.run_report.page import report_runs
 
     if not options.run:

@@ -33,7 +33,7 @@ _CHUNK = 2048
 
 
 def check_scores(options: DistilOptions) -> None:
-    """Raises UserError if --teacher_scores is wrong by itself, or there is no teacher."""
+    """Raise UserError if --teacher_scores is wrong by itself, or there is no teacher."""
     if options.teacher_scores is None:
         return
     read_config(options.run / "config.json")
@@ -46,7 +46,7 @@ def check_scores(options: DistilOptions) -> None:
 
 
 def write_scores(options: DistilOptions, *, record: Path) -> dict[str, Any]:
-    """Writes the scores of all pairs of the table, unless that is done; returns entries of the report.
+    """Write the scores of all pairs of the table, unless that is done; return entries of the report.
 
     Args:
       record: file that says what the translations were made from.
@@ -81,7 +81,9 @@ def write_scores(options: DistilOptions, *, record: Path) -> dict[str, Any]:
 
 
 def _find_origin(options: DistilOptions, record: Path) -> dict[str, Any]:
-    """What the scores are made from: the pairs, and of the teacher what its translations were made from."""
+    """Return what the scores are made from: the pairs, and of the teacher what its translations were made
+    from.
+    """
     made_from = json.dumps(json.loads(record.read_bytes())["origin"], sort_keys=True).encode()
     pairs = (options.output / TABLE).read_bytes()
     return {
@@ -92,7 +94,7 @@ def _find_origin(options: DistilOptions, record: Path) -> dict[str, Any]:
 
 
 def _begin(parts: Path, origin: dict[str, Any]) -> None:
-    """Makes the folder of the chunks; one of another origin is removed first."""
+    """Make the folder of the chunks; one of another origin is removed first."""
     record = parts / "origin.json"
     text = json.dumps(origin)
     if record.is_file() and record.read_text() == text:
@@ -120,7 +122,7 @@ class ChunkScorer:
     """Scores chunks of pairs by a teacher that it loads; see `BlockTranslator`."""
 
     def __init__(self, warn: Callable[[str], None], options: DistilOptions, search: SearchConfig) -> None:
-        """Loads the run and the other members of the ensemble."""
+        """Load the run and the other members of the ensemble."""
         import jax
 
         from flaxformer_mt.decoding.forced_decoding import TokenScorer
@@ -142,13 +144,13 @@ class ChunkScorer:
         self._params = [jax.device_put(cast_kernels(one.params, one.config.model.dtype)) for one in teacher]
 
     def describe(self) -> dict[str, Any]:
-        """What scores depend on besides the options."""
+        """Return what scores depend on besides the options."""
         from flaxformer_mt.parallel import default_device_kind
 
         return {"device_kind": default_device_kind()}
 
     def __call__(self, block: _Chunk) -> tuple[int, _Scored]:
-        """Returns the number of a chunk, and the scores of its pairs."""
+        """Return the number of a chunk, and the scores of its pairs."""
         from flaxformer_mt.decoding.forced_decoding import Pair
 
         sources, targets = ([row[side] for row in block.rows] for side in (0, 1))
@@ -174,7 +176,7 @@ class ChunkScorer:
 
 
 def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
-    """Writes the chunks that are missing; returns all of them, in order."""
+    """Write the chunks that are missing; return all of them, in order."""
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.workers.open_crew import open_crew
 
@@ -197,7 +199,7 @@ def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
 
 
 def _read_chunks(table: Path) -> Iterator[list[list[str]]]:
-    """Yields source and target of the rows of the table, a chunk at a time."""
+    """Yield source and target of the rows of the table, a chunk at a time."""
     with open_input(str(table)) as stream:
         rows = (line.split("\t") for line in read_lines(stream, name=str(table), invalid_utf8="replace"))
         while chunk := list(itertools.islice(rows, _CHUNK)):
@@ -205,7 +207,7 @@ def _read_chunks(table: Path) -> Iterator[list[list[str]]]:
 
 
 def _describe(file: ScoreFile) -> dict[str, Any]:
-    """The size of a file of scores, and the mean probability that its tokens cover."""
+    """Return the size of a file of scores, and the mean probability that its tokens cover."""
     tokens = int(file.offsets[-1])
     covered = float(file.probs.sum(dtype=np.float64)) / max(tokens, 1)
     without = int((np.diff(file.offsets) == 0).sum())

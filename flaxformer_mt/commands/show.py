@@ -30,7 +30,7 @@ from flaxformer_mt.training.update import make_gradient_step
 
 
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
-    """Describes the size and cost of an experiment as JSON values.
+    """Describe the size and cost of an experiment as JSON values.
 
     A step is one update from `optim.accumulation` batches of the longest shape without padding. `teraflops`
     counts the operations of the model, `traced_teraflops` those of the program, which are more if
@@ -89,7 +89,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
 
 
 def plan_sizes(config: Config) -> tuple[int, int]:
-    """Returns the sizes of the source and the target vocabulary as the config has them.
+    """Return the sizes of the source and the target vocabulary as the config has them.
 
     The source size of a language model is 0.
 
@@ -119,7 +119,7 @@ def _time_at_peak(config: Config, flops: int, kind: str) -> dict[str, Any] | Non
 
 
 def longest_batch(config: Config) -> Batch:
-    """The shapes and dtypes of the batch for the longest sentences that the config allows."""
+    """Return the shapes and dtypes of the batch for the longest sentences that the config allows."""
     rows, source, target = make_longest_shape(config.data)
 
     def array(length: int, kind: Any) -> Any:
@@ -159,7 +159,7 @@ def count_parameters(params: Any) -> dict[str, Any]:
 
 
 def count_product_flops(jaxpr: Jaxpr) -> int:
-    """Counts the floating-point operations of all matrix products in a traced program, two per multiply-add.
+    """Count the floating-point operations of all matrix products in a traced program, two per multiply-add.
 
     [3, 5] times [5, 7] has 2 * 3 * 5 * 7 = 210. A convolution multiplies its kernel at every position of the
     result. A conditional counts its most expensive branch, a loop of unknown length (`while`) one iteration.

@@ -16,7 +16,8 @@ _INPUTS = ("input", "prefix", "required", "source", "reference", "target", "voca
 
 
 def expand_path(name: str, path: Path) -> Path:
-    """The path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local folder.
+    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local
+    folder.
 
     Raises:
       UserError: it is in an object store, but must not be, or cannot be read.
@@ -28,7 +29,7 @@ def expand_path(name: str, path: Path) -> Path:
 
 
 def run_locally(run: Callable[[Any], object], options: Any) -> object:
-    """Runs a command with local copies of its inputs; uploads an output that goes to a store at the end."""
+    """Run a command with local copies of its inputs; upload an output that goes to a store at the end."""
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     # A sentence, not a file; and a folder that must be empty, of which `export_run` takes care.
     others = {PlotOptions: "source", ExportOptions: "output"}.get(type(options))

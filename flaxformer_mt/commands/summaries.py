@@ -12,7 +12,7 @@ _MORE = "All values: --json."
 
 
 def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
-    """Formats values as lines, those within others indented: {"a": {"b": 1}} is `a` and `  b  1`."""
+    """Format values as lines, those within others indented: {"a": {"b": 1}} is `a` and `  b  1`."""
     width = max(map(len, values), default=0)
     lines = []
     for name, value in values.items():
@@ -25,7 +25,9 @@ def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
 
 
 def summarize_preparation(report: Mapping[str, Any]) -> str:
-    """The report of `prepare`: what became of the pairs of each split, the vocabulary, and the batches."""
+    """Return the report of `prepare`: what became of the pairs of each split, the vocabulary, and the
+    batches.
+    """
     rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]
     for split in ("train", "valid", "test"):
         if report[split] is not None:
@@ -57,7 +59,7 @@ def summarize_preparation(report: Mapping[str, Any]) -> str:
 
 
 def summarize_experiment(result: Mapping[str, Any]) -> str:
-    """The result of `show`: parameters, the shapes, the memory and the time of a step."""
+    """Return the result of `show`: parameters, the shapes, the memory and the time of a step."""
     parameters, step, batch = result["parameters"], result["step"], result["longest_batch"]
     vocabulary = result["vocabulary"]
     memory, peak = step["memory_mib"], result["at_peak"]
@@ -91,7 +93,7 @@ def summarize_experiment(result: Mapping[str, Any]) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table in columns, indented by two; numbers are aligned on the right."""
+    """Return the rows of a table in columns, indented by two; numbers are aligned on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     number = [
         all(cell == "" or cell[0].isdigit() for cell in column[len(rows) > 1 :])
@@ -108,7 +110,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
-    """A row with the numbers of pairs, and a row for each problem."""
+    """Return a row with the numbers of pairs, and a row for each problem."""
     head = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
     problems = [
         [PROBLEM_WORDS.get(name, name), f"{found['count']:,}", ACTION_WORDS[found["action"]], _first(found)]
@@ -132,7 +134,7 @@ def _first(found: Mapping[str, Any]) -> str:
 
 
 def _describe_lengths(found: Mapping[str, Any] | None) -> list[str]:
-    """The length that few targets exceed, and the distribution that it comes from."""
+    """Return the length that few targets exceed, and the distribution that it comes from."""
     if found is None:
         return []
     rows = [["source tokens", "pairs", "median", "99%", "99.9%", "longest target"]]

@@ -54,7 +54,7 @@ WINDOW = 2048
 
 
 def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
-    """Runs the command `translate`; `keep_record`: see `open_resumable`."""
+    """Run the command `translate`; `keep_record`: see `open_resumable`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.workers.open_crew import Alone, open_crew
@@ -114,7 +114,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
 
 
 def score_file(options: ScoreOptions) -> None:
-    """Runs the command `score`."""
+    """Run the command `score`."""
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.output_formats import format_score
     from flaxformer_mt.translation.scorer import Scorer
@@ -176,7 +176,7 @@ def _is_on_screen(output: str) -> bool:
 
 
 def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> SearchConfig:
-    """The search options of the run's config, overridden by the flags that are given.
+    """Return the search options of the run's config, overridden by the flags that are given.
 
     Raises:
       UserError: the search options are invalid, or a flag has no effect on the search method.
@@ -201,7 +201,7 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
 
 
 def _check_flags(options: TranslateOptions) -> None:
-    """Raises UserError for flags that exclude each other or have no effect in combination."""
+    """Raise UserError for flags that exclude each other or have no effect in combination."""
     paths = [path for path in (options.input, options.prefix, options.required) if path == STANDARD]
     if len(paths) > 1:
         raise UserError(
@@ -257,7 +257,9 @@ def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> N
 def _read_arriving(
     stream: BinaryIO, path: str, options: TranslateOptions | ScoreOptions
 ) -> tuple[Iterator[str], Callable[[], bool] | None]:
-    """The lines of an open file; for a pipe also a function that tells whether another line has arrived."""
+    """Return the lines of an open file; for a pipe also a function that tells whether another line has
+    arrived.
+    """
     arriving = watch_arrival(stream)
     lines = read_lines(arriving or stream, name=path, invalid_utf8=options.invalid_utf8)
     return lines, None if arriving is None else arriving.is_ready
@@ -266,7 +268,7 @@ def _read_arriving(
 def _open_constraints(
     options: TranslateOptions, files: contextlib.ExitStack, is_ready: Callable[[], bool] | None
 ) -> tuple[dict[str, Iterator[str]], Callable[[], bool] | None]:
-    """The lines of --prefix and --required, by the names of these parameters in `translate_stream`.
+    """Return the lines of --prefix and --required, by the names of these parameters in `translate_stream`.
 
     Also returns `is_ready` of the one input that is a pipe; None if there is none.
 
@@ -308,5 +310,5 @@ class _LineBuffer:
         return line
 
     def take(self) -> str:
-        """Removes and returns the oldest line kept."""
+        """Remove and return the oldest line kept."""
         return self._waiting.popleft()

@@ -29,7 +29,7 @@ class Block(NamedTuple):
     constraints: dict[str, list[Any]]
 
     def name(self) -> str:
-        """What messages call it."""
+        """Return what messages call it."""
         return f"lines {self.first_line:,} to {self.first_line + len(self.lines) - 1:,}"
 
 
@@ -48,7 +48,7 @@ def read_blocks(
     first_line: int,
     is_ready: Callable[[], bool] | None,
 ) -> Iterator[Block]:
-    """Yields blocks of `size` lines; of fewer at the end, and where the next line is not ready.
+    """Yield blocks of `size` lines; of fewer at the end, and where the next line is not ready.
 
     Raises:
       UserError: a line cannot be read, and those before have been yielded; or there are more constraints of
@@ -88,7 +88,7 @@ class BlockTranslator:
         form: "TranslationFormat",
         notes: "Notes",
     ) -> None:
-        """Loads the model.
+        """Load the model.
 
         Args:
           warn: receives warnings.
@@ -105,7 +105,7 @@ class BlockTranslator:
             self.translator.warm_up(n_best=call["n_best"])
 
     def describe(self) -> dict[str, Any]:
-        """What translations depend on besides the options of the command."""
+        """Return what translations depend on besides the options of the command."""
         import jax
 
         import flaxformer_mt
@@ -122,7 +122,7 @@ class BlockTranslator:
         }
 
     def __call__(self, block: Block) -> TranslatedBlock:
-        """Translates the lines of a block."""
+        """Translate the lines of a block."""
         first_line, lines, constraints = block
         options = {**self._options, **constraints}
         translations = self.translator.translate_stream(
@@ -138,7 +138,7 @@ class BlockTranslator:
 
 
 def check_workers(options: WorkerOptions) -> bool:
-    """Returns whether workers translate; then this process leaves the accelerators to them.
+    """Return whether workers translate; then this process leaves the accelerators to them.
 
     Raises:
       UserError: --workers or --ray is wrong by itself, or excludes another flag.

@@ -26,7 +26,7 @@ Describe = Callable[[], dict[str, Any]]
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
-    """The output format of each translation, and the annotations that the format needs."""
+    """Return the output format of each translation, and the annotations that the format needs."""
     from flaxformer_mt.translation.annotation import Notes
     from flaxformer_mt.translation.output_formats import TranslationFormat
 
@@ -54,11 +54,11 @@ class PlainOutput:
         self._write, self.done = write, done
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Returns the lines after those that are done."""
+        """Return the lines after those that are done."""
         return itertools.islice(lines, self.done, None)
 
     def write(self, lines: Iterable[str]) -> None:
-        """Writes lines, one after the other."""
+        """Write lines, one after the other."""
         for line in lines:
             self._write(line)
 
@@ -67,7 +67,9 @@ class PlainOutput:
 def open_one_output(
     options: TranslateOptions, describe: Describe, window: int, *, inputs: list[str], keep: bool
 ) -> Iterator["ResumableOutput | PlainOutput"]:
-    """The output; of several processes, only the first one writes it, and all start after the same line."""
+    """Return the output; of several processes, only the first one writes it, and all start after the same
+    line.
+    """
     from flaxformer_mt.parallel.processes import exchange, is_first
 
     if not is_first():

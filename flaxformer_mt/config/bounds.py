@@ -32,12 +32,12 @@ class Bounds:
     high_open: bool = False
 
     def contain(self, value: float) -> bool:
-        """Returns whether a finite number lies in the interval."""
+        """Return whether a finite number lies in the interval."""
         above = value > self.low if self.low_open else value >= self.low
         return above and (value < self.high if self.high_open else value <= self.high)
 
     def describe(self) -> str:
-        """Describes the interval: `at least 1`, `above 0`, `from 0 to 1`, `at least 0 and below 1`."""
+        """Describe the interval: `at least 1`, `above 0`, `from 0 to 1`, `at least 0 and below 1`."""
         low = f"{'above' if self.low_open else 'at least'} {self.low}"
         if self.high == math.inf:
             return low
@@ -67,7 +67,7 @@ def share() -> Bounds:
 
 
 def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (dotted name, problem) for each number outside its bounds and each unknown choice.
+    """Yield (dotted name, problem) for each number outside its bounds and each unknown choice.
 
     A number that is not finite, or is of another type than its field, is a problem as well.
 
@@ -91,7 +91,7 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
 
 
 def _show(value: Any) -> str:
-    """The value as text; Python refuses to write whole numbers of thousands of digits."""
+    """Return the value as text; Python refuses to write whole numbers of thousands of digits."""
     too_long = isinstance(value, int) and value.bit_length() > _SHOWN_BITS
     return f"a number of {value.bit_length()} bits" if too_long else f"{value}"
 

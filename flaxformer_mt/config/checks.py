@@ -18,7 +18,7 @@ from flaxformer_mt.errors import UserError, find_cloud_path
 
 
 def validate(config: Config) -> None:
-    """Checks the bounds of fields and the constraints between them, and reports all problems together.
+    """Check the bounds of fields and the constraints between them, and report all problems together.
 
     Raises:
       UserError: the config is invalid; one line for each problem, with both values and the remedy.
@@ -39,7 +39,7 @@ def _conflicts(config: Config) -> Iterator[str]:
 
 
 def _find_problems(section: Any, conflicts: Callable[[Any], Iterable[str]], where: str = "") -> list[str]:
-    """Lists the wrong values of a section, and the conflicts between its other fields.
+    """List the wrong values of a section, and the conflicts between its other fields.
 
     Conflicts are looked for with defaults in place of wrong values, and those that name one are left out.
     """
@@ -98,7 +98,7 @@ def _relative_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def _attention_problems(model: ModelConfig) -> Iterator[str]:
-    """Finds problems of a fused attention that is requested by name: it could never be used."""
+    """Find problems of a fused attention that is requested by name: it could never be used."""
     if model.attention not in ("xla", "cudnn", "pallas"):
         return
     rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
@@ -273,7 +273,7 @@ def _alignment_problems(config: Config) -> Iterator[str]:
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
-    """Checks the search options and reports all problems together.
+    """Check the search options and report all problems together.
 
     Args:
       model: config of the model, to check coverage_layer against. None: that check is skipped.
@@ -367,7 +367,9 @@ def search_width(options: SearchConfig, n_best: int) -> int:
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """The search that finds the candidates of the method mbr; options of other methods stay as they are."""
+    """Return the search that finds the candidates of the method mbr; options of other methods stay as they
+    are.
+    """
     if search.method != "mbr":
         return search
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}
@@ -380,7 +382,7 @@ def _searches_beams(options: SearchConfig) -> bool:
 
 
 def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None:
-    """Checks that a search returns as many hypotheses as asked for.
+    """Check that a search returns as many hypotheses as asked for.
 
     Args:
       where: goes before the names of options in the message; "--" where they are flags.

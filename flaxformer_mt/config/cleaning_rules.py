@@ -59,7 +59,7 @@ class CleanConfig:
     min_language_probability: Annotated[float, between(0, 1)] = 0.5
 
     def describe(self) -> dict[str, Any]:
-        """The values that results depend on: without those of rules that are off."""
+        """Return the values that results depend on: without those of rules that are off."""
         values = dataclasses.asdict(self)
         added = ("repeated_targets", "numbers", "script", "language")
         off = [name for name in added if values[name] == "off"]

@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 def read_members(data: DataConfig) -> list[Member]:
-    """Returns the data sets of `data.dataset`; those without a direction have that of the config.
+    """Return the data sets of `data.dataset`; those without a direction have that of the config.
 
     Raises:
       UserError: a name is empty.
@@ -62,18 +62,18 @@ def read_members(data: DataConfig) -> list[Member]:
 
 
 def find_directions(data: DataConfig) -> list[Direction]:
-    """Returns the directions that a model of this config is trained for, in order, each once."""
+    """Return the directions that a model of this config is trained for, in order, each once."""
     return list(dict.fromkeys(member.direction for member in read_members(data)))
 
 
 def common_languages(directions: Iterable[Direction]) -> Direction:
-    """Returns the source and the target language that all directions have; "" where they differ."""
+    """Return the source and the target language that all directions have; "" where they differ."""
     sides = (set(side) for side in zip(*directions, strict=True))
     return Direction(*(languages.pop() if len(languages) == 1 else "" for languages in sides))
 
 
 def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
-    """Returns the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>").
+    """Return the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>").
 
     Raises:
       UserError: the style of tags has no code for a language.
@@ -97,7 +97,7 @@ def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
 
 
 def choose_target_tag(data: DataConfig, direction: Direction) -> str:
-    """Returns the tag that the targets of a direction begin with; "" if they begin with none.
+    """Return the tag that the targets of a direction begin with; "" if they begin with none.
 
     Raises:
       UserError: the style of tags has no code for the language.
@@ -108,7 +108,7 @@ def choose_target_tag(data: DataConfig, direction: Direction) -> str:
 
 
 def find_direction_problems(data: DataConfig) -> list[str]:
-    """Returns what is wrong with the directions and tags of a config, one line for each problem."""
+    """Return what is wrong with the directions and tags of a config, one line for each problem."""
     members, problems = read_members(data), []
     for member in members:
         source, target = member.direction

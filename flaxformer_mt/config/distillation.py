@@ -8,7 +8,7 @@ from flaxformer_mt.errors import find_cloud_path
 
 
 def find_distillation_problems(config: Config) -> Iterator[str]:
-    """Yields one line for each problem, with both values and the remedy."""
+    """Yield one line for each problem, with both values and the remedy."""
     files, weight = config.data.teacher_scores, config.train.teacher_weight
     sets = config.data.dataset.split(",")
     if any(files) and not weight:

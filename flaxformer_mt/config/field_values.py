@@ -24,7 +24,7 @@ _SHORT = reprlib.Repr()
 
 
 def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """Builds a config, or a section of one, from nested dicts; missing fields take their defaults.
+    """Build a config, or a section of one, from nested dicts; missing fields take their defaults.
 
     Args:
       kind: the dataclass to build.
@@ -44,7 +44,7 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 
 def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """Returns a section with other values of some fields, which are named by their dotted paths.
+    """Return a section with other values of some fields, which are named by their dotted paths.
 
     Raises:
       UserError: as `make_section`.
@@ -77,7 +77,7 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _show(value: Any) -> str:
-    """A value of any kind and size for a message."""
+    """Return a value of any kind and size for a message."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no number of so many digits

@@ -29,7 +29,7 @@ _SHORT = reprlib.Repr()
 
 
 def load_config(path: str | Path) -> Config:
-    """Runs a config file (Python with `get_config() -> Config`) and returns its config.
+    """Run a config file (Python with `get_config() -> Config`) and return its config.
 
     Raises:
       UserError: the file is missing, raises an exception, or has no `get_config` that returns a Config.
@@ -67,17 +67,17 @@ def load_config(path: str | Path) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Converts a config to nested dicts of JSON values."""
+    """Convert a config to nested dicts of JSON values."""
     return dataclasses.asdict(config)
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """Builds a config from nested dicts, as `to_dict` gives them; see `make_section`."""
+    """Build a config from nested dicts, as `to_dict` gives them; see `make_section`."""
     return make_section(Config, values, "config")
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Writes a config as JSON, with a digest of its values: a changed number would go unnoticed."""
+    """Write a config as JSON, with a digest of its values: a changed number would go unnoticed."""
     values = to_dict(config)
     text = json.dumps(values | {_DIGEST: _digest_of(values)}, indent=2)
     with name_full_disk(path):
@@ -90,7 +90,7 @@ def _digest_of(values: dict[str, Any]) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Reads a config that `save_config` wrote; files of earlier versions have no digest to verify.
+    """Read a config that `save_config` wrote; files of earlier versions have no digest to verify.
 
     Raises:
       UserError: the file is missing or damaged, or its values are not those that were written.
@@ -112,7 +112,7 @@ def read_config(path: Path) -> Config:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file whose top level is an object.
+    """Read a JSON file whose top level is an object.
 
     Raises:
       ValueError: the file is too large, not UTF-8, not JSON, nested too deeply, or another kind of value.
@@ -133,7 +133,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
-    """The content of a file that should be small, such as JSON: of no pipe or device, which may never end.
+    """Return the content of a file that should be small, such as JSON: of no pipe or device, which may never
+    end.
 
     Raises:
       ValueError: it is not a file, or has more than `most` bytes.
@@ -153,7 +154,7 @@ def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Returns all fields by dotted name: {"data.clean.empty": "drop", ...}."""
+    """Return all fields by dotted name: {"data.clean.empty": "drop", ...}."""
 
     def walk(node: dict[str, Any], prefix: str) -> typing.Iterator[tuple[str, Any]]:
         for name, value in node.items():
@@ -166,6 +167,6 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def compare_configs(old: Config, new: Config) -> list[str]:
-    """Lists the fields that differ, one line each, old value first: `model.model_dim: 256 -> 512`."""
+    """List the fields that differ, one line each, old value first: `model.model_dim: 256 -> 512`."""
     before, after = flatten(old), flatten(new)
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if before[name] != after[name]]

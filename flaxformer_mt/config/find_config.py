@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def list_recipes() -> dict[str, Path]:
-    """Returns the config files that come with the package, by name."""
+    """Return the config files that come with the package, by name."""
     # An installed wheel has configs/ inside the package, a checkout has it next to the package.
     installed, checkout = PACKAGE / "configs", PACKAGE.parent / "configs"
     folder = installed if installed.is_dir() else checkout
@@ -23,7 +23,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Finds a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME.
+    """Find a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME.
 
     Raises:
       UserError: `name` is none of the three; the message suggests the most similar recipe.
@@ -42,7 +42,7 @@ def find_config(name: str) -> Path:
 
 
 def load_config(name: str | Path) -> Config:
-    """Loads a config file, given by its path or as the name of a recipe: `load_config("toy_de_en")`.
+    """Load a config file, given by its path or as the name of a recipe: `load_config("toy_de_en")`.
 
     Raises:
       UserError: there is no such file or recipe, or the file is invalid.
@@ -51,7 +51,7 @@ def load_config(name: str | Path) -> Config:
 
 
 def choose_config(name: str | None, run: str | None, init: str | None = None) -> tuple[Config, Path]:
-    """Returns the config that `--config` and `--run` select, and its run directory.
+    """Return the config that `--config` and `--run` select, and its run directory.
 
     Without `name`, an existing run directory provides its own config.json, else the run of `init` (RUN or
     RUN@CHECKPOINT) does, else the default recipe is used.

@@ -36,7 +36,7 @@ class StageConfig:
     noise: NoiseConfig | None = None
 
     def __str__(self) -> str:
-        """The name, as messages and help texts show the stage."""
+        """Return the name, as messages and help texts show the stage."""
         return self.name
 
 

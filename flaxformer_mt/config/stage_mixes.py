@@ -29,7 +29,7 @@ class Stage(NamedTuple):
 
 
 def read_stages(data: DataConfig) -> tuple[Stage, ...]:
-    """Reads the stages of a config; () if it has none.
+    """Read the stages of a config; () if it has none.
 
     Raises:
       UserError: a stage is malformed, or names a set that data.dataset has not, or has twice.
@@ -39,7 +39,7 @@ def read_stages(data: DataConfig) -> tuple[Stage, ...]:
 
 
 def find_stage_problems(data: DataConfig) -> Iterator[str]:
-    """Yields what is wrong with the stages of a config, one line for each problem."""
+    """Yield what is wrong with the stages of a config, one line for each problem."""
     members, names = read_members(data), [stage.name for stage in data.stages]
     for number, stage in enumerate(data.stages):
         wrong = [] if stage.noise is None else list(find_wrong_values(stage.noise, "noise."))
@@ -62,7 +62,7 @@ def find_stage_problems(data: DataConfig) -> Iterator[str]:
 
 
 def find_noise_problems(data: DataConfig) -> Iterator[str]:
-    """Yields noise that the rest of the config cannot have, one line for each problem."""
+    """Yield noise that the rest of the config cannot have, one line for each problem."""
     noises = {"data.noise": data.noise}
     noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
     for where, noise in noises.items():
@@ -133,7 +133,9 @@ def _read_number(text: str, *, infinite: bool = False) -> float | None:
 
 
 def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> int:
-    """The index of the set with this name: the whole one, one without direction, or the end of its folder."""
+    """Return the index of the set with this name: the whole one, one without direction, or the end of its
+    folder.
+    """
     for names in (
         [member.name for member in members],
         [member.dataset for member in members],

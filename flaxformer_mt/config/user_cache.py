@@ -11,7 +11,7 @@ from flaxformer_mt.errors import UserError, folder_of_arrays, warn_user
 
 
 def user_cache_dir() -> Path:
-    """The user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt.
+    """Return the user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt.
 
     A user without a home folder, as in a container that runs with a number for a user, has a temporary one.
 
@@ -26,7 +26,7 @@ def user_cache_dir() -> Path:
 
 
 def _find_home() -> Path | None:
-    """The home folder; None if there is none, or none in which this user can make a cache."""
+    """Return the home folder; None if there is none, or none in which this user can make a cache."""
     try:
         home = Path.home()
     except RuntimeError:  # neither $HOME nor an entry in the table of users

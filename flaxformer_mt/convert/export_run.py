@@ -42,7 +42,7 @@ def export_run(
     push: str | None = None,
     warn: Callable[[str], None] = warn_user,
 ) -> dict[str, Any]:
-    """Writes a trained model in a foreign format; returns the written files and the measured difference.
+    """Write a trained model in a foreign format; return the written files and the measured difference.
 
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
@@ -125,7 +125,7 @@ def _read_shortlist(path: str | Path | None, target: Format, weights: Weights) -
 
 
 def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:
-    """Loads the parameters of a checkpoint of a run into host memory."""
+    """Load the parameters of a checkpoint of a run into host memory."""
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
@@ -136,7 +136,7 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    """Checks that the format can express the model.
+    """Check that the format can express the model.
 
     Raises:
       UserError: one line per reason why the format cannot express the model, or an unknown quantization.
@@ -151,7 +151,7 @@ def check_expressible(target: Format, weights: Weights, quantization: str) -> No
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Writes the format into a folder, replacing its contents, and compares the outputs of both systems.
+    """Write the format into a folder, replacing its contents, and compare the outputs of both systems.
 
     Raises:
       UserError: the largest difference is above the tolerance.
@@ -170,7 +170,7 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
 
 
 def check_output(output: Path) -> None:
-    """Checks that the output folder is absent or empty.
+    """Check that the output folder is absent or empty.
 
     Raises:
       UserError: a file or a non-empty folder exists at this path.

@@ -30,7 +30,7 @@ _POSITION_NUMBERS = 1 << 27
 
 
 def check_network(config: Config, folder: Path) -> None:
-    """Checks that a network is valid and not larger than the files of `folder` can hold.
+    """Check that a network is valid and not larger than the files of `folder` can hold.
 
     Raises:
       UserError: one line for each field that is invalid or too large, with its value and the bound.
@@ -62,12 +62,12 @@ def check_network(config: Config, folder: Path) -> None:
 
 
 def stored_bytes(folder: Path) -> int:
-    """The size of all files of a folder, without those of its folders."""
+    """Return the size of all files of a folder, without those of its folders."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def check_tensors(tensors: dict[str, Any], path: Path) -> None:
-    """Checks that PyTorch tensors of a file are plain floating-point arrays that the file can hold.
+    """Check that PyTorch tensors of a file are plain floating-point arrays that the file can hold.
 
     Raises:
       UserError: one line for each tensor that is not, with its kind.
@@ -96,7 +96,7 @@ def _problem(tensor: Any, size: int) -> str:
 
 
 def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
-    """Checks that what a file says of its network is what its config implies.
+    """Check that what a file says of its network is what its config implies.
 
     Raises:
       UserError: the first value that differs, with both values.
@@ -109,7 +109,7 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
 
 
 def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
-    """Checks fields of a foreign config.json: None, or a number of a kind (int or float) between two bounds.
+    """Check fields of a foreign config.json: None, or a number of a kind (int or float) between two bounds.
 
     Raises:
       UserError: one line for each field of another type or size, with its value and what is accepted.

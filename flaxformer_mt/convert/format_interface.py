@@ -48,7 +48,7 @@ class Weights:
         return nest_leaves(self.leaves)
 
     def make_model(self) -> Model:
-        """Returns the Flax model, with float32 computation."""
+        """Return the Flax model, with float32 computation."""
         config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
         return make_model(
             config,
@@ -72,7 +72,7 @@ Outputs = Callable[[Batch], np.ndarray]
 
 
 def constraining_options(search: SearchConfig) -> list[str]:
-    """The options of a search, with their values, that exclude or force translations in every beam."""
+    """Return the options of a search, with their values, that exclude or force translations in every beam."""
     default = SearchConfig()
     names = ("suppress", "allow_unknown", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
     values = {
@@ -113,7 +113,7 @@ class Format:
 
     @classmethod
     def read_only(cls, name: str, read: Callable[[Path, Given], Weights]) -> "Format":
-        """An import-only format: its problems say so, whatever the model is."""
+        """Return an import-only format: its problems say so, whatever the model is."""
         reason = "its files are only read; give another --format, such as torch or ctranslate2"
 
         def write(weights: Weights, folder: Path, quantization: str) -> None:
@@ -136,7 +136,7 @@ def _trace_shapes(config: ModelConfig, source_size: int, target_size: int) -> Sh
 
 
 def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
-    """Writes config.json: the fields that the foreign system reads, and the entry of this package."""
+    """Write config.json: the fields that the foreign system reads, and the entry of this package."""
     entry = {
         "format": format_name,
         "checkpoint": weights.checkpoint,
@@ -148,7 +148,7 @@ def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: 
 
 
 def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Reads config.json, or another file of settings; returns {} if the file does not exist.
+    """Read config.json, or another file of settings; return {} if the file does not exist.
 
     Raises:
       UserError: the file is damaged.
@@ -163,7 +163,7 @@ def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
 
 
 def find_config(folder: Path, given: Given) -> Config:
-    """Returns the config of a foreign model: the given one, or that in config.json.
+    """Return the config of a foreign model: the given one, or that in config.json.
 
     Raises:
       UserError: no config was given and config.json has none.
@@ -184,7 +184,7 @@ def find_config(folder: Path, given: Given) -> Config:
 
 
 def find_vocabs(folder: Path, given: Given) -> Vocabs:
-    """Returns the vocabularies of a foreign model: the given ones, or those in the folder vocab.
+    """Return the vocabularies of a foreign model: the given ones, or those in the folder vocab.
 
     Raises:
       UserError: no vocabularies were given and the folder vocab does not exist.
@@ -200,7 +200,7 @@ def find_vocabs(folder: Path, given: Given) -> Vocabs:
 
 
 def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
-    """The fields of a config that are sizes of arrays, by their names, and products of them."""
+    """Return the fields of a config that are sizes of arrays, by their names, and products of them."""
     model = config.model
     sizes = {f"model.{name}": getattr(model, name) for name in ("model_dim", "ffn_dim", "num_heads")}
     for name in ("key_dim", "value_dim"):
@@ -218,7 +218,7 @@ def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
 
 
 def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
-    """Returns a config whose vocabulary section has the sizes and special ids of these vocabularies."""
+    """Return a config whose vocabulary section has the sizes and special ids of these vocabularies."""
     target = vocabs.target
     taken = {target.pad_id, target.eos_id, target.unk_id}
     vocab = dataclasses.replace(
@@ -239,7 +239,7 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
 
 
 def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
-    """Lists each field whose value a format does not support: `model.norm_position is pre; supported: post`.
+    """List each field whose value a format does not support: `model.norm_position is pre; supported: post`.
 
     Args:
       allowed: supported values by the dotted name of the field; of model.attention_scale and

@@ -33,7 +33,7 @@ _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
 def find_format_name(path: Path) -> str:
-    """The name of the format of a model's folder or of its weights file.
+    """Return the name of the format of a model's folder or of its weights file.
 
     Raises:
       UserError: the files do not say it; the message asks for --format.
@@ -83,7 +83,7 @@ def _refuse(path: Path, reason: str) -> UserError:
 
 
 def _read_names(file: Path) -> list[str]:
-    """The names of the tensors of a file, or of the parts of a checkpoint."""
+    """Return the names of the tensors of a file, or of the parts of a checkpoint."""
     try:
         if file.suffix == ".safetensors":
             from safetensors import SafetensorError, safe_open

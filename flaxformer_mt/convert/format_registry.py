@@ -49,7 +49,7 @@ EXTRAS = {
 
 
 def find_format(name: str) -> Format:
-    """Returns the format of a name.
+    """Return the format of a name.
 
     Raises:
       UserError: the name is unknown (the message suggests the closest one), or a package that the format

@@ -23,7 +23,7 @@ _SPECIALS = {
 
 
 def read_given_vocabs(path: Path) -> Vocabs:
-    """Reads the vocabularies at a path.
+    """Read the vocabularies at a path.
 
     Args:
       path: a folder with joint.model, or with source.model and target.model; or a folder with joint.txt, or

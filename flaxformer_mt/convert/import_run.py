@@ -42,7 +42,7 @@ def import_run(
     languages: Sequence[str] | None = None,
     vocab_text: Sequence[str | Path] = (),
 ) -> dict[str, Any]:
-    """Writes a foreign model as checkpoint 0 of a new run directory; returns a summary of the import.
+    """Write a foreign model as checkpoint 0 of a new run directory; return a summary of the import.
 
     Args:
       path: the folder that `export` or the foreign system wrote, or the weights file in it; or hf:OWNER/NAME,

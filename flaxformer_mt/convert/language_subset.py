@@ -78,7 +78,7 @@ def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Seq
 
 
 def _list_tags(data: DataConfig) -> list[str]:
-    """The tags of all directions, on both sides."""
+    """Return the tags of all directions, on both sides."""
     tags = [
         tag
         for one in find_directions(data)

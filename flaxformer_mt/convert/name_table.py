@@ -97,7 +97,7 @@ class Table:
     """All foreign arrays of one model by name, each with the Flax parameters that it is made of."""
 
     def __init__(self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str) -> None:
-        """Expands the rules to the parameters of a model.
+        """Expand the rules to the parameters of a model.
 
         Args:
           shapes: of all Flax parameters, by path. Rules for paths of other models are skipped.
@@ -128,7 +128,7 @@ class Table:
         return list(self._entries)
 
     def shape_of(self, name: str) -> Shape:
-        """The shape of a foreign array."""
+        """Return the shape of a foreign array."""
         entry = self._entries[name]
         if entry.constant is not None:
             return entry.constant.shape
@@ -136,7 +136,7 @@ class Table:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
     def to_foreign(self, leaves: Leaves) -> Tensors:
-        """Converts Flax parameters to foreign arrays; tied names refer to one and the same array."""
+        """Convert Flax parameters to foreign arrays; tied names refer to one and the same array."""
         tensors: Tensors = {}
         built: dict[tuple[_Part, ...], np.ndarray] = {}
         for name, entry in self._entries.items():
@@ -158,7 +158,7 @@ class Table:
         origin: str = "the file",
         sizes: Mapping[str, int] = _NO_SIZES,
     ) -> Leaves:
-        """Converts foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
+        """Convert foreign arrays to Flax parameters; the exact inverse of `to_foreign`.
 
         Args:
           tensors: numpy arrays, or what becomes one when it is asked for (`__array__`) and has a shape: each
@@ -271,7 +271,9 @@ def _to_foreign(part: _Part, array: np.ndarray) -> np.ndarray:
 
 
 def _make_leaf(shape: Shape) -> np.ndarray:
-    """An array of NaN that begins at a multiple of 64 bytes: on CPUs, JAX uses such arrays without a copy."""
+    """Return an array of NaN that begins at a multiple of 64 bytes: on CPUs, JAX uses such arrays without a
+    copy.
+    """
     size = math.prod(shape) * 4
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

@@ -57,12 +57,12 @@ class OwnOutputs(NamedTuple):
 
 
 def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
-    """Computes the outputs of both systems for the same batches in float32, and compares them."""
+    """Compute the outputs of both systems for the same batches in float32, and compare them."""
     return compare(compute_own(weights, quantity=quantity), theirs)
 
 
 def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> OwnOutputs:
-    """Computes the outputs of the Flax model; then its parameters are no longer needed.
+    """Compute the outputs of the Flax model; then its parameters are no longer needed.
 
     read_data: whether the data set that the config names may be opened; see `make_batches`.
     """
@@ -72,7 +72,7 @@ def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> O
 
 
 def compare(own: OwnOutputs, theirs: Outputs) -> Parity:
-    """Computes the outputs of the foreign system, and compares them."""
+    """Compute the outputs of the foreign system, and compare them."""
     largest, output, tokens = 0.0, 0.0, 0
     for batch, ours in zip(own.batches, own.outputs, strict=True):
         found = theirs(batch)
@@ -85,7 +85,7 @@ def compare(own: OwnOutputs, theirs: Outputs) -> Parity:
 
 
 def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
-    """The outputs of the Flax model, as `Format.quantity` names them, in full float32."""
+    """Return the outputs of the Flax model, as `Format.quantity` names them, in full float32."""
     with jax.default_matmul_precision("highest"):
         return np.asarray(_run(weights.params, batch, model=weights.make_model(), quantity=quantity))
 
@@ -174,7 +174,7 @@ def _random_ids(vocabs: Vocabs) -> tuple[Ids, Ids]:
 
 
 def _truncate_pairs(config: Config, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
-    """Truncates sentences to the maximum lengths of the training data; the final eos is kept."""
+    """Truncate sentences to the maximum lengths of the training data; the final eos is kept."""
 
     def truncate(ids: list[int], max_length: int) -> list[int]:
         return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]

@@ -11,7 +11,7 @@ from flaxformer_mt.convert.name_table import Tensors
 
 
 def save_safetensors(tensors: Tensors, path: Path) -> None:
-    """Writes arrays by name, as PyTorch's tools write them."""
+    """Write arrays by name, as PyTorch's tools write them."""
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})

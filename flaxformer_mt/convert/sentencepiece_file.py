@@ -53,12 +53,12 @@ class Specials(NamedTuple):
 
 
 def piece_of(name: str) -> str:
-    """The piece of a name; a language code gets the space that SentencePiece puts before a text."""
+    """Return the piece of a name; a language code gets the space that SentencePiece puts before a text."""
     return SPACE + name if name.startswith(">>") and name.endswith("<<") else name
 
 
 def name_of(piece: str) -> str:
-    """The name of a piece; the inverse of `piece_of`."""
+    """Return the name of a piece; the inverse of `piece_of`."""
     bare = piece.removeprefix(SPACE)
     return bare if piece_of(bare) == piece else piece
 
@@ -66,7 +66,7 @@ def name_of(piece: str) -> str:
 def renumber(
     model: bytes, names: Sequence[str], specials: Specials, *, origin: str, unused: Collection[str] = ()
 ) -> bytes:
-    """Returns a model that segments text like `model` but numbers the pieces in the order of `names`.
+    """Return a model that segments text like `model` but numbers the pieces in the order of `names`.
 
     Names that `model` lacks can be decoded but do not occur in segmented text, with two exceptions: language
     codes (>>fr<<) at the start of a text, and names that consist of characters unknown to `model`, because
@@ -113,7 +113,7 @@ def renumber(
 
 
 def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
-    """Returns a model that separates words at spaces and numbers them in this order, without normalization.
+    """Return a model that separates words at spaces and numbers them in this order, without normalization.
 
     A word that contains a space can be decoded, but does not occur in segmented text.
     """

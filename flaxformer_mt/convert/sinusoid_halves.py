@@ -12,12 +12,12 @@ from flaxformer_mt.convert.array_layouts import Layout, Shape
 
 
 def half_split_order(width: int) -> np.ndarray:
-    """The Flax column of each foreign column: width 5 gives 0, 2, 4, 1, 3."""
+    """Return the Flax column of each foreign column: width 5 gives 0, 2, 4, 1, 3."""
     return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
 
 
 def half_split(layout: Layout, axis: int) -> Layout:
-    """A layout that also permutes the model width, which is axis `axis` of the Flax array."""
+    """Return a layout that also permutes the model width, which is axis `axis` of the Flax array."""
 
     def to_foreign(array: np.ndarray) -> np.ndarray:
         return layout.to_foreign(np.take(array, half_split_order(array.shape[axis]), axis))

@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
-    """Reads the alignments of all rows of a split, or loads the arrays of an earlier call from the cache.
+    """Read the alignments of all rows of a split, or load the arrays of an earlier call from the cache.
 
     Args:
       may_drop: whether lines after the last pair are left out, as `unequal_lines=drop` leaves out surplus
@@ -53,7 +53,7 @@ def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> W
 
 
 def _read(path: Path, split: RawSplit) -> dict[str, np.ndarray]:
-    """Reads all lines: the points int32 [N, 2], and the offsets int64 [rows + 1] of each row's points."""
+    """Read all lines: the points int32 [N, 2], and the offsets int64 [rows + 1] of each row's points."""
     points: list[np.ndarray] = []
     counts = np.zeros(len(split) + 1, np.int64)
     for row, (line, sizes) in enumerate(zip(read_lines(path), _count_words(split), strict=False)):
@@ -70,7 +70,7 @@ def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
-    """Reads the points of one line, without repetitions, in the order of target and then source positions.
+    """Read the points of one line, without repetitions, in the order of target and then source positions.
 
     Args:
       sizes: number of source and target words.
@@ -99,5 +99,5 @@ def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tup
 
 
 def format_points(points: Iterable[Iterable[int]]) -> str:
-    """Formats points as a line: [[0, 0], [2, 1]] gives "0-0 2-1"."""
+    """Format points as a line: [[0, 0], [2, 1]] gives "0-0 2-1"."""
     return " ".join(f"{source}-{target}" for source, target in points)

@@ -14,7 +14,7 @@ from flaxformer_mt.errors import UserError
 
 
 def open_zst(path: Path) -> io.BufferedReader:
-    """Opens a .zst file for reading its unpacked bytes, which cannot be sought.
+    """Open a .zst file for reading its unpacked bytes, which cannot be sought.
 
     Raises:
       OSError: also later: the file cannot be read, or, without `errno`, is damaged or not complete.
@@ -25,7 +25,7 @@ def open_zst(path: Path) -> io.BufferedReader:
 
 
 def count_parquet_rows(path: Path) -> int:
-    """Returns the number of rows of a table; raises UserError if it is damaged."""
+    """Return the number of rows of a table; raise UserError if it is damaged."""
     with _open_table(path) as table:
         return table.metadata.num_rows
 
@@ -33,7 +33,7 @@ def count_parquet_rows(path: Path) -> int:
 def read_parquet_pairs(
     path: Path, languages: tuple[str, str], *, first: int, size: int
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yields the texts of both languages from row `first` on, in lists of `size`.
+    """Yield the texts of both languages from row `first` on, in lists of `size`.
 
     They are columns of text with the names of the languages, as such or inside of a column `translation`. A
     text that is null is empty. A line feed becomes a space, since a sentence is one line.
@@ -77,7 +77,7 @@ def _open_table(path: Path) -> Iterator[Any]:
 
 
 def _find_columns(path: Path, table: Any, languages: tuple[str, str]) -> dict[str, str]:
-    """The path of the column of each language."""
+    """Return the path of the column of each language."""
     import pyarrow
 
     fields, prefix = table.schema_arrow, ""

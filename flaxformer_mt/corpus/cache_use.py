@@ -37,7 +37,7 @@ _MOST = 32
 
 
 def use_cache(root: Path) -> None:
-    """Marks the cache as in use until this process ends; removes leftovers first if nobody else uses it.
+    """Mark the cache as in use until this process ends; remove leftovers first if nobody else uses it.
 
     A folder that cannot be written to has no leftovers to remove: whoever needs to write there says so.
     """

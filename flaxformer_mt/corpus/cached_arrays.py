@@ -17,7 +17,7 @@ _DIGESTS = "arrays"
 
 
 def read_arrays(folder: Path, key: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """The arrays, mapped and by name, and the values that `write_arrays` wrote under this key.
+    """Return the arrays, mapped and by name, and the values that `write_arrays` wrote under this key.
 
     None if a file is absent, damaged, or of an older version.
     """
@@ -33,7 +33,7 @@ def read_arrays(folder: Path, key: str) -> tuple[dict[str, np.ndarray], dict[str
 
 
 def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **values: Any) -> None:
-    """Writes arrays and JSON values, the digests last: readers see all of them or none."""
+    """Write arrays and JSON values, the digests last: readers see all of them or none."""
     digests = {}
     with name_full_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **val
 
 
 def load_or_make(folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays under this key, by name; missing ones are made and written."""
+    """Return the arrays under this key, by name; missing ones are made and written."""
     if (found := read_arrays(folder, key)) is not None:
         return found[0]
     arrays = make()

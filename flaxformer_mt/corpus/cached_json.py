@@ -21,7 +21,9 @@ def digest_file(path: Path) -> str:
 
 
 def read_cached(path: Path) -> dict[str, Any] | None:
-    """The values that `write_cached` wrote; None if the file is absent, damaged, or of an older version."""
+    """Return the values that `write_cached` wrote; None if the file is absent, damaged, or of an older
+    version.
+    """
     try:
         record = json.loads(read_file(path))
         values = record["values"]
@@ -31,7 +33,7 @@ def read_cached(path: Path) -> dict[str, Any] | None:
 
 
 def write_cached(path: Path, values: dict[str, Any]) -> None:
-    """Writes JSON values with their digest, and makes the folder; readers see only complete files."""
+    """Write JSON values with their digest, and make the folder; readers see only complete files."""
     text = json.dumps({"values": values, "blake2b": digest(values)}, ensure_ascii=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode("utf-8", errors="backslashreplace"))

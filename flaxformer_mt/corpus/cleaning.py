@@ -65,7 +65,7 @@ def clean(
     hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
-    """Reads a split once, and finds the rows to keep.
+    """Read a split once, and find the rows to keep.
 
     Args:
       may_drop: True for the train split. Other splits are always scored as a whole: their problems are only
@@ -134,7 +134,7 @@ def load_or_clean(
     hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
-    """Runs `clean`, or loads its result from `folder` while the text and the rules are unchanged."""
+    """Run `clean`, or load its result from `folder` while the text and the rules are unchanged."""
     reported = [split.name, split.sides, split.unit, split.languages, split.facts]
     described = describe_rules(rules) if may_drop else None
     key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
@@ -148,7 +148,8 @@ def load_or_clean(
 
 
 def describe_rules(rules: CleanConfig) -> dict[str, Any]:
-    """The values that results depend on: those of the config, and the digest of the model of languages.
+    """Return the values that results depend on: those of the config, and the digest of the model of
+    languages.
 
     Raises:
       UserError: the model cannot be loaded.
@@ -160,7 +161,7 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
 
 
 def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Returns the kept rows, in order, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
+    """Return the kept rows, in order, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
     Numbers of 64 bits, made of the hashes, are sorted, which takes two of them a pair; rows whose numbers
     occur repeatedly are compared by all 128 bits: two pairs out of 10 ** 12 are confused with a probability

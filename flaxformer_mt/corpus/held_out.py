@@ -78,7 +78,7 @@ def hold_out(
 
 
 def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, np.ndarray]:
-    """Returns the positions of the pairs with the smallest digests: one pair of each sentence, ascending.
+    """Return the positions of the pairs with the smallest digests: one pair of each sentence, ascending.
 
     Test pairs share no sentence with validation pairs.
 

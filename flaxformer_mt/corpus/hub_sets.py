@@ -28,7 +28,7 @@ class HubRows:
         return len(self._rows)
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """The (source, target) bytes of rows; a text that is missing is empty."""
+        """Return the (source, target) bytes of rows; a text that is missing is empty."""
         numbers, (source, target) = list(indices), self._languages
         columns = self._rows[numbers]
         if self._nested:
@@ -40,7 +40,7 @@ class HubRows:
 
 
 def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Opens one split of the set `name`, which begins with `hf:`; downloads what the cache does not have.
+    """Open one split of the set `name`, which begins with `hf:`; download what the cache does not have.
 
     `valid` and `validation` are interchangeable. Without a source language only targets are read.
 
@@ -119,7 +119,7 @@ def _read_name(name: str) -> tuple[str, str | None]:
 
 @contextlib.contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Turns what datasets raises, of many types, into a UserError that names the set."""
+    """Turn what datasets raises, of many types, into a UserError that names the set."""
     try:
         yield
     except Exception as error:

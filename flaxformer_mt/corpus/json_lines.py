@@ -10,7 +10,7 @@ from flaxformer_mt.errors import UserError
 def read_json_pairs(
     path: Path, block: Sequence[bytes], languages: tuple[str, str], *, first_line: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the texts of both languages of each line; the source is b"" if `languages[0]` is "".
+    """Yield the texts of both languages of each line; the source is b"" if `languages[0]` is "".
 
     A line feed inside of a text becomes a space, since a sentence is one line.
 

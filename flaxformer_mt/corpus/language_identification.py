@@ -27,7 +27,7 @@ class LanguageIdentifier:
     """A model; `digest` changes whenever the file does."""
 
     def __init__(self, path: str) -> None:
-        """Loads a file.
+        """Load a file.
 
         Raises:
           UserError: the package is not installed, or the file is missing or no fastText model.
@@ -49,12 +49,12 @@ class LanguageIdentifier:
         self._labels = [_read_label(label) for label in labels]
 
     def identify(self, text: str) -> Identified:
-        """Returns the most probable language of a text."""
+        """Return the most probable language of a text."""
         (label,), (probability,) = self._model.predict(text.replace("\n", " "), k=1)
         return Identified(_read_label(label), min(1.0, float(probability)))
 
     def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
-        """Returns for each text the language that it is in instead of `language`; "" if it is in that one.
+        """Return for each text the language that it is in instead of `language`; "" if it is in that one.
 
         Args:
           least: the probability from which on another language counts.
@@ -85,7 +85,7 @@ class LanguageIdentifier:
 
 @functools.cache
 def load_identifier(path: str) -> LanguageIdentifier:
-    """Loads a model once in each process; see `LanguageIdentifier`."""
+    """Load a model once in each process; see `LanguageIdentifier`."""
     return LanguageIdentifier(path)
 
 
@@ -94,5 +94,5 @@ def _read_label(label: str) -> str:
 
 
 def _find_base(language: str) -> str:
-    """The language without its script or region: zh of zh_Hant."""
+    """Return the language without its script or region: zh of zh_Hant."""
     return re.split("[_-]", language)[0]

@@ -23,7 +23,7 @@ _KEYS = ("datasets", "stages", "modifiers", "seed", "num_fields", "trainer", "ve
 
 
 def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
-    """Reads the stages of a curriculum, each with its noise.
+    """Read the stages of a curriculum, each with its noise.
 
     A warning tells of `seed` and `trainer`, which have no effect.
 
@@ -62,7 +62,7 @@ def _is_list(value: Any) -> TypeGuard[list[str]]:
 
 
 def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
-    """Reads the stages; raises ValueError, whose text goes on after the file's name."""
+    """Read the stages; raise ValueError, whose text goes on after the file's name."""
     names, sets = values.get("stages"), values.get("datasets")
     if not _is_list(names):
         raise ValueError("has no list of stages; write stages: and the name of each, as in - start")
@@ -82,7 +82,7 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
 
 
 def _read_dataset(name: Any, value: Any) -> str:
-    """The name of a set in data.dataset."""
+    """Return the name of a set in data.dataset."""
     files = value if isinstance(value, list) else [value]
     if not isinstance(name, str) or not all(isinstance(file, str) for file in files):
         raise ValueError(f"has the data set {name}: {value!r}; write NAME: PATH")
@@ -141,7 +141,7 @@ def _read_modifiers(values: Any) -> NoiseConfig:
 
 
 def _flatten(values: Any) -> Iterator[Any]:
-    """The entries of a list and of the lists in it, which YAML's references make."""
+    """Yield the entries of a list and of the lists in it, which YAML's references make."""
     if isinstance(values, list):
         for value in values:
             yield from _flatten(value)

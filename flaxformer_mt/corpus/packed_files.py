@@ -19,18 +19,18 @@ _SKIPPED = 1 << 20
 
 
 def find_packing(path: Path) -> str:
-    """Returns the ending that says how a file is packed; "" if it is not."""
+    """Return the ending that says how a file is packed; "" if it is not."""
     return path.suffix if path.suffix in _NAMES else ""
 
 
 def name_unpacked(path: Path) -> str:
-    """Returns the name that a file has when it is not packed."""
+    """Return the name that a file has when it is not packed."""
     return path.name.removesuffix(find_packing(path))
 
 
 @contextlib.contextmanager
 def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
-    """Opens a file for reading its unpacked bytes from number `start` on.
+    """Open a file for reading its unpacked bytes from number `start` on.
 
     Raises:
       UserError: inside of the context too: the file cannot be read, or is damaged or not complete.

@@ -79,7 +79,7 @@ class CheckBlocks:
     digests: bool = False
 
     def __call__(self, block: Sequence[RawPair]) -> Verdict:
-        """Checks a block: a rule sees the pairs that the rules before it have kept."""
+        """Check a block: a rule sees the pairs that the rules before it have kept."""
         sides = tuple(zip(*block, strict=True))
         hashes = np.stack([_hash_all(side) for side in sides], axis=1)
         (sources, bad_sources), (targets, bad_targets) = map(_decode_all, sides)
@@ -109,7 +109,7 @@ class CheckBlocks:
 
 
 def digest_sentence(text: bytes) -> int:
-    """Returns 64 bits that are the same for sentences that differ in case, spaces and punctuation alone."""
+    """Return 64 bits that are the same for sentences that differ in case, spaces and punctuation alone."""
     plain = text.decode("utf-8", errors="replace").casefold()
     bare = _MARKS.sub("", plain) or plain
     return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big")
@@ -122,7 +122,7 @@ def _hash_all(texts: Sequence[bytes]) -> np.ndarray:
 
 
 def _decode_all(texts: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
-    """Decodes texts, and says which of them [N] are not UTF-8; these become empty."""
+    """Decode texts, and says which of them [N] are not UTF-8; these become empty."""
     wrong = np.zeros(len(texts), bool)
     try:
         return [text.decode() for text in texts], wrong
@@ -142,7 +142,7 @@ def _count_characters(texts: Sequence[str]) -> np.ndarray:
 
 
 def _first_side(problems: np.ndarray) -> np.ndarray:
-    """The first side that has a problem, of bool [N, 2]; -1: neither."""
+    """Return the first side that has a problem, of bool [N, 2]; -1: neither."""
     return np.where(problems.any(axis=1), problems.argmax(axis=1), -1)
 
 
@@ -159,17 +159,19 @@ def _find_blank(block: TextBlock) -> np.ndarray:
 
 
 def find_empty(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """A side of which nothing can be seen: no text, white space, byte order marks, marks of direction."""
+    """Return a side of which nothing can be seen: no text, white space, byte order marks, marks of
+    direction.
+    """
     return _first_side(_find_blank(block))
 
 
 def find_too_long(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """The longer side, if it has more than `max_characters`."""
+    """Return the longer side, if it has more than `max_characters`."""
     return _longest_side(block, block.lengths.max(axis=1) > rules.max_characters)
 
 
 def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """The longer side, if it has more than `max_length_ratio` times the characters of the other."""
+    """Return the longer side, if it has more than `max_length_ratio` times the characters of the other."""
     if block.first_side:
         return np.full(len(block.lengths), -1)
     shorter, longer = block.lengths.min(axis=1), block.lengths.max(axis=1)
@@ -177,7 +179,7 @@ def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def find_other_numbers(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """The source, if the digits from 1 to 9 of the sides differ, in any order and script.
+    """Return the source, if the digits from 1 to 9 of the sides differ, in any order and script.
 
     Zeros and the marks between digits are left out, since languages write 1,000 and 0.5 in several ways, as
     in the rule for numerals of OpusFilter (Aulamo et al. 2020).
@@ -193,7 +195,7 @@ def _list_digits(text: str) -> list[int]:
 
 
 def find_other_scripts(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """The first side of whose letters fewer than `min_script_share` are of its script."""
+    """Return the first side of whose letters fewer than `min_script_share` are of its script."""
     wrong = np.zeros((len(block.lengths), 2), bool)
     for side, names in enumerate((rules.source_script, rules.target_script)):
         if names and side >= block.first_side:
@@ -210,12 +212,12 @@ def _share_of_scripts(text: str, wanted: frozenset[str]) -> float:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _name_script(letter: str) -> str:
-    """The first word of the name of a letter: LATIN of LATIN SMALL LETTER A."""
+    """Return the first word of the name of a letter: LATIN of LATIN SMALL LETTER A."""
     return unicodedata.name(letter, "").partition(" ")[0]
 
 
 def find_other_languages(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """The first side that `language_model` identifies as another language than that of the config."""
+    """Return the first side that `language_model` identifies as another language than that of the config."""
     identifier = load_identifier(rules.language_model)
     wrong = np.zeros((len(block.lengths), 2), bool)
     for side in range(block.first_side, 2):

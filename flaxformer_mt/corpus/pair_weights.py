@@ -21,7 +21,7 @@ from flaxformer_mt.errors import UserError
 def load_weights(
     folder: Path, split: str, files: tuple[Path, ...], scan: Scan, *, lines: int, cache: Path
 ) -> tuple[np.ndarray, str] | None:
-    """Returns the weights of a split of text files, float32, and their digest; None if all pairs count alike.
+    """Return the weights of a split of text files, float32, and their digest; None if all pairs count alike.
 
     Args:
       files, scan: the text files of the split, and the scan of the first of them.
@@ -48,7 +48,7 @@ def load_weights(
 
 
 def read_weights(path: Path) -> np.ndarray:
-    """Reads the last column of each line as the weight of a pair, float32.
+    """Read the last column of each line as the weight of a pair, float32.
 
     Raises:
       UserError: a weight is neither 0 nor between SMALLEST_WEIGHT and LARGEST_WEIGHT; the message names the

@@ -54,10 +54,10 @@ class Rows(Protocol):
     """Pairs of bytes with random access."""
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """The (source, target) bytes of rows, in that order; the source is b"" where there is none."""
+        """Return the (source, target) bytes of rows, in that order; the source is b"" where there is none."""
 
 
 class RecordRows:
@@ -70,7 +70,7 @@ class RecordRows:
         return len(self._records)
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """The bytes of rows; raises UserError if the prepared data set is damaged."""
+        """Return the bytes of rows; raise UserError if the prepared data set is damaged."""
         source, target = self._languages
         try:
             rows = self._records.__getitems__(list(indices))
@@ -84,7 +84,7 @@ class RecordRows:
 
 
 def check_languages(name: str, languages: tuple[str, str], present: Iterable[str]) -> None:
-    """Raises UserError unless a data set has text in both languages; without a source, in the target's.
+    """Raise UserError unless a data set has text in both languages; without a source, in the target's.
 
     Args:
       name: of the data set, for the message.
@@ -130,11 +130,11 @@ class RawSplit:
         return bool(self.languages[0])
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """The (source, target) bytes of the rows `indices`, in that order."""
+        """Return the (source, target) bytes of the rows `indices`, in that order."""
         return self.rows.read(indices)
 
     def read_blocks(self, size: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yields all rows in order, in lists of `size`."""
+        """Yield all rows in order, in lists of `size`."""
         for start in range(0, len(self), size):
             yield self.read(range(start, min(start + size, len(self))))
 
@@ -143,7 +143,9 @@ class RawSplit:
         return f"{self.sides[side]} {self.unit} {row + 1}"
 
     def make_example(self, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
-        """A row for a report: the location of one side, and the beginnings of the texts that there are."""
+        """Return a row for a report: the location of one side, and the beginnings of the texts that there
+        are.
+        """
         texts = [text.decode("utf-8", errors="replace") for text in pair]
         short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
         source = {"source": short[0]} if self.has_source else {}
@@ -207,7 +209,7 @@ class Pairs:
         return self._ends[-1]
 
     def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-        """Yields the hashes of all pairs in blocks, uint64 [N, 2], with the tags of their data set."""
+        """Yield the hashes of all pairs in blocks, uint64 [N, 2], with the tags of their data set."""
         for split, kept, hashes in zip(self._splits, self._kept, self._hashes, strict=True):
             for start in range(0, len(hashes if kept is None else kept), _HASHES):
                 block = slice(start, start + _HASHES)
@@ -219,7 +221,7 @@ class Pairs:
         return ",".join(one.identity if one else "none" for one in self._links)
 
     def read_links(self) -> Iterator[np.ndarray]:
-        """Yields the word alignment [K, 2] of each pair, in order; no points where a set has none."""
+        """Yield the word alignment [K, 2] of each pair, in order; no points where a set has none."""
         nothing = np.zeros((0, 2), np.int32)
         for split, kept, links in zip(
             self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
@@ -234,12 +236,14 @@ class Pairs:
                     yield links.points[links.offsets[row] : links.offsets[row + 1]] + shift
 
     def read_target_tags(self) -> Iterator[str]:
-        """Yields what is put before each target when it is tokenized, in order: a tag and a space, or ""."""
+        """Yield what is put before each target when it is tokenized, in order: a tag and a space, or ""."""
         for split, part in zip(self._splits, self.parts, strict=True):
             yield from itertools.repeat(f"{split.target_tag} " if split.target_tag else "", part.size)
 
     def select(self, numbers: np.ndarray) -> "Pairs":
-        """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
+        """Return the pairs with these ascending numbers, counted over all parts; a number may occur
+        repeatedly.
+        """
         kept, start = [], 0
         for rows, part in zip(self._kept, self.parts, strict=True):
             chosen = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.size)]
@@ -259,7 +263,7 @@ class Pairs:
         )
 
     def find_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns for each pair the index of its data set in `scores`, and its row there."""
+        """Return for each pair the index of its data set in `scores`, and its row there."""
         rows = [
             np.arange(part.size) if kept is None else np.asarray(kept)
             for kept, part in zip(self._kept, self.parts, strict=True)
@@ -267,7 +271,7 @@ class Pairs:
         return np.repeat(np.arange(len(rows)), [part.size for part in self.parts]), np.concatenate(rows)
 
     def __getitem__(self, index: int) -> Pair:
-        """The pair at `index`, counted over all parts; negative indices count from the end."""
+        """Return the pair at `index`, counted over all parts; negative indices count from the end."""
         position = operator.index(index)
         if position < 0:
             position += len(self)
@@ -283,7 +287,7 @@ class Pairs:
                 yield from self.read_range(part, range(start, min(start + _CHUNK, facts.size)))
 
     def read_range(self, part: int, positions: range) -> list[Pair]:
-        """The pairs at these positions of a data set, which is `parts[part]`."""
+        """Return the pairs at these positions of a data set, which is `parts[part]`."""
         split, kept = self._splits[part], self._kept[part]
         rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
         texts = split.read(rows)
@@ -298,7 +302,7 @@ class Pairs:
 
 
 def _find_undecodable(texts: list[tuple[bytes, bytes]], split: RawSplit, rows: Sequence[int]) -> str:
-    """The message about the first text that is not UTF-8."""
+    """Return the message about the first text that is not UTF-8."""
     for row, pair in zip(rows, texts, strict=True):
         for side, text in enumerate(pair):
             try:

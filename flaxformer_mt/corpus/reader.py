@@ -46,7 +46,7 @@ def read_pairs(
     hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Pairs:
-    """Opens the pairs of a split; prepares its data sets on disk first where necessary.
+    """Open the pairs of a split; prepare its data sets on disk first where necessary.
 
     `train` concatenates all sets of `data.dataset`, cleaned by `data.clean`. `valid` and `test` are complete
     splits of the first set alone, so that scores of a mixture are comparable with scores of that set; of
@@ -130,7 +130,7 @@ def read_pairs(
 
 
 def _choose_members(config: DataConfig, split: Split) -> list[Member]:
-    """The data sets that a split is read from."""
+    """Return the data sets that a split is read from."""
     members = read_members(config)
     for member in members:
         source, target = member.direction
@@ -165,7 +165,7 @@ def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
 
 
 def open_train_set(config: DataConfig) -> RawSplit:
-    """Opens all rows of the training split of a config's only data set, before cleaning.
+    """Open all rows of the training split of a config's only data set, before cleaning.
 
     Raises:
       UserError: there are several data sets, or see `read_pairs`.
@@ -180,12 +180,12 @@ def open_train_set(config: DataConfig) -> RawSplit:
 
 
 def find_alignments(config: DataConfig) -> list[Path | None]:
-    """The file with the word alignments of each data set, or None."""
+    """Return the file with the word alignments of each data set, or None."""
     return _find_files(config, config.alignments)
 
 
 def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]:
-    """The file of each data set, or None; a name without folder is one of the set's text folder."""
+    """Return the file of each data set, or None; a name without folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
     files = given * (len(names) if len(given) == 1 else 1)
     paths = []
@@ -200,7 +200,7 @@ def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]
 
 
 def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | None]:
-    """Reads the alignments of each set; [] if data.alignments is empty."""
+    """Read the alignments of each set; [] if data.alignments is empty."""
     if not any(config.alignments):
         return []
     options: dict[str, Any] = {
@@ -214,7 +214,7 @@ def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | 
 
 
 def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile | None]:
-    """Opens the teacher scores of each set; [] if data.teacher_scores is empty."""
+    """Open the teacher scores of each set; [] if data.teacher_scores is empty."""
     if not any(config.teacher_scores):
         return []
     files = _find_files(config, config.teacher_scores)
@@ -240,7 +240,7 @@ def has_split(config: DataConfig, split: Split) -> bool:
 
 
 def _held_out_identity(config: DataConfig) -> list[Any]:
-    """What changes with the numbers of pairs that are held out; [] if there are none."""
+    """Return what changes with the numbers of pairs that are held out; [] if there are none."""
     sizes = [config.valid_pairs, config.test_pairs]
     return [["held_out", sizes]] if any(sizes) else []
 
@@ -253,7 +253,7 @@ def _hold_out(
     config: DataConfig,
     split: Split,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Returns the rows of a split, where some training pairs are held out, and the reports of the sets."""
+    """Return the rows of a split, where some training pairs are held out, and the reports of the sets."""
     sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
     found = hold_out(splits, kept, keys, sizes)
     rows = getattr(found, split)
@@ -300,7 +300,7 @@ def _stores_split(member: Member, config: DataConfig, split: Split) -> bool:
 
 
 def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
-    """Opens one data set; imports TFDS only for a set of TFDS's."""
+    """Open one data set; import TFDS only for a set of TFDS's."""
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     languages = (member.direction.source, member.direction.target)
     if name.partition("@")[0] == "parallel_text":

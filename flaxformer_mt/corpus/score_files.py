@@ -62,7 +62,7 @@ def checksum(tokens: np.ndarray) -> int:
 
 
 def open_score_file(path: Path) -> ScoreFile:
-    """Maps a file.
+    """Map a file.
 
     Raises:
       UserError: the file is missing, damaged, or no file of scores; the message names it.
@@ -113,7 +113,7 @@ def _map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def write_part(
     path: Path, scored: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray] | None], *, top_k: int
 ) -> None:
-    """Writes the scores of some consecutive rows to a file of their own, completely or not at all.
+    """Write the scores of some consecutive rows to a file of their own, completely or not at all.
 
     Args:
       scored: token ids [T], ids [T, K] and probabilities [T, K] of each row; None: the row has no scores.
@@ -132,7 +132,7 @@ def write_part(
 def join_parts(
     path: Path, parts: Sequence[Path], *, size: int, vocabulary: str, origin: Mapping[str, Any]
 ) -> None:
-    """Writes the file of all rows from those of `write_part`, in order, completely or not at all.
+    """Write the file of all rows from those of `write_part`, in order, completely or not at all.
 
     Args:
       size: number of entries of the target vocabulary, which determines the type of ids.
@@ -178,7 +178,7 @@ def join_parts(
 
 @contextlib.contextmanager
 def _complete(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that appears when the block ends, on the disk."""
+    """Open a file that appears when the block ends, on the disk."""
     partial = path.with_name(f".{path.name}.new")
     with partial.open("wb") as file:
         yield file

@@ -28,7 +28,7 @@ _BEFORE_NUMBER = re.compile(r"((?:[!?\u2026]|(?<=[a-z\u00df-\u00ff]{5})\.)\s)\d"
 
 
 def split_sentences(text: str, *, language: str = "") -> list[str]:
-    """Splits a text after sentences and the white space that follows; the concatenation is the text.
+    """Split a text after sentences and the white space that follows; the concatenation is the text.
 
     Each sentence of a quotation is a sentence. What has no letter is none: "1. Er kam." is one. Where ordinal
     numbers end in a full stop, a number of one or two digits ends no sentence, and no initial does.
@@ -57,7 +57,7 @@ def _ends_sentence(text: str, *, ordinals: bool) -> bool:
 
 
 def _simplify(text: str, *, numbers: bool) -> str:
-    """Returns a text of the same length with the same sentences, in which sentencex 1.0 finds more of them.
+    """Return a text of the same length with the same sentences, in which sentencex 1.0 finds more of them.
 
     sentencex panics at white space of several bytes, keeps a quotation in one piece, takes some common words
     for abbreviations, begins no German sentence in lower case, and (if `numbers`) none with a number.

@@ -41,7 +41,7 @@ class PartedPairs(Protocol):
     languages: tuple[tuple[str, str], ...]
 
     def read_range(self, part: int, positions: range) -> list[Pair]:
-        """The pairs at these positions of a data set, which is one of `parts`."""
+        """Return the pairs at these positions of a data set, which is one of `parts`."""
         ...
 
 
@@ -76,7 +76,7 @@ class SideProblem:
 def find_side_problems(
     splits: Mapping[str, PartedPairs], identifier: LanguageIdentifier | None = None
 ) -> list[SideProblem]:
-    """Compares the sides of each data set of the splits with those of the training set, which is `train`.
+    """Compare the sides of each data set of the splits with those of the training set, which is `train`.
 
     With a model of languages, this says which language a side is in, instead of the training set.
     """
@@ -110,7 +110,7 @@ def find_side_problems(
 
 
 def find_shift(pairs: Sequence[Pair]) -> int:
-    """Returns by how many lines the targets of consecutive pairs are late; 0 if they belong to their sources.
+    """Return by how many lines the targets of consecutive pairs are late; 0 if they belong to their sources.
 
     With 1, the target of each source is that of the next pair.
     """
@@ -130,7 +130,7 @@ def find_shift(pairs: Sequence[Pair]) -> int:
 
 
 def count_sequences(texts: Iterable[str]) -> _Profile:
-    """Counts the sequences of three letters, with the spaces around words; single letters without spaces."""
+    """Count the sequences of three letters, with the spaces around words; single letters without spaces."""
     texts = [text.lower() for text in texts]
     counts: _Profile = collections.Counter()
     size = 1 if lacks_spaces(texts) else 3
@@ -142,19 +142,19 @@ def count_sequences(texts: Iterable[str]) -> _Profile:
 
 
 def compare_sequences(one: _Profile, other: _Profile) -> float:
-    """Returns the cosine of the angle between two counts, from 0 to 1."""
+    """Return the cosine of the angle between two counts, from 0 to 1."""
     product = sum(count * other[key] for key, count in one.items())
     norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (one, other)]
     return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
 
 
 def describe_side_problems(findings: Iterable[SideProblem]) -> list[str]:
-    """A warning for each finding, with an example."""
+    """Return a warning for each finding, with an example."""
     return [_describe(finding) for finding in findings]
 
 
 def _take_samples(pairs: PartedPairs) -> Iterator[tuple[str, tuple[str, str], list[Block]]]:
-    """Yields name, languages and blocks of each data set of a split."""
+    """Yield name, languages and blocks of each data set of a split."""
     for number, (part, languages) in enumerate(zip(pairs.parts, pairs.languages, strict=True)):
         last = max(0, part.size - _BLOCK)
         count = min(_BLOCKS, -(-part.size // _BLOCK))
@@ -171,7 +171,7 @@ def _make_block(start: int, pairs: list[Pair]) -> Block:
 def _identify(
     block: Block, languages: tuple[str, str], identifier: LanguageIdentifier
 ) -> Iterator[tuple[str, str]]:
-    """Yields swapped, or each side of which most lines are in another language, with that language."""
+    """Yield swapped, or each side of which most lines are in another language, with that language."""
     others = ["", ""]
     for side, language in enumerate(languages):
         if language:
@@ -188,7 +188,7 @@ def _identify(
 
 
 def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]) -> Iterator[str]:
-    """Yields swapped, or each side with few letter sequences of its language in the training set."""
+    """Yield swapped, or each side with few letter sequences of its language in the training set."""
     source, target = languages
     own = block.profiles
     is_enough = [counts.total() >= _FEWEST_LETTERS for counts in own]

@@ -15,7 +15,8 @@ from flaxformer_mt.object_store.transfers import fetch_files
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """The local copy of a folder: texts of the config's splits and languages, weights, alignments, scores.
+    """Return the local copy of a folder: texts of the config's splits and languages, weights, alignments,
+    scores.
 
     Files that have not changed in the store are not fetched again.
 

@@ -49,7 +49,7 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """The files of a split: (source, target), or one (table,); (target,) if `languages[0]` is "".
+    """Return the files of a split: (source, target), or one (table,); (target,) if `languages[0]` is "".
 
     Raises:
       UserError: the folder or a file is missing, or the choice of files is ambiguous.
@@ -72,7 +72,7 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
 
 
 def find_table(path: Path) -> str:
-    """Returns the kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
+    """Return the kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
     ending = name_unpacked(path).rpartition(".")[2]
     return ending if ending in TABLES else ""
 
@@ -88,7 +88,7 @@ def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
 
 
 def _find_target(folder: Path, split: str, language: str) -> Path:
-    """The file with the text of a language model."""
+    """Return the file with the text of a language model."""
     target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
     if target:
         return target
@@ -111,7 +111,7 @@ def _require(folder: Path) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file of this name, or the packed one; raises UserError if there are several."""
+    """Return the file of this name, or the packed one; raise UserError if there are several."""
     found = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
     if len(found) > 1:
         raise UserError(f"{folder} has both {found[0].name} and {found[1].name}; keep one of them")
@@ -128,7 +128,7 @@ def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]
 
 
 def _present(folder: Path, wanted: str) -> str:
-    """Describes what the folder holds instead: files with similar names, else the first ten."""
+    """Describe what the folder holds instead: files with similar names, else the first ten."""
     names = (path.name for path in folder.iterdir() if path.is_file())
     present = sorted(name for name in names if not name.startswith("."))
     near = difflib.get_close_matches(wanted, present, n=3) or present[:10]
@@ -136,7 +136,7 @@ def _present(folder: Path, wanted: str) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    r"""Yields the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start.
+    r"""Yield the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start.
 
     Raises:
       UserError: the file cannot be read, or a packed file is damaged.
@@ -146,7 +146,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
-    """Yields the lines of a file in lists of BLOCK, as `read_lines` does, from block `number` on.
+    """Yield the lines of a file in lists of BLOCK, as `read_lines` does, from block `number` on.
 
     Args:
       starts: where each block begins, as in `Scan.starts`.
@@ -158,13 +158,13 @@ def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterat
 
 
 def _split(text: bytes, *, first: bool) -> list[bytes]:
-    """Splits lines that end in a line feed; `first` says whether they begin the file."""
+    """Split lines that end in a line feed; `first` says whether they begin the file."""
     lines = (text.removeprefix(_BOM) if first else text).removesuffix(b"\n").split(b"\n")
     return [line.removesuffix(b"\r") for line in lines] if b"\r" in text else lines
 
 
 def _find_blocks(path: Path) -> Iterator[bytes]:
-    """Yields the text of each BLOCK of lines."""
+    """Yield the text of each BLOCK of lines."""
     with open_unpacked(path) as file:
         check_encoding(file.peek(BEGINNING), str(path))
         while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
@@ -172,7 +172,7 @@ def _find_blocks(path: Path) -> Iterator[bytes]:
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
-    """Reads a file once, in constant memory, and returns its counts and digest.
+    """Read a file once, in constant memory, and return its counts and digest.
 
     Raises:
       UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns, or
@@ -211,7 +211,7 @@ def _check_columns(path: Path, before: int, block: list[bytes], wanted: int) -> 
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
-    """Runs `scan`, or loads its result from `folder` while the file's path and stamp are unchanged."""
+    """Run `scan`, or load its result from `folder` while the file's path and stamp are unchanged."""
     before = read_stamp(path)
     name = hashlib.blake2b(f"{_FORMAT} {columns} {path.resolve()}".encode(), digest_size=16).hexdigest()
     cached = folder / f"{name}.json"

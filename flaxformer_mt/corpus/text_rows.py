@@ -38,7 +38,7 @@ class TextRows:
         lines: int,
         languages: tuple[str, str],
     ) -> None:
-        """Opens nothing yet; `stamps` are those of the files before their scans."""
+        """Open nothing yet; `stamps` are those of the files before their scans."""
         self._files, self._stamps, self._scans, self._lines = files, stamps, scans, lines
         self._languages, self._table = languages, text_files.find_table(files[0])
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class TextRows:
         return self._lines
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """The (source, target) bytes of rows, in that order.
+        """Return the (source, target) bytes of rows, in that order.
 
         Raises:
           UserError: a file cannot be read, or has changed since its scan.
@@ -113,7 +113,7 @@ def open_parallel_text(
     may_drop: bool,
     cache: Path,
 ) -> RawSplit:
-    """Counts and checks the files `folder/split.*`, unless `cache` says that they have not changed.
+    """Count and check the files `folder/split.*`, unless `cache` says that they have not changed.
 
     Without a source language only the target's file is read. Weights of pairs are read for the train split,
     which is the one that `may_drop`.
@@ -156,7 +156,7 @@ def open_parallel_text(
 
 
 def _read_tag(file: Path) -> dict[str, str]:
-    """The symbol before the sources of a table that `backtranslate` made, as its report says."""
+    """Return the symbol before the sources of a table that `backtranslate` made, as its report says."""
     try:
         report = json.loads((file.parent / "report.json").read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -26,17 +26,19 @@ _DESCRIPTION_BYTES = 1 << 26
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """The folder of prepared data: data.cache_dir, else the user's own cache folder."""
+    """Return the folder of prepared data: data.cache_dir, else the user's own cache folder."""
     return folder_of_arrays(config.cache_dir) if config.cache_dir else user_cache_dir()
 
 
 def compiled_dir() -> Path:
-    """The folder of compiled programs; no config chooses it, since these programs are executed."""
+    """Return the folder of compiled programs; no config chooses it, since these programs are executed."""
     return user_cache_dir() / "compiled"
 
 
 def tfds_dir(config: DataConfig) -> Path:
-    """The folder of TFDS's own sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+    """Return the folder of TFDS's own sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else
+    ~/tensorflow_datasets.
+    """
     given = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
     if given:
         return local_path(given)
@@ -47,7 +49,7 @@ def tfds_dir(config: DataConfig) -> Path:
 
 
 def match_split(split: str, present: Collection[str]) -> str | None:
-    """The split in `present` that `split` refers to, with its slice; None if there is none.
+    """Return the split in `present` that `split` refers to, with its slice; None if there is none.
 
     `valid` and `validation` are interchangeable:
     match_split("valid", ["train", "validation"]) is "validation"; "train[:1%]" stays as it is.
@@ -60,7 +62,7 @@ def match_split(split: str, present: Collection[str]) -> str | None:
 
 
 def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
-    """The name of a split (or slice) in the builder, and its rows.
+    """Return the name of a split (or slice) in the builder, and its rows.
 
     Raises:
       UserError: the data set `name` lacks the split, or the slice is out of range.
@@ -99,7 +101,7 @@ def quiet() -> Iterator[None]:
 
 
 def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> Any:
-    """Returns the TFDS builder of a data set, preparing the set first if it is missing or incomplete.
+    """Return the TFDS builder of a data set, preparing the set first if it is missing or incomplete.
 
     TFDS writes to a temporary folder and renames it at the end, so an existing set is complete. A lock makes
     a second process wait for the first; the holder of the lock removes the folders of killed processes.
@@ -145,7 +147,8 @@ def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> 
 
 
 def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
-    """The builder; a prepared set whose files are not those that were written is removed, with a warning.
+    """Return the builder; a prepared set whose files are not those that were written is removed, with a
+    warning.
 
     Shards have digests of their own; the files that describe them, such as the number of rows, do not.
     """
@@ -169,7 +172,7 @@ def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
 
 
 def _remove_endless(root: Path) -> None:
-    """Removes what TFDS would wait for, or read until memory ends; the set then counts as damaged."""
+    """Remove what TFDS would wait for, or read until memory ends; the set then count as damaged."""
     for path in list(root.rglob("*")):
         try:
             facts = path.stat()
@@ -201,7 +204,7 @@ def _describe_files(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Waits for an exclusive lock and yields True; yields False where the file system has no locks."""
+    """Wait for an exclusive lock and yield True; yield False where the file system has no locks."""
     with path.open("a") as file:
         try:
             file_lock.lock(file.fileno(), wait=True)

@@ -31,7 +31,7 @@ _ENDS = 1 << 16  # bytes at the start and the end of each shard that enter the d
 
 
 def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
-    """Opens one split of the TFDS set `name` under `folder`; builds a missing set if TensorFlow is installed.
+    """Open one split of the TFDS set `name` under `folder`; build a missing set if TensorFlow is installed.
 
     `split` may be a slice, as `train[:1%]`; `valid` and `validation` are interchangeable. Languages are names
     of the set's features; without a source language every set with a text feature can be used.
@@ -97,14 +97,16 @@ def _read_info(prepared: Path) -> dict[str, Any]:
 
 
 def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
-    """The folder of the newest prepared version: `folder/set[/config]/version`; None if there is none."""
+    """Return the folder of the newest prepared version: `folder/set[/config]/version`; None if
+    there is none.
+    """
     set_folder = folder / match["set"] / (match["config"] or "")
     versions = [path.parent for path in set_folder.glob(f"{match['version'] or '*.*.*'}/{_INFO}")]
     return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
 def _build(name: str, folder: Path) -> Any:
-    """Downloads and prepares a missing set with TFDS; raises UserError with the reason if this fails."""
+    """Download and prepare a missing set with TFDS; raise UserError with the reason if this fails."""
     plain, _, version = name.partition(":")
     with quiet():
         try:

@@ -81,15 +81,15 @@ class Lexicon:
         return np.divmod(self.keys, self._width)
 
     def blocks(self) -> Iterator[_Block]:
-        """Yields the pairs, read anew if they are too many to keep."""
+        """Yield the pairs, read anew if they are too many to keep."""
         yield from self._blocks or map(self._read, self._groups)
 
     def count(self, block: _Block, weights: np.ndarray) -> np.ndarray:
-        """Sums weights [N, T, S] of the places of a block by combination."""
+        """Sum weights [N, T, S] of the places of a block by combination."""
         return np.bincount(block.places.ravel(), weights.ravel(), minlength=len(self.probabilities))
 
     def update(self, counts: np.ndarray) -> None:
-        """Sets the probabilities from expected counts, which are given by `count`."""
+        """Set the probabilities from expected counts, which are given by `count`."""
         counts = counts[: len(self.keys)] + _SMOOTHING / 100
         sources = self.pairs[0]
         self.probabilities[: len(self.keys)] = counts / np.bincount(sources, counts)[sources]
@@ -174,7 +174,7 @@ def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
 
 
 def _align_direction(source: Sentences, target: Sentences, iterations: tuple[int, int]) -> list[np.ndarray]:
-    """Returns the source position of each target word, -1 for none, of each pair."""
+    """Return the source position of each target word, -1 for none, of each pair."""
     rows = np.arange(len(source.lengths))
     lexicon = Lexicon(source, target, rows, empty=True, passes=iterations[0])
     jumps = np.ones(2 * _LONGEST_JUMP + 1) / (2 * _LONGEST_JUMP + 1)
@@ -196,7 +196,7 @@ def _align_direction(source: Sentences, target: Sentences, iterations: tuple[int
 
 
 def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Runs the forward-backward algorithm over a block.
+    """Run the forward-backward algorithm over a block.
 
     A state is a source position, and whether the target word has that source word or the empty one; a jump
     starts from the position of the last state.
@@ -244,13 +244,13 @@ def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.
 
 
 def _intersect(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """Returns the points [K, 2] that both directions have, see `symmetrize`."""
+    """Return the points [K, 2] that both directions have, see `symmetrize`."""
     points = [(int(s), t) for t, s in enumerate(forward) if s >= 0 and backward[s] == t]
     return np.array(points, np.int64).reshape(-1, 2)
 
 
 def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Joins the alignments of two directions by grow-diag-final-and; returns points [K, 2].
+    """Join the alignments of two directions by grow-diag-final-and; return points [K, 2].
 
     Starts from the points in both, adds neighbouring points (also diagonal ones) that one of them has and
     whose source or target word is still free, and then points of either whose words are both free.

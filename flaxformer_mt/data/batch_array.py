@@ -44,7 +44,7 @@ class BatchArray:
     unpadded: tuple[int, int] | None = None
 
     def to_batch(self) -> Batch:
-        """Computes the arrays of the batch, inside a program for the devices."""
+        """Compute the arrays of the batch, inside a program for the devices."""
         source = _read_side(self.numbers[:, : self.source_length], self.pad_id)
         target = _read_side(self.numbers[:, self.source_length :], self.pad_id)
         before = jnp.pad(target.tokens, ((0, 0), (1, 0)))[:, :-1]
@@ -78,11 +78,11 @@ class _Side:
     first: Array
 
     def segments(self) -> Array:
-        """The number of each token's sentence within its row, from 1; 0: padding."""
+        """Return the number of each token's sentence within its row, from 1; 0: padding."""
         return jnp.where(self.mask, jnp.cumsum(self.first, axis=1, dtype=jnp.int32), 0)
 
     def positions(self) -> Array:
-        """The index of each token within its sentence; 0: padding."""
+        """Return the index of each token within its sentence; 0: padding."""
         index = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
         begin = jax.lax.cummax(jnp.where(self.first, index, 0), axis=1)
         return jnp.where(self.mask, index - begin, 0)
@@ -96,7 +96,7 @@ def _read_side(numbers: Array, pad_id: int) -> _Side:
 def to_array(
     batch: Batch, *, pad_id: int, bos_id: int, unpadded: tuple[int, int] | None = None
 ) -> BatchArray:
-    """Writes a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape.
+    """Write a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape.
 
     Args:
       pad_id, bos_id: the ids that the batch was made with.
@@ -135,5 +135,5 @@ def to_array(
 
 
 def as_batch(batch: Batch | BatchArray) -> Batch:
-    """Returns the batch itself, or the one that an array stands for."""
+    """Return the batch itself, or the one that an array stands for."""
     return batch.to_batch() if isinstance(batch, BatchArray) else batch

@@ -70,7 +70,9 @@ class EpochPlan:
         return PlannedBatch(examples, rows, self.shapes[self._shape_numbers[index]])
 
     def shorten(self, batches: int) -> "EpochPlan":
-        """The plan of the first `batches` batches; its numbers of pairs and tokens are those of them all."""
+        """Return the plan of the first `batches` batches; its numbers of pairs and tokens are those of them
+        all.
+        """
         if batches >= len(self):
             return self
         parts = {name: getattr(self, name)[:batches] for name in ("_starts", "_stops", "_shape_numbers")}
@@ -249,7 +251,9 @@ def _plan(
 
 
 def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.random.Generator) -> np.ndarray:
-    """The pairs where `fits` is True, each repeated as the weight of its part requires in this epoch."""
+    """Return the pairs where `fits` is True, each repeated as the weight of its part requires in
+    this epoch.
+    """
     if parts is None:
         parts = [Part("all", len(fits), 1.0)]
     if sum(part.size for part in parts) != len(fits):
@@ -317,7 +321,7 @@ def _group_in_order(
 
 
 def _promote_leftovers(groups: list[np.ndarray], shapes: tuple[Shape, ...]) -> list[np.ndarray]:
-    """Moves the pairs of a partly filled batch to a larger shape where this reduces the total work.
+    """Move the pairs of a partly filled batch to a larger shape where this reduces the total work.
 
     With 4, 4 and 2 rows per batch and 5, 3 and 2 pairs, the fifth pair of the first shape completes the batch
     of the second shape.

@@ -96,7 +96,9 @@ def make_training_shapes(
 
 
 def make_longest_shape(config: DataConfig) -> Shape:
-    """The shape for the longest sentences that the config allows; source length 0 for a language model."""
+    """Return the shape for the longest sentences that the config allows; source length 0 for a language
+    model.
+    """
     source = config.max_source_length if config.source_language else 0
     return _with_rows(source, config.max_target_length, config)
 
@@ -125,7 +127,7 @@ def _first_holding(sizes: Sequence[int] | np.ndarray, lengths: np.ndarray) -> np
 
 
 def longest_of_groups(lengths: np.ndarray, size: int) -> np.ndarray:
-    """The maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
+    """Return the maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
     return np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
 
 
@@ -176,7 +178,8 @@ def _best_chain(
     target_lengths: np.ndarray,
     num_shapes: int,
 ) -> list[tuple[int, int]]:
-    """The chain of at most `num_shapes` (source, target) lengths with the least work, up to the largest.
+    """Return the chain of at most `num_shapes` (source, target) lengths with the least work, up to the
+    largest.
 
     A pair takes the first shape of the chain that holds it. A step from one shape to the next therefore costs
     the number of pairs that fit only the next shape, times the work of a row of that shape: the best chain is

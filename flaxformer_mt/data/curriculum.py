@@ -40,7 +40,7 @@ class Curriculum:
         return place.stage >= len(self.stages)
 
     def draw(self, place: Position) -> np.ndarray:
-        """The numbers of the pairs of an epoch, counted over all sets, in no useful order."""
+        """Return the numbers of the pairs of an epoch, counted over all sets, in no useful order."""
         stage, start = self.stages[place.stage], 0
         found = [np.zeros(0, np.int64)]
         for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):
@@ -78,7 +78,7 @@ class Curriculum:
         return None if steps is None else steps * self._accumulation - place.stage_batches
 
     def after(self, place: Position, batches: int) -> Position:
-        """The beginning of the epoch that follows one of so many batches."""
+        """Return the beginning of the epoch that follows one of so many batches."""
         stage = self.stages[place.stage]
         place = Position(
             place.epoch + 1, 0, place.stage, place.stage_epoch + 1, place.stage_batches + batches
@@ -91,7 +91,7 @@ class Curriculum:
 def make_curriculum(
     data: DataConfig, parts: Sequence[Part], *, seed: int, accumulation: int
 ) -> Curriculum | None:
-    """The curriculum of a config; None if it has no stages.
+    """Return the curriculum of a config; None if it has no stages.
 
     Raises:
       UserError: a stage is malformed, or names no set of data.dataset.

@@ -45,7 +45,7 @@ class EpochStores:
         hands: Hands = HERE,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> None:
-        """Builds the base under `root`; stores of later epochs go to `own_root`.
+        """Build the base under `root`; store of later epochs go to `own_root`.
 
         noise: noise of the text, and what it leaves alone; None: none. varies: whether a stage of training
         has noise of its own. own_root: a folder that only this process writes to; None: `root`.
@@ -61,13 +61,16 @@ class EpochStores:
         self.base = self._build(0, self._pairs, self._noise, hands=hands, count=count)
 
     def store(self, epoch: int) -> TokenStore:
-        """The store of `epoch`, built if missing; all but the base and the last two requested are removed."""
+        """Return the store of `epoch`, built if missing; all but the base and the last two requested are
+        removed.
+        """
         if epoch == 0 or not (self.sampling or self._noise.rates.active):
             return self.base
         return self._keep(epoch, lambda: self._build(epoch, self._pairs, self._noise))
 
     def draw(self, epoch: int, drawn: np.ndarray, rates: NoiseConfig) -> tuple[TokenStore, np.ndarray]:
-        """The store that has the pairs with the numbers `drawn` as they are in `epoch`, and where they are.
+        """Return the store that has the pairs with the numbers `drawn` as they are in `epoch`, and where they
+        are.
 
         With subword sampling or noise it has nothing else, a pair as often as it is drawn, each time drawn
         anew. Stores are kept and removed as by `store`.
@@ -95,7 +98,7 @@ class EpochStores:
             return self._stores[epoch]
 
     def close(self) -> None:
-        """Stops a build in progress and removes all stores but the base; later builds stop at once."""
+        """Stop a build in progress and remove all stores but the base; later builds stop at once."""
         self._closed.set()
         with self._lock:
             for store in {store.folder: store for store in self._stores.values()}.values():

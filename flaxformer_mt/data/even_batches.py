@@ -16,7 +16,7 @@ def deal_evenly(
     rows: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Returns the pairs in an order whose consecutive batches of `rows` have similar numbers of tokens.
+    """Return the pairs in an order whose consecutive batches of `rows` have similar numbers of tokens.
 
     The pairs are sorted by target length and cut into groups of one pair for each batch. The batch with the
     fewest source tokens so far takes the pair with the longest source of a group. Between equals chance

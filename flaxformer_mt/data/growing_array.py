@@ -13,7 +13,7 @@ class GrowingArray:
     """
 
     def __init__(self, path: Path, dtype: type | np.dtype, *, size: int = 0) -> None:
-        """Makes a file, or goes on after the first `size` values of an unfinished one."""
+        """Make a file, or go on after the first `size` values of an unfinished one."""
         self.size = size
         self._dtype = np.dtype(dtype)
         self._file = path.open("r+b" if size else "wb")
@@ -23,12 +23,12 @@ class GrowingArray:
         self._file.seek(0, os.SEEK_END)
 
     def append(self, values: np.ndarray) -> None:
-        """Writes more values after those so far."""
+        """Write more values after those so far."""
         self._file.write(values.astype(self._dtype, copy=False).tobytes())
         self.size += len(values)
 
     def flush(self) -> None:
-        """Waits until all values are on the disk."""
+        """Wait until all values are on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -22,7 +22,7 @@ def learn_lexicon(store: TokenStore) -> Lexicon:
 
 
 def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common: int) -> Shortlist:
-    """Makes a shortlist: the most probable translations of each source piece, and the most frequent pieces.
+    """Make a shortlist: the most probable translations of each source piece, and the most frequent pieces.
 
     Each source piece is a candidate itself, if it is a piece of the target vocabulary: names are copied.
 
@@ -48,7 +48,7 @@ def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common
 
 
 def _equal_pieces(vocabs: Vocabs) -> dict[int, int]:
-    """Returns the target id of each source piece that both vocabularies have."""
+    """Return the target id of each source piece that both vocabularies have."""
     names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
     sources = enumerate(vocabs.source.pieces(range(vocabs.source.size)))
     return {number: names[name] for number, name in sources if name in names}
@@ -63,7 +63,7 @@ class ShortlistRequest(NamedTuple):
 
 
 def write_shortlist(request: ShortlistRequest, store: TokenStore, vocabs: Vocabs) -> dict[str, Any]:
-    """Makes a shortlist and writes it to a file; returns its facts as JSON values.
+    """Make a shortlist and write it to a file; return its facts as JSON values.
 
     Raises:
       UserError: there are no sources, or a number is negative.

@@ -46,7 +46,7 @@ def make_batch(
     bos_id: int,
     share: RowShare = ALL_ROWS,
 ) -> Batch:
-    """Builds batch `index` of `plan` as int32 and bool arrays, in the layout described at `Batch`.
+    """Build batch `index` of `plan` as int32 and bool arrays, in the layout described at `Batch`.
 
     Rows without a pair are padding: their masks are False throughout. Only the rows of `share` are read.
     """
@@ -89,7 +89,7 @@ def make_batch(
 
 
 def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
-    """Keeps the rows of a share, renumbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) become 0 and 1.
+    """Keep the rows of a share, renumbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) become 0 and 1.
 
     Parts have equal heights: if the number of rows is not divisible by them, rows of padding are added.
     """
@@ -123,7 +123,7 @@ class _Gathered(NamedTuple):
 
 
 def _gather(side: Side, planned: PlannedBatch) -> _Gathered:
-    """Reads the sentences of a batch by array indexing, without a loop over sentences.
+    """Read the sentences of a batch by array indexing, without a loop over sentences.
 
     Sentences of 2, 3 and 1 tokens in rows 0, 0 and 1 give
     rows 0 0 0 0 0 1, columns 0 1 2 3 4 0, segments 1 1 2 2 2 1, positions 0 1 0 1 2 0, firsts 0 2 5.
@@ -165,7 +165,7 @@ def train_batches(
     share: RowShare = ALL_ROWS,
     accumulation: int = 1,
 ) -> Generator[tuple[Position, Batch], None, None]:
-    """Yields batches, each with the position after it, from which training can resume.
+    """Yield batches, each with the position after it, from which training can resume.
 
     There is no end, unless the last of `config.stages` has one.
 
@@ -246,7 +246,9 @@ class _Epochs:
         self._next = self._plan_ahead()
 
     def find(self, step: int) -> tuple[_ActiveEpoch, int] | None:
-        """The epoch of `step`, and the index of the batch within that epoch; None after the last stage."""
+        """Return the epoch of `step`, and the index of the batch within that epoch; None after the last
+        stage.
+        """
         while True:
             with self._lock:
                 for active in self._active:
@@ -261,7 +263,7 @@ class _Epochs:
                     self._begin_next(step, *planned.result())
 
     def close(self) -> None:
-        """Ends the planning thread; a plan that has not been started is cancelled."""
+        """End the planning thread; a plan that has not been started is cancelled."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _plan_ahead(self) -> Future[tuple[TokenStore, EpochPlan]] | None:

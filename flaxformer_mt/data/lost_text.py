@@ -63,7 +63,9 @@ def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
 
 
 def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
-    """A warning if references of the validation set cannot be produced, with characters and an example."""
+    """Return a warning if references of the validation set cannot be produced, with characters and an
+    example.
+    """
     if not report or not report["lost"]:
         return []
     characters = ", ".join(f"{one['character']} ({one['lines']:,})" for one in report["characters"][:3])
@@ -83,7 +85,7 @@ def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
 
 
 def _find_missing(text: str, found: str) -> Sequence[str]:
-    """The characters that occur more often in a text than in what comes back of it."""
+    """Return the characters that occur more often in a text than in what comes back of it."""
     return list(collections.Counter(text) - collections.Counter(found))
 
 

@@ -16,7 +16,7 @@ _EMPTY = np.frombuffer(hashlib.blake2b(digest_size=8).digest(), "<u8")[0]
 
 
 def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[str, int]]:
-    """Counts the pairs and the sources of each split that also occur in the training set, by their hashes.
+    """Count the pairs and the sources of each split that also occur in the training set, by their hashes.
 
     Without a source language, the sentences are counted as pairs, and `sources` is 0.
 
@@ -42,7 +42,7 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
 
 
 def _gather(parts: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """The hashes of the pairs, and of the sources that are not empty; tags belong to a source."""
+    """Return the hashes of the pairs, and of the sources that are not empty; tags belong to a source."""
     mixed, sources = [], []
     for tags, hashes in parts:
         tagged = np.uint64(sum(_hash(tag) for tag in tags) % (1 << 64))
@@ -56,7 +56,7 @@ def _hash(text: str) -> int:
 
 
 def describe_overlap(overlap: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A warning for each split with pairs that also occur in the training set."""
+    """Return a warning for each split with pairs that also occur in the training set."""
     return [
         f"{found['pairs']:,} of the {found['of']:,} pairs of the {name} set "
         f"({found['pairs'] / found['of']:.1%}) also occur in the training set, so their scores show what the "

@@ -15,7 +15,7 @@ _WINDOWS_AT_ONCE = 512
 def pack_rows(
     source_lengths: np.ndarray, target_lengths: np.ndarray, *, source: int, target: int
 ) -> tuple[np.ndarray, int]:
-    """Assigns pairs to rows of `source` and `target` tokens; returns the row of each pair and the row count.
+    """Assign pairs to rows of `source` and `target` tokens; return the row of each pair and the row count.
 
     With rows of 10 and 10 tokens, the pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0.
     Only pairs of the same window of consecutive pairs share a row: shuffled pairs give another packing in

@@ -26,7 +26,7 @@ class PieceLinks(NamedTuple):
 
 
 def open_piece_links(folder: Path) -> PieceLinks:
-    """Maps the links of a token store."""
+    """Map the links of a token store."""
     points, offsets = (
         np.load(folder / f"links.{name}.npy", mmap_mode="r").view(np.ndarray)
         for name in ("points", "offsets")
@@ -82,7 +82,7 @@ def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
 def _number_words(
     texts: Sequence[str], ids: list[np.ndarray], vocab: Vocab, tables: tuple[np.ndarray, np.ndarray]
 ) -> list[np.ndarray]:
-    """The index of the word of each piece, without eos, of each text."""
+    """Return the index of the word of each piece, without eos, of each text."""
     begins, unclear = tables
     numbers = []
     for text, tokens in zip(texts, ids, strict=True):
@@ -143,7 +143,7 @@ def lay_out_links(
     starts: tuple[np.ndarray, np.ndarray],
     shape: tuple[int, int, int],
 ) -> np.ndarray:
-    """The links of a batch as bits, uint8 [B, T, ceil(S / 8)]: source s is bit s % 8 of byte s // 8.
+    """Return the links of a batch as bits, uint8 [B, T, ceil(S / 8)]: source s is bit s % 8 of byte s // 8.
 
     Args:
       examples, rows: index in the store and row of each pair.

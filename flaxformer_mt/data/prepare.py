@@ -68,7 +68,7 @@ def prepare(
     shortlist: ShortlistRequest | None = None,
     hands: Hands = HERE,
 ) -> Prepared:
-    """Reads the data set, trains or loads the vocabularies, and tokenizes; reuses the results in the cache.
+    """Read the data set, train or load the vocabularies, and tokenize; reuses the results in the cache.
 
     Without a source language there is only the target vocabulary; sources are empty and source sizes are 0.
 
@@ -131,7 +131,8 @@ def prepare(
 def _learn_lengths(
     train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str
 ) -> dict[str, Any] | None:
-    """What there is to know of the training lines; it is written into the run directory, if there is one.
+    """Return what there is to know of the training lines; it is written into the run directory, if there is
+    one.
 
     Args:
       language: of the sources; "" if they are of several.
@@ -146,7 +147,9 @@ def _learn_lengths(
 
 
 def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str) -> float:
-    """The share of source lines with more than one sentence, of some lines all over the training set."""
+    """Return the share of source lines with more than one sentence, of some lines all over the
+    training set.
+    """
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = (vocabs.source.detokenize(train.base[number][0]) for number in numbers)
     return sum(len(split_sentences(text, language=language)) > 1 for text in texts) / len(numbers)
@@ -161,7 +164,7 @@ def _tokenize_train(
     hands: Hands,
     count: Count,
 ) -> EpochStores:
-    """The training set; noise leaves its tags and the symbols of the vocabulary as they are."""
+    """Return the training set; noise leaves its tags and the symbols of the vocabulary as they are."""
     tags = (part.get("tag", "") for part in pairs.report["parts"])
     symbols = dict.fromkeys([*config.vocab.symbols, *pairs.tags, *filter(None, tags)])
     return EpochStores(
@@ -179,7 +182,7 @@ def _tokenize_train(
 
 
 def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
-    """The batches of the first epoch, and the mixture or the stages if there are any."""
+    """Return the batches of the first epoch, and the mixture or the stages if there are any."""
     if config.data.stages:
         stages = plan_stages(config, train)
         return {"batches": stages[0]["batches"], "stages": stages}

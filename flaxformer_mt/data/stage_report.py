@@ -55,7 +55,7 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
 
 
 def format_stages(stages: Sequence[dict[str, Any]]) -> list[str]:
-    """Formats the stages for the log, a line each."""
+    """Format the stages for the log, a line each."""
     lines = []
     for number, stage in enumerate(stages, start=1):
         mix = ", ".join(f"{one['share']:.1%} {one['name']}" for one in stage["mix"])

@@ -24,7 +24,7 @@ class TeacherScores:
     """
 
     def __init__(self, pairs: Pairs, vocab: Vocab, tokens: np.ndarray, offsets: np.ndarray) -> None:
-        """Finds the scores of each pair.
+        """Find the scores of each pair.
 
         Raises:
           UserError: a file is of another vocabulary, or of other text; one line names file and row.
@@ -69,7 +69,7 @@ class TeacherScores:
         places: tuple[np.ndarray, np.ndarray],
         shape: tuple[int, int],
     ) -> TeacherTokens:
-        """Returns the scores of a batch: ids and probabilities [B, T, K], 0 where there are none.
+        """Return the scores of a batch: ids and probabilities [B, T, K], 0 where there are none.
 
         Args:
           examples, lengths: index in the store and number of target tokens of each pair.

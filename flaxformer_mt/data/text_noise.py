@@ -42,7 +42,7 @@ class TextNoise(NamedTuple):
         return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols)]
 
     def apply(self, pairs: Sequence[Pair], *, seed: int, languages: Iterable[tuple[str, str]]) -> list[Pair]:
-        """Returns the pairs with noise; neither side becomes empty.
+        """Return the pairs with noise; neither side becomes empty.
 
         Args:
           pairs: consecutive lines; the noise of each depends on its index among them, and not on the others.
@@ -79,7 +79,7 @@ class TextNoise(NamedTuple):
 
 
 def change_case(text: str, kind: str, language: str) -> str:
-    """Changes a text to upper_case, lower_case or title_case, in which other letters stay, by Unicode.
+    """Change a text to upper_case, lower_case or title_case, in which other letters stay, by Unicode.
 
     `language` is a code such as tr or tr_TR.
     """
@@ -94,7 +94,7 @@ def change_case(text: str, kind: str, language: str) -> str:
 
 
 def drop_end_mark(source: str, target: str) -> tuple[str, str]:
-    """Removes the marks at the ends of both sides if they are of one kind: `Ja. | 是。` becomes `Ja | 是`.
+    """Remove the marks at the ends of both sides if they are of one kind: `Ja. | 是。` becomes `Ja | 是`.
 
     Without a source, that of the target. A side of nothing but marks stays, and with it the other one.
     """
@@ -112,7 +112,7 @@ def _has_text(text: str) -> bool:
 
 
 def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
-    """Puts a private character in the place of each symbol; returns the text, and what puts them back.
+    """Put a private character in the place of each symbol; return the text, and what puts them back.
 
     hold(text, symbols)[0].translate(hold(text, symbols)[1]) is the text.
     """
@@ -128,7 +128,7 @@ def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
 def spread_languages(
     parts: Sequence[Part], languages: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yields source and target language of each pair, in order."""
+    """Yield source and target language of each pair, in order."""
     for part, spoken in zip(parts, languages, strict=True):
         yield from itertools.repeat(spoken, part.size)
 
@@ -146,7 +146,7 @@ _STYLES = "'’ \"“”„«» -–— .,;: !?. 。、，".split()
 
 
 def _others(groups: Iterable[str]) -> dict[str, str]:
-    """Maps each character to the others of its groups."""
+    """Map each character to the others of its groups."""
     pairs = [pair for group in groups for pair in itertools.permutations(group, 2)]
     return {one: "".join(other for first, other in pairs if first == one) for one, _ in pairs}
 
@@ -166,7 +166,7 @@ _NEIGHBOURS, _SIMILAR, _STYLED = _find_neighbours(), _LATIN | _others(_ALIKE), _
 
 
 def _like(letter: str, found: str) -> list[str]:
-    """The characters found, in upper case if the letter is."""
+    """Return the characters found, in upper case if the letter is."""
     return [one.upper() if letter.isupper() and len(one.upper()) == 1 else one for one in found]
 
 
@@ -182,7 +182,7 @@ def _similar(letter: str) -> list[str]:
 
 
 def _class_of(category: str) -> str:
-    """Makes a regular expression of one character of a category of Unicode."""
+    """Make a regular expression of one character of a category of Unicode."""
     found = (chr(code) for code in range(0x21, 0xFF66) if unicodedata.category(chr(code))[0] == category)
     return f"[{''.join(map(re.escape, found))}]"
 
@@ -214,7 +214,7 @@ _CHOICES |= {"punctuation": ("drop_mark", "double_mark", "restyle_mark")}
 
 
 def edit(text: str, name: str, chance: random.Random) -> str:
-    """Makes one edit at a random place, as in edit("Hund", "char_swap", ...) -> "Hnud", if there is one."""
+    """Make one edit at a random place, as in edit("Hund", "char_swap", ...) -> "Hnud", if there is one."""
     places = list(_PATTERNS[name].finditer(text))
     while places:
         match = places.pop(int(chance.random() * len(places)))
@@ -225,7 +225,7 @@ def edit(text: str, name: str, chance: random.Random) -> str:
 
 
 def _edit_one_of(text: str, names: Sequence[str], chance: random.Random) -> str:
-    """Makes the first possible edit of a random order; a text of nothing but spaces and marks stays."""
+    """Make the first possible edit of a random order; a text of nothing but spaces and mark stays."""
     first = int(chance.random() * len(names))
     for name in (*names[first:], *names[:first]):
         if (changed := edit(text, name, chance)) != text:

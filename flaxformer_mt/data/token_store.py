@@ -103,7 +103,7 @@ class TokenStore:
         hands: Hands = HERE,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> "TokenStore":
-        """Opens the store of these pairs and vocabularies under `root`; writes a missing store first.
+        """Open the store of these pairs and vocabularies under `root`; write a missing store first.
 
         The digests of all files are verified. A damaged store is written again, with a warning.
 
@@ -149,7 +149,7 @@ class TokenStore:
 
     @classmethod
     def from_targets(cls, sentences: Sequence[np.ndarray]) -> "TokenStore":
-        """Makes a store in memory from given token ids, without sources; each sentence ends in eos."""
+        """Make a store in memory from given token ids, without sources; each sentence ends in eos."""
         lengths = np.array([len(ids) for ids in sentences], np.int32)
         nothing = Side(np.zeros(0, np.int32), np.zeros(len(lengths) + 1, np.int64), np.zeros_like(lengths))
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -178,7 +178,7 @@ class TokenStore:
         return self.target.lengths
 
     def count_tokens(self, *, source_size: int, target_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns how often each id of the source vocabulary, and of the target vocabulary, occurs: int64."""
+        """Return how often each id of the source vocabulary, and of the target vocabulary, occurs: int64."""
         counts = []
         for side, size in ((self.source, source_size), (self.target, target_size)):
             total = np.zeros(size, np.int64)
@@ -209,7 +209,7 @@ class _Damage(Exception):
 
 
 def _open_arrays(folder: Path, size: int, *, linked: bool) -> tuple[Side, Side, PieceLinks | None]:
-    """Verifies the digests of all files and maps them; raises _Damage, UserError if they cannot be read."""
+    """Verify the digests of all files and map them; raise _Damage, UserError if they cannot be read."""
     try:
         if damage := atomic_folder.find_damage(folder):
             raise _Damage(damage)
@@ -263,7 +263,7 @@ class _TokenizedChunks:
         )
 
     def read(self, first: int) -> Iterator[TokenizedChunk]:
-        """Yields the chunks from number `first` on; raises BuildStopped once `stop` is set."""
+        """Yield the chunks from number `first` on; raise BuildStopped once `stop` is set."""
         with open_crew(carry(self._work), workers=self._hands.workers, ray=self._hands.ray) as crew:
             yield from crew.map(self._read_texts(first), name=_name_chunk)
 
@@ -300,7 +300,7 @@ def _write_store(
     stop: threading.Event | None,
     count: Callable[[int], object],
 ) -> None:
-    """Writes a hidden folder and renames it; goes on with what a killed process has written.
+    """Write a hidden folder and rename it; go on with what a killed process has written.
 
     A process that finds another one at it waits for the store of that one.
     """
@@ -333,7 +333,7 @@ def _write_store(
 
 @contextlib.contextmanager
 def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
-    """Yields the hidden folder of a store that this process alone writes to; None once there is the store.
+    """Yield the hidden folder of a store that this process alone writes to; None once there is the store.
 
     Where the file system has no locks, the folder has a name of its own, and nobody goes on with it.
     """
@@ -373,7 +373,7 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
 def _write_arrays(
     folder: Path, pairs: Pairs, chunks: _TokenizedChunks, count: Callable[[int], object]
 ) -> dict[str, Any]:
-    """Writes the arrays of a store, from the last chunk that is known to be on the disk; returns the meta."""
+    """Write the arrays of a store, from the last chunk that is known to be on the disk; return the meta."""
     known = read_cached(folder / _PROGRESS) or {"chunks": 0, "sizes": {}}
     types = _list_arrays(chunks.dtypes, linked=bool(pairs.links_identity))
     for path in folder.iterdir():
@@ -415,7 +415,7 @@ def _write_arrays(
 
 
 def _list_arrays(dtypes: tuple[np.dtype, ...], *, linked: bool) -> list[tuple[str, np.dtype]]:
-    """The names and types of the arrays of a store."""
+    """Return the names and types of the arrays of a store."""
     offsets, points = np.dtype(np.int64), np.dtype(np.uint16)
     found = [(f"{side}.tokens", dtype) for side, dtype in zip(_SIDES, dtypes, strict=True)]
     found += [(f"{side}.offsets", offsets) for side in _SIDES]
@@ -423,7 +423,7 @@ def _list_arrays(dtypes: tuple[np.dtype, ...], *, linked: bool) -> list[tuple[st
 
 
 def remove_store(store: TokenStore) -> None:
-    """Removes a store from the disk; the folder is renamed first, so that it disappears at once."""
+    """Remove a store from the disk; the folder is renamed first, so that it disappears at once."""
     assert store.folder is not None, "a store in memory has no folder to remove"
     _remove_folder(store.folder)
 
@@ -446,7 +446,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Removes the folders of builds that were killed more than a day ago."""
+    """Remove the folders of builds that were killed more than a day ago."""
     for partial in root.glob(".tokens-*"):
         try:
             changed = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))

@@ -66,7 +66,7 @@ class TokenizeChunks:
         self._linker = PieceLinker(self.vocabs) if self.linked else None
 
     def __call__(self, block: TextChunk) -> TokenizedChunk:
-        """The token ids of a chunk, a function of its number, its texts and the seed."""
+        """Return the token ids of a chunk, a function of its number, its texts and the seed."""
         sampling, seed, noise = self.drawing
         texts = (block.sources, block.targets)
         if noise is not None and block.languages is not None:
@@ -94,11 +94,11 @@ class TokenizeChunks:
         return TokenizedChunk(sides, links)
 
     def describe(self) -> dict[str, Any]:
-        """What ids depend on besides the texts."""
+        """Return what ids depend on besides the texts."""
         return {"vocabularies": [self.vocabs.source.fingerprint, self.vocabs.target.fingerprint]}
 
 
 def fold(*numbers: int) -> int:
-    """Derives one 64-bit seed from several integers of any size and sign."""
+    """Derive one 64-bit seed from several integers of any size and sign."""
     words = [number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])

@@ -292,7 +292,7 @@ class SearchPrograms:
 
 @functools.cache
 def _compilers() -> ThreadPoolExecutor:
-    """The threads that compile: XLA compiles a program on one core."""
+    """Return the threads that compile: XLA compiles a program on one core."""
     return ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
-    """Returns the networks; `sizes` are the numbers of entries of the source and the target vocabulary."""
+    """Return the networks; `sizes` are the numbers of entries of the source and the target vocabulary."""
     from flaxformer_mt.model import make_model
 
     source_size, target_size = sizes
@@ -81,7 +81,7 @@ class Members:
         self.attention = _mean_attention if several else _attention
 
     def encode(self, sources: Sources, beams: int, capacity: int) -> Cache:
-        """Encodes sources; returns the cache before the first token, with `capacity` tokens for each beam."""
+        """Encode sources; return the cache before the first token, with `capacity` tokens for each beam."""
         ids, mask, caches = sources.ids, sources.mask, []
         for model, variables in zip(self._models, self._variables, strict=True):
             cache = model.apply(variables, ids, mask, beams, capacity, method="start_decoding")
@@ -94,7 +94,7 @@ class Members:
         return ensemble_caches(caches) if len(caches) > 1 else caches[0]
 
     def keep_last_attention(self, cache: Cache) -> Cache:
-        """Returns the cache after `read_prefix` with the attention of its last token alone."""
+        """Return the cache after `read_prefix` with the attention of its last token alone."""
         if not self.covers:
             return cache
         several = isinstance(cache.per_beam, tuple)
@@ -105,12 +105,12 @@ class Members:
         return cache._replace(per_beam=tuple(kept) if several else kept[0])
 
     def add_source_mask(self, sources: Sources) -> Lines:
-        """Returns the search inputs of the sources, with the source mask if there is a coverage penalty."""
+        """Return the search inputs of the sources, with the source mask if there is a coverage penalty."""
         return sources.lines._replace(source_mask=sources.mask) if self.covers else sources.lines
 
 
 def _next_logits(model: Any, variables: Any, method: str, layer: int | None, *more: Any) -> NextLogits:
-    """Returns a method of the model as a function; `more` are its last arguments.
+    """Return a method of the model as a function; `more` are its last arguments.
 
     Args:
       layer: whose cross-attention [B, W, S], mean over heads, is stored in the cache, if not None.

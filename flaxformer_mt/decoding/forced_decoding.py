@@ -103,7 +103,7 @@ class TokenScorer:
         warn: Callable[[str], None],
         spread: bool | SplitParameters = False,
     ) -> None:
-        """Builds the networks.
+        """Build the networks.
 
         Args:
           longest: maximum source and target length, in tokens with eos; `UNBOUNDED`: unlimited.
@@ -128,7 +128,7 @@ class TokenScorer:
             self.read_all([Pair(np.zeros(length, np.int32), (0,))], params=params, watched=watched)
 
     def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
-        """Returns the scores of pairs in order; the score of a target without tokens is NaN."""
+        """Return the scores of pairs in order; the score of a target without tokens is NaN."""
         covers = self.options.method == "beam" and self.options.coverage_penalty > 0
         watched = (Watched(self.options.coverage_layer),) if covers else ()
         readings = self.read_all(pairs, params=params, watched=watched)
@@ -148,7 +148,7 @@ class TokenScorer:
         ]
 
     def _coverage_penalties(self, readings: Sequence[Reading]) -> np.ndarray:
-        """Returns the coverage penalty of each reading, from its attention summed over target tokens."""
+        """Return the coverage penalty of each reading, from its attention summed over target tokens."""
         sums = [reading.attention[0].sum(axis=0) for reading in readings]
         coverage = np.zeros((len(sums), 1, max(map(len, sums), default=0)), np.float32)
         mask = np.zeros((len(sums), coverage.shape[2]), bool)
@@ -164,7 +164,7 @@ class TokenScorer:
         watched: Sequence[Watched] = (),
         top_k: int = 0,
     ) -> list[Reading]:
-        """Returns the readings of pairs in order.
+        """Return the readings of pairs in order.
 
         If the device runs out of memory, this call and all later ones use smaller batches.
 
@@ -183,7 +183,7 @@ class TokenScorer:
     def _read(
         self, pairs: Sequence[Pair], batch_tokens: int, run: Callable[[Batch], Any]
     ) -> Iterator[tuple[int, Reading]]:
-        """Yields each pair's index and its reading, the longest pairs first."""
+        """Yield each pair's index and its reading, the longest pairs first."""
         lengths = [max(len(pair.source), len(pair.target), 1) for pair in pairs]
         waiting = sorted(range(len(pairs)), key=lambda index: -lengths[index])
         previous: tuple[list[int], list[Pair], Any] | None = None
@@ -200,7 +200,7 @@ class TokenScorer:
             yield from _split_batch(*previous)
 
     def _fit(self, length: int, count: int, batch_tokens: int) -> tuple[int, int, int]:
-        """Returns the rows, source length and target length of a batch of some of `count` pairs.
+        """Return the rows, source length and target length of a batch of some of `count` pairs.
 
         The lengths are 8, 12, 16, 24, 32, 48, ... tokens, so that at most a third is padding; those of a few
         pairs are powers of two.
@@ -219,7 +219,7 @@ class TokenScorer:
         return min(rows, _FEW_ROWS) if few else rows, source, target
 
     def _make_batch(self, pairs: Sequence[Pair], shape: tuple[int, int, int]) -> Batch:
-        """Makes a batch of one pair per row; rows of padding have one unmasked position for attention."""
+        """Make a batch of one pair per row; rows of padding have one unmasked position for attention."""
         rows, source_length, target_length = shape
         if not any(len(pair.source) for pair in pairs):
             source_length = 0  # a language model has no source
@@ -239,7 +239,7 @@ class TokenScorer:
     def _read_batch(
         self, params: tuple[Any, ...], batch: Batch, *, watched: tuple[Watched, ...], top_k: int = 0
     ) -> tuple[Array, list[Array], tuple[Array, ...]]:
-        """Returns log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
+        """Return log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
 
         The log-probability of a forced token, as the tag of a language, is 0. The third result is empty, or
         with `top_k` the ids and probabilities [B, T, K] of the most probable tokens.
@@ -271,7 +271,7 @@ class TokenScorer:
 
 
 def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
-    """Returns the attention weights [B, T, S] from target to source.
+    """Return the attention weights [B, T, S] from target to source.
 
     The sequence of a decoder-only model is the source followed by the target.
     """
@@ -295,7 +295,7 @@ def _split_batch(
     pairs: Sequence[Pair],
     outputs: tuple[Array, list[Array], tuple[Array, ...]],
 ) -> Iterator[tuple[int, Reading]]:
-    """Yields each pair's index and its reading, without padding."""
+    """Yield each pair's index and its reading, without padding."""
     log_probs, attention, top = jax.tree.map(np.asarray, outputs)  # waits for the device
     for row, (index, pair) in enumerate(zip(indices, pairs, strict=True)):
         s, t = len(pair.source), len(pair.target)

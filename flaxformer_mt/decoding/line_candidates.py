@@ -21,7 +21,7 @@ class Candidates:
     """
 
     def __init__(self, shortlist: Shortlist, symbols: Symbols, size: int, *, longest_source: int) -> None:
-        """Stores the rules; `size` is that of the target vocabulary."""
+        """Store the rules; `size` is that of the target vocabulary."""
         self._shortlist = shortlist
         self._longest_source = longest_source
         banned = {token for token in symbols.banned if token < size}
@@ -41,7 +41,7 @@ class Candidates:
         return found[np.sort(first)][: self._room(source)] + 1
 
     def check(self, source: np.ndarray, required: Sequence[Sequence[int]], name: str) -> None:
-        """Raises UserError if the required phrases have more different tokens than a shortlist."""
+        """Raise UserError if the required phrases have more different tokens than a shortlist."""
         different, room = len(set(itertools.chain(*required))), self._room(source)
         if different > room:
             raise UserError(

@@ -21,7 +21,7 @@ class TokenBudget:
     """The number of tokens per batch: as requested until the device runs out of memory, then fewer."""
 
     def __init__(self, tokens: int, *, warn: Callable[[str], None]) -> None:
-        """Starts with `tokens` per batch; `warn` receives a warning when the number is first halved."""
+        """Start with `tokens` per batch; `warn` receives a warning when the number is first halved."""
         self.tokens = tokens
         self._requested = tokens
         self._warn = warn
@@ -29,7 +29,7 @@ class TokenBudget:
     def run_all(
         self, work: Callable[[Sequence[int], int], Iterator[tuple[int, Result]]], count: int
     ) -> Iterator[tuple[int, Result]]:
-        """Yields the index of each of `count` items with the result of `work`, in any order.
+        """Yield the index of each of `count` items with the result of `work`, in any order.
 
         Args:
           work: takes the indices of items and the tokens per batch; yields the result of each item, with its

@@ -17,7 +17,7 @@ _PROGRAM = "comet-score"
 
 
 def check_comet(model: str | Path) -> Path:
-    """Returns the path of a COMET model.
+    """Return the path of a COMET model.
 
     Raises:
       UserError: it is not the file of a checkpoint, or `comet-score` is not installed.
@@ -40,7 +40,7 @@ def check_comet(model: str | Path) -> Path:
 def score_comet(
     model: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> float:
-    """Returns the COMET of translations, the mean over sentences; computed on the CPU.
+    """Return the COMET of translations, the mean over sentences; computed on the CPU.
 
     The model is loaded by PyTorch with pickle: use only one that you trust.
 

@@ -49,7 +49,7 @@ class ComparedSystem:
 
 
 def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
-    """Parses RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is.
+    """Parse RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is.
 
     Raises:
       UserError: no folder or file has that name, the folder is not a run, or the run is a language model.
@@ -105,7 +105,7 @@ def make_resampling_options(
     *,
     compared: Sequence[str],
 ) -> ResamplingOptions:
-    """Builds the options from the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials.
+    """Build the options from the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials.
 
     Args:
       compared: the names given to --against.
@@ -138,7 +138,7 @@ def read_compared_files(
     *,
     split: Literal["test", "valid"] | None,
 ) -> dict[str, tuple[str, ...]]:
-    """Checks all compared systems, and returns the translations of those that are files, by name.
+    """Check all compared systems, and return the translations of those that are files, by name.
 
     Args:
       own: the directory of the evaluated run, its config, and the set to score.
@@ -172,7 +172,7 @@ def translate_compared_systems(
     direction: Direction,
     **options: Any,
 ) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
-    """Returns the translations of all compared systems by name, and descriptions of them as JSON values.
+    """Return the translations of all compared systems by name, and descriptions of them as JSON values.
 
     Keeps the given order. Loads the models one after another; `options` are those of `Translator.load`.
     A model of several directions translates in `direction`.
@@ -213,7 +213,7 @@ def save_largest_differences(
     *,
     lowercase: bool,
 ) -> None:
-    """Writes the sentences whose chrF differs most between the run and each other system, at most 100 each.
+    """Write the sentences whose chrF differs most between the run and each other system, at most 100 each.
 
     Omits sentences with identical translations.
     """
@@ -266,7 +266,7 @@ def report_paired_tests(
 
 
 def describe_scores(name: str, result: Mapping[str, Any]) -> str:
-    """Formats the scores of a run and the compared systems as a table, with intervals and p-values.
+    """Format the scores of a run and the compared systems as a table, with intervals and p-values.
 
                  BLEU                       chrF                        TER
     runs/a      37.10 ± 1.05               58.20 ± 0.80               45.12 ± 0.90
@@ -285,7 +285,7 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _cell(found: Mapping[str, Any]) -> str:
-    """Formats a score, its interval and its p-value in 27 characters."""
+    """Format a score, its interval and its p-value in 27 characters."""
     interval = "" if found["ci"] is None else f"± {found['ci']:.2f}"
     chance = "" if found.get("p_value") is None else f"p={found['p_value']:.4f}"
     return f"{found['score']:>10.2f} {interval:<7} {chance:<8}"

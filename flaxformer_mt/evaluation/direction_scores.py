@@ -40,7 +40,7 @@ class DirectionScorer:
             start += part.size
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """Returns the means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
+        """Return the means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
         found = {}
         for direction, start, stop, tokenize in self._rows:
             found[direction.name] = score_translations(
@@ -64,7 +64,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the report of several directions: means, sums, and the report of each under `directions`."""
+    """Return the report of several directions: means, sum, and the report of each under `directions`."""
     first = next(iter(reports.values()))
     means = {metric: _mean([report[metric] for report in reports.values()]) for metric in _METRICS}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
@@ -83,7 +83,7 @@ _SUMS = ("sentences", "truncated", "seconds")
 
 
 def describe_directions(report: Mapping[str, Any]) -> str:
-    """Formats the scores of each direction, and their means, as a table.
+    """Format the scores of each direction, and their means, as a table.
 
     direction  sentences    BLEU    chrF     TER
     en-de            500   30.10   52.20   55.00

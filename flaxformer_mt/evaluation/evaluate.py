@@ -70,7 +70,7 @@ def evaluate_lines(
     languages: Mapping[str, Any] | None = None,
     progress: TextIO | None = None,
 ) -> Evaluation:
-    """Translates sources and scores the translations against one reference each.
+    """Translate sources and score the translations against one reference each.
 
     Args:
       lowercase: ignore case when scoring.
@@ -150,7 +150,7 @@ def evaluate_run(
     split_sentences: SplitSentences = "auto",
     progress: TextIO | None = None,
 ) -> dict[str, Any]:
-    """Evaluates a run, writes its translations to RUN/translations/, and returns the results as JSON values.
+    """Evaluate a run, write its translations to RUN/translations/, and return the results as JSON values.
 
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
     and scores by source length; with `resamples` intervals, and with `against` paired tests. Of several
@@ -215,7 +215,7 @@ def _evaluate_set(
     resamples: ResamplingOptions,
     progress: TextIO | None,
 ) -> dict[str, Any]:
-    """Evaluates the run and the compared systems on one set."""
+    """Evaluate the run and the compared systems on one set."""
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
     all_own = own | loading | {"checkpoint": checkpoint}
     named, evaluation = _translate_set(run_dir, scored, all_own, progress=progress, **scoring)
@@ -232,7 +232,7 @@ def _evaluate_set(
 def _choose_score_options(
     config: Config, scored: ScoredSet, lowercase: bool | None, tokenize: str | None
 ) -> dict[str, Any]:
-    """Returns the options of `score_translations`: those that are given, else those of the run's config."""
+    """Return the options of `score_translations`: those that are given, else those of the run's config."""
     train, text = config.train, {"references": scored.references}
     return {
         "lowercase": train.lowercase if lowercase is None else lowercase,
@@ -248,7 +248,7 @@ def _translate_set(
     loading: dict[str, Any],
     **options: Any,
 ) -> tuple[dict[str, Any], Evaluation]:
-    """Returns the names of set and checkpoint, and the evaluation, whose translations it saves.
+    """Return the names of set and checkpoint, and the evaluation, whose translations it saves.
 
     Keeps no parameters: those of compared runs are loaded afterwards.
     """
@@ -260,7 +260,7 @@ def _translate_set(
 
 
 def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
-    """Returns the scores of one system's translations, without resampling and TER."""
+    """Return the scores of one system's translations, without resampling and TER."""
     other = score_translations(
         evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
     )
@@ -298,7 +298,7 @@ def _resample(
     resamples: ResamplingOptions,
     **score_options: Any,
 ) -> dict[str, Any]:
-    """Computes TER, the slowest score, and the intervals and tests, which repeat it for each sample."""
+    """Compute TER, the slowest score, and the intervals and test, which repeat it for each sample."""
     if not others and not resamples.samples:
         ter = score_ter(own.hypotheses, own.references)
         return {"ter": ter.score, "ter_signature": ter.signature}
@@ -325,7 +325,7 @@ def _resample(
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
-    """Formats the result of `evaluate_run` as tables: scores of all systems, and scores by source length.
+    """Format the result of `evaluate_run` as tables: scores of all systems, and score by source length.
 
     `name` is the name of the run, which the tables give with its checkpoint. Returns "" for a language model.
     """

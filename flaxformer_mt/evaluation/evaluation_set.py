@@ -46,7 +46,7 @@ def read_sets(
     languages: Mapping[str, str | None],
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
 ) -> list[ScoredSet]:
-    """Reads the split of the config's data set in each direction, unless files are given.
+    """Read the split of the config's data set in each direction, unless files are given.
 
     Args:
       vocab_tags: see `choose_line_tags`.
@@ -86,7 +86,7 @@ def read_sets(
 def _read_split_sets(
     config: Config, split: Split, chosen: Sequence[Direction], given: dict[str, str]
 ) -> list[ScoredSet]:
-    """Reads the split in each of the chosen directions that have it."""
+    """Read the split in each of the chosen directions that have it."""
     files = "--source=FILE --reference=FILE"
     check_split(config, split, files=files)
     several, found = len(find_directions(config.data)) > 1, []
@@ -105,7 +105,7 @@ def _read_split_sets(
 
 
 def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
-    """Reads the pairs of a split, without tags, by their directions."""
+    """Read the pairs of a split, without tags, by their directions."""
     pairs = read_pairs(data, split, tagged=False)
     directions = find_directions(data)
     if len(directions) == 1:
@@ -117,7 +117,7 @@ def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
 
 
 def check_split(config: Config, split: Split, *, files: str) -> None:
-    """Raises UserError if the config's data set lacks a split; `files` names the flags to use instead."""
+    """Raise UserError if the config's data set lacks a split; `files` names the flags to use instead."""
     if split not in get_args(Split):
         raise UserError(f"split is {split!r}; it must be test or valid")
     if not has_split(config.data, split):
@@ -125,12 +125,12 @@ def check_split(config: Config, split: Split, *, files: str) -> None:
 
 
 def name_of_file(path: str) -> str:
-    """The name under which a file is reported: its name without folders, or stdin."""
+    """Return the name under which a file is reported: its name without folders, or stdin."""
     return "stdin" if path == STANDARD else Path(path).name
 
 
 def check_same_set(split: Split, own: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]) -> None:
-    """Raises UserError if a split consists of different sentences in the configs of two runs."""
+    """Raise UserError if a split consists of different sentences in the configs of two runs."""
     (run, config, scored), (other_run, other_config) = own, other
     remedy = "score both on one set with --source=FILE --reference=FILE"
     names = (

@@ -15,7 +15,7 @@ _LONGEST: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 
 
 def score_by_length(translations: Translations, *, lowercase: bool, tokenize: str) -> list[dict[str, Any]]:
-    """Computes BLEU, chrF and mean lengths in words for each bucket, as JSON values.
+    """Compute BLEU, chrF and mean lengths in words for each bucket, as JSON values.
 
     Omits buckets without sentences. Example of an item; `to` is None in the bucket of the longest sources:
 
@@ -42,7 +42,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
 
 
 def group_by_length(sources: Sequence[str]) -> dict[str, list[int]]:
-    """Returns the indices of the sources of each bucket that has any, by its range: "6-10", "101 or more"."""
+    """Return the indices of the sources of each bucket that has any, by its range: "6-10", "101 or more"."""
     return {
         f"{start} or more" if end is None else f"{start}-{end}": indices
         for (start, end), indices in _find_buckets(sources)
@@ -50,7 +50,7 @@ def group_by_length(sources: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _find_buckets(sources: Sequence[str]) -> list[tuple[tuple[int, int | None], list[int]]]:
-    """The shortest and the longest source of each bucket, and the indices of its sources."""
+    """Return the shortest and the longest source of each bucket, and the indices of its sources."""
     lengths = [len(source.split()) for source in sources]
     starts = [0, *(longest + 1 for longest in _LONGEST)]
     found = []
@@ -62,7 +62,7 @@ def _find_buckets(sources: Sequence[str]) -> list[tuple[tuple[int, int | None], 
 
 
 def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
-    """Formats the buckets as a table, one per line.
+    """Format the buckets as a table, one per line.
 
     source words  sentences    BLEU    chrF  words in translation  in reference
             6-10         72   35.10   58.00                   8.2           8.4

@@ -46,14 +46,14 @@ class Scores:
     bleu_detail: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The scores as JSON values."""
+        """Return the scores as JSON values."""
         return dataclasses.asdict(self)
 
 
 def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
 ) -> Scores:
-    """Computes corpus BLEU and chrF of detokenized hypotheses against one reference each.
+    """Compute corpus BLEU and chrF of detokenized hypotheses against one reference each.
 
     Args:
       lowercase: ignore case in both scores.
@@ -83,7 +83,7 @@ def score_with_intervals(
     lowercase: bool = False,
     tokenize: str = "13a",
 ) -> dict[str, tuple[float, float | None]]:
-    """Computes BLEU and chrF, each with half the width of its 95% interval by bootstrap resampling.
+    """Compute BLEU and chrF, each with half the width of its 95% interval by bootstrap resampling.
 
     Args:
       samples: number of resampled sets; less than 2 for no intervals, which are None. A single sentence has
@@ -113,7 +113,7 @@ class Score(NamedTuple):
 
 
 def score_ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Computes the translation edit rate (TER): edits per 100 words of the references, so lower is better.
+    """Compute the translation edit rate (TER): edits per 100 words of the references, so lower is better.
 
     Uses the defaults of sacreBLEU: words between spaces, with shifts of phrases, ignoring case.
 
@@ -129,14 +129,14 @@ def score_ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def score_sentences_chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
 ) -> list[float]:
-    """Computes the chrF of each sentence separately, from 0 to 100; [] for no sentences."""
+    """Compute the chrF of each sentence separately, from 0 to 100; [] for no sentences."""
     chrf = _make_chrf(lowercase)
     pairs = zip(hypotheses, references, strict=True)
     return [float(chrf.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
 def score_sentences_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Computes the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none.
+    """Compute the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none.
 
     The tokenizer is 13a, or char for references without spaces between words.
     """
@@ -184,7 +184,7 @@ def resample_scores(
     tokenize: str = "13a",
     only: Sequence[str] = ("bleu", "chrf", "ter"),
 ) -> Resampling:
-    """Computes confidence intervals of all systems, and paired tests of the first against each other system.
+    """Compute confidence intervals of all systems, and paired tests of the first against each other system.
 
     Uses sacreBLEU's implementations, with its seed 12345 or that of SACREBLEU_SEED. Scores that are exactly
     equal get the p-value 1: sacreBLEU counts only differences larger than the observed one, and would report
@@ -258,7 +258,7 @@ def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 def choose_tokenizer(
     language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
 ) -> str:
-    """Returns the tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
+    """Return the tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
 
     Args:
       language: code of the target language, of two or three letters, with or without a region or script.
@@ -298,7 +298,7 @@ def choose_tokenizer(
 
 
 def _find_fitting(language: str) -> str:
-    """Returns the tokenizer by the script in a language's code, if there is one, else by the language."""
+    """Return the tokenizer by the script in a language's code, if there is one, else by the language."""
     base, *rest = language.lower().replace("-", "_").split("_")
     scripts = [part for part in rest if len(part) == 4 and part.isalpha()]
     found = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())
@@ -350,14 +350,14 @@ class MetricSums:
         self._pairs: dict[str, list[tuple[Any, Any]]] = {}
 
     def add(self, name: str, *, value_sum: Array | float, weight: Array | float) -> None:
-        """Adds a pair of scalars, on a device or on the host. Raises ValueError if one is no scalar."""
+        """Add a pair of scalars, on a device or on the host. Raises ValueError if one is no scalar."""
         for part, value in (("value_sum", value_sum), ("weight", weight)):
             if np.shape(value) != ():
                 raise ValueError(f"{part} of {name} should be a scalar, got shape {np.shape(value)}")
         self._pairs.setdefault(name, []).append((value_sum, weight))
 
     def result(self) -> dict[str, float]:
-        """Returns `NAME_sum`, `NAME_weight` and `NAME_mean` of each name; the mean of weight 0 is nan."""
+        """Return `NAME_sum`, `NAME_weight` and `NAME_mean` of each name; the mean of weight 0 is nan."""
         totals = {}
         for name, pairs in jax.device_get(self._pairs).items():
             total = float(np.sum([np.float64(value_sum) for value_sum, _ in pairs]))

@@ -52,7 +52,7 @@ def measure(
     put: Callable[[Batch], Any] = jax.device_put,
     on_batch: Callable[[Batch], None] | None = None,
 ) -> Likelihood:
-    """Sums the results of an evaluation step over all batches.
+    """Sum the results of an evaluation step over all batches.
 
     Args:
       put: copies a batch to the devices.
@@ -132,7 +132,7 @@ def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[Batch
 def make_evaluation_step(
     model: nn.Module, config: TrainConfig
 ) -> Callable[..., dict[str, tuple[Array, Array]]]:
-    """Builds the function from parameters and a batch to (sum, weight) of loss and token accuracy.
+    """Build the function from parameters and a batch to (sum, weight) of loss and token accuracy.
 
     The loss is plain cross-entropy in nats per token, without label smoothing. `config.loss_chunk_tokens`
     limits the logits in memory as in training, so that a model that can be trained can be evaluated.

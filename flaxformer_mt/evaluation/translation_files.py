@@ -26,13 +26,13 @@ class Translations:
 
 
 def read_sentences(path: str) -> list[str]:
-    """Reads the lines of a file, or of standard input for `-`. Raises UserError if absent or not UTF-8."""
+    """Read the lines of a file, or of standard input for `-`. Raises UserError if absent or not UTF-8."""
     with open_input(path) as stream:
         return list(read_lines(stream, name=path))
 
 
 def save_translations(run_dir: Path, name: str, translations: Translations) -> None:
-    """Writes RUN/translations/NAME.source, .reference and .hypothesis; line N of each belongs to sentence N.
+    """Write RUN/translations/NAME.source, .reference and .hypothesis; line N of each belongs to sentence N.
 
     Deletes NAME.differences.tsv, which describes earlier translations. With several processes, only the first
     writes.
@@ -48,7 +48,7 @@ def save_translations(run_dir: Path, name: str, translations: Translations) -> N
 
 
 def load_translations(run_dir: Path, name: str) -> Translations:
-    """Reads what `save_translations` wrote. Raises UserError if a file is absent."""
+    """Read what `save_translations` wrote. Raises UserError if a file is absent."""
     files = {field: str(run_dir / "translations" / f"{name}.{kind}") for field, kind in _KINDS.items()}
     return Translations(**{field: tuple(read_sentences(file)) for field, file in files.items()})
 
@@ -56,7 +56,7 @@ def load_translations(run_dir: Path, name: str) -> Translations:
 def save_differences(
     run_dir: Path, name: str, heading: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Path | None:
-    """Writes RUN/translations/NAME.differences.tsv: a header line and one line per row, separated by tabs.
+    """Write RUN/translations/NAME.differences.tsv: a header line and one line per row, separated by tabs.
 
     Replaces tabs within a text by spaces. Returns the path of the file; None in all processes but the first.
     """
@@ -71,7 +71,7 @@ def save_differences(
 
 
 def format_side_by_side(translations: Translations, *, count: int = 10) -> str:
-    """Formats source, translation and reference of up to `count` sentences, spread evenly over the set.
+    """Format source, translation and reference of up to `count` sentences, spread evenly over the set.
 
     source       ein Hund läuft .
     translation  a dog runs .

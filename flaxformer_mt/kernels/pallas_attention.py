@@ -199,7 +199,7 @@ def _mask(query_segments: Any, memory_segments: Any, *, causal: bool) -> Array:
 
 
 def _weights(query: Array, keys: Array, mask: Array, group: _Group) -> list[Array]:
-    """The attention weights of each head of a group: float32 [M, Q]."""
+    """Return the attention weights of each head of a group: float32 [M, Q]."""
     scores = [
         jnp.where(mask, _dot(_select(keys, lanes), query, _LAST_AXES), _MASKED) for lanes in group.heads
     ]
@@ -248,7 +248,7 @@ def _backward(
     gradient, *results = others
 
     def weigh(row: int, group: _Group) -> tuple[Array, list[Any], list[Any]]:
-        """The scaled queries, the weights, and the gradients of the scores."""
+        """Return the scaled queries, the weights, and the gradients of the scores."""
         scaled = _scale(query.read(row, group), scale)
         weights = _weights(scaled, keys.read(row, group), masks[row], group)
         own, d_output = values.read(row, group), gradient.read(row, group)

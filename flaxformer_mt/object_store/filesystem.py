@@ -34,7 +34,7 @@ class ObjectStore:
     """
 
     def __init__(self, url: str) -> None:
-        """Connects to the store of a URL, such as gs://bucket/runs/x."""
+        """Connect to the store of a URL, such as gs://bucket/runs/x."""
         scheme = url.partition(":")[0]
         if scheme not in _SCHEMES:
             raise UserError(f"{url}: the scheme {scheme} is unknown; give a folder, gs://... or s3://...")
@@ -53,7 +53,9 @@ class ObjectStore:
         self._base = base.rstrip("/")
 
     def list(self, folder: str = "") -> dict[str, str]:
-        """The names of all objects, or of those below a folder, each with a text that names its version."""
+        """Return the names of all objects, or of those below a folder, each with a text that names its
+        version.
+        """
         found = self._call("listed", self._files.find, self._path(folder), detail=True)
         if list(found.values()) == [{}]:  # one object of that very name, in some stores without its facts
             found = {path: self._call("listed", self._files.info, path) for path in found}
@@ -68,15 +70,15 @@ class ObjectStore:
         }
 
     def read(self, name: str) -> bytes:
-        """The content of an object. Raises FileNotFoundError if there is none of that name."""
+        """Return the content of an object. Raises FileNotFoundError if there is none of that name."""
         return self._call("read", self._files.cat_file, self._path(name))
 
     def write(self, name: str, content: bytes, *, mode: str = "overwrite") -> None:
-        """Writes an object at once; with mode "create", raises FileExistsError if there is one."""
+        """Write an object at once; with mode "create", raise FileExistsError if there is one."""
         self._call("written", self._files.pipe_file, self._path(name), content, mode=mode)
 
     def download(self, pairs: Iterable[tuple[str, Path]]) -> None:
-        """Copies objects into files, each of which appears at once. Raises FileNotFoundError."""
+        """Copy objects into files, each of which appears at once. Raises FileNotFoundError."""
         names, partial = [], {}
         for name, path in pairs:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +93,7 @@ class ObjectStore:
                 written.unlink(missing_ok=True)
 
     def upload(self, pairs: Iterable[tuple[Path, str]]) -> None:
-        """Copies files into objects, each of which appears at once."""
+        """Copy files into objects, each of which appears at once."""
         small, large = {}, {}
         for path, name in pairs:
             if path.stat().st_size < _SMALL_BYTES:
@@ -102,12 +104,12 @@ class ObjectStore:
         self._call("written", self._files.put, list(large), list(large.values()))
 
     def copy(self, pairs: dict[str, str]) -> None:
-        """Copies objects within the store."""
+        """Copy objects within the store."""
         old, new = map(self._path, pairs), map(self._path, pairs.values())
         self._call("written", self._files.copy, list(old), list(new))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes objects, in order; those that are absent are left out."""
+        """Remove objects, in order; those that are absent are left out."""
         for name in names:
             try:
                 self._call("removed", self._files.rm_file, self._path(name))
@@ -118,7 +120,7 @@ class ObjectStore:
         return f"{self._base}/{name}" if name else self._base
 
     def _call(self, done: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Calls a function of the store, whose failures become UserErrors: "cannot be DONE"."""
+        """Call a function of the store, whose failures become UserErrors: "cannot be DONE"."""
         try:
             return function(*arguments, **options)
         except (FileExistsError, ImportError):

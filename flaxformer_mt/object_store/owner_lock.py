@@ -26,7 +26,7 @@ class OwnerLock:
     """The lock of one process; `check` before each publication."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Takes the lock, at once or after the silence of an owner that no longer lives.
+        """Take the lock, at once or after the silence of an owner that no longer lives.
 
         Raises:
           UserError: another process has the lock, or the store cannot be written to.
@@ -46,7 +46,7 @@ class OwnerLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises UserError if another process has the lock."""
+        """Raise UserError if another process has the lock."""
         if (owner := self._read() or {}).get("token") != self._me["token"]:
             raise UserError(
                 f"{self._store.url} is being trained by {_describe(owner)}; this process publishes nothing "
@@ -54,7 +54,7 @@ class OwnerLock:
             )
 
     def release(self) -> None:
-        """Gives the lock back; leaves it to its silence if the store cannot be reached."""
+        """Give the lock back; leave it to its silence if the store cannot be reached."""
         self._end.set()
         self._thread.join()
         try:
@@ -91,7 +91,7 @@ class OwnerLock:
         return json.dumps({**self._me, "time": time.time()}).encode()
 
     def _read(self) -> dict[str, Any] | None:
-        """The owner in the lock; None if there is no lock."""
+        """Return the owner in the lock; None if there is no lock."""
         try:
             owner = json.loads(self._store.read(NAME))
         except FileNotFoundError:

@@ -17,7 +17,7 @@ _VERSIONS = ".versions.json"
 
 
 def fetch_input(path: str | Path) -> Path:
-    """The path with its ~ expanded; for a URL, a local copy of the file or folder there.
+    """Return the path with its ~ expanded; for a URL, a local copy of the file or folder there.
 
     Raises:
       UserError: there is nothing at the URL, or the store cannot be read.
@@ -35,7 +35,7 @@ def fetch_input(path: str | Path) -> Path:
 def fetch_files(
     url: str, folder: Path, *, below: str = "", wanted: Collection[str] | None = None
 ) -> list[str]:
-    """Makes the files of a folder equal to objects below a URL; returns the names of all objects there.
+    """Make the files of a folder equal to objects below a URL; return the names of all objects there.
 
     Files whose objects have the same version as when they were fetched are left as they are, and their times
     of change with them.
@@ -69,7 +69,8 @@ def fetch_files(
 
 
 def open_output(path: str | Path, *, empty: bool = False) -> Path:
-    """The path with its ~ expanded; for a URL, the path of a local file or folder until `publish_output`.
+    """Return the path with its ~ expanded; for a URL, the path of a local file or folder until
+    `publish_output`.
 
     Args:
       empty: whether there must be nothing at the URL.
@@ -91,7 +92,7 @@ def open_output(path: str | Path, *, empty: bool = False) -> Path:
 
 
 def publish_output(path: Path) -> None:
-    """Uploads what has been made at a path that `open_output` returned for a URL, and removes it here."""
+    """Upload what has been made at a path that `open_output` returned for a URL, and remove it here."""
     if path in _outputs:
         store, name = _outputs.pop(path)
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
@@ -102,6 +103,6 @@ def publish_output(path: Path) -> None:
 
 
 def cache_of(url: str) -> Path:
-    """The folder for local copies of what is at a URL."""
+    """Return the folder for local copies of what is at a URL."""
     digest = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     return user_cache_dir().resolve() / "stores" / digest

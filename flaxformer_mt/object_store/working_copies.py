@@ -58,7 +58,7 @@ class _Copy:
         self.equal: dict[str, tuple[str, str, tuple[int, int]]] = {}
 
     def refresh(self, folder: Path) -> None:
-        """Makes the copy equal to the store, unless this process owns the run."""
+        """Make the copy equal to the store, unless this process owns the run."""
         if self.owner_lock is None:
             self.objects = self.store.list()
             sources = self.sources()
@@ -72,12 +72,12 @@ class _Copy:
             self.download(n for n in sources if not n.startswith(_CHECKPOINTS) or n.count("/") == 2)
 
     def fetch(self, folder: Path, wanted: Callable[[str], bool]) -> None:
-        """Fetches the files of a folder that `wanted` selects by their names in it."""
+        """Fetch the files of a folder that `wanted` selects by their names in it."""
         prefix = f"{self.name(folder)}/"
         self.download(n for n in self.sources() if n.startswith(prefix) and wanted(n[len(prefix) :]))
 
     def publish_folder(self, folder: Path) -> None:
-        """Uploads a complete checkpoint, and the changed files of the run before, such as the log."""
+        """Upload a complete checkpoint, and the changed files of the run before, such as the log."""
         if _CONFIG not in self.objects:
             return  # a new run, of which `publish_run` uploads everything
         self.publish_files(folder)
@@ -96,41 +96,41 @@ class _Copy:
         self.sweep(_writing(name))  # a job may write other checkpoints meanwhile
 
     def withdraw_folder(self, folder: Path) -> None:
-        """Removes a checkpoint from the store."""
+        """Remove a checkpoint from the store."""
         self.check_owner()
         self.remove(self.name(folder).replace(_CHECKPOINTS, _REPLACING))
         self.remove(self.name(folder))
 
     def publish_files(self, folder: Path) -> None:
-        """Uploads the changed files of a run outside of checkpoints; called by the first process of a job."""
+        """Upload the changed files of a run outside of checkpoints; called by the first process of a job."""
         if _CONFIG not in self.objects:
             self.sweep(_CHECKPOINTS)  # those of a new run that was never complete
         names = [n for n in self.files() if not n.startswith(_CHECKPOINTS) and not n.endswith(".tmp")]
         self.upload({n: n for n in names if n not in self.equal or self.equal[n][2] != _stamp(self.root / n)})
 
     def publish_run(self, folder: Path) -> None:
-        """Uploads all of a new run; of several processes, the first calls it."""
+        """Upload all of a new run; of several processes, the first calls it."""
         self.sweep(_CHECKPOINTS)
         self.upload({n: n for n in self.files()})
 
     def send_parts(self, folder: Path) -> None:
-        """Uploads what this process has written of a hidden folder."""
+        """Upload what this process has written of a hidden folder."""
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         self.store.upload((path, self.name(path)) for path in paths)
 
     def collect_parts(self, folder: Path) -> None:
-        """Fetches what the other processes of the job have uploaded of a hidden folder."""
+        """Fetch what the other processes of the job have uploaded of a hidden folder."""
         parts = self.store.list(self.name(folder))
         self.objects |= parts
         self.store.download((n, self.root / n) for n in parts if not (self.root / n).exists())
 
     def check_owner(self) -> None:
-        """Raises UserError if this process has owned the run, and another one does now."""
+        """Raise UserError if this process has owned the run, and another one does now."""
         if self.owner_lock is not None:
             self.owner_lock.check()
 
     def sweep(self, prefix: str) -> None:
-        """Removes what killed processes have left of checkpoints whose names begin so."""
+        """Remove what killed processes have left of checkpoints whose names begin so."""
         for folder in {"/".join(n.split("/")[:2]) for n in self.objects if n.startswith(prefix)}:
             if folder + _MANIFEST not in self.objects or _CONFIG not in self.objects:
                 self.remove(folder)
@@ -138,7 +138,7 @@ class _Copy:
                 self.finish(folder)
 
     def finish(self, hidden: str) -> None:
-        """Makes a complete `.replacing-STEP` the checkpoint STEP."""
+        """Make a complete `.replacing-STEP` the checkpoint STEP."""
         name = hidden.replace(_REPLACING, _CHECKPOINTS)
         moved = {n: n.replace(hidden, name, 1) for n in self.objects if n.startswith(f"{hidden}/")}
         self.store.copy(moved)
@@ -147,7 +147,7 @@ class _Copy:
         self.objects = self.store.list()
 
     def sources(self) -> dict[str, str]:
-        """The object of each file of the run."""
+        """Return the object of each file of the run."""
         found: dict[str, str] = {}
         for name in self.objects if _CONFIG in self.objects else ():
             folder = "/".join(name.split("/")[:2])
@@ -161,17 +161,17 @@ class _Copy:
         return found
 
     def parts(self, name: str) -> dict[str, str]:
-        """The objects that other processes have uploaded of a checkpoint, and what they become."""
+        """Return the objects that other processes have uploaded of a checkpoint, and what they become."""
         names = [n for n in self.objects if n.startswith(_writing(name))]
         return {n: f"{name}/{n.split('/', 2)[2]}" for n in names}
 
     def files(self, below: str = "") -> list[str]:
-        """The names of the files that are here, without those that somebody is writing."""
+        """Return the names of the files that are here, without those that somebody is writing."""
         names = (self.name(path) for path in (self.root / below).rglob("*") if path.is_file())
         return [name for name in names if not _is_hidden(name)]
 
     def download(self, names: Iterable[str]) -> None:
-        """Fetches files of the run that are not here."""
+        """Fetch files of the run that are not here."""
         sources = self.sources()
         absent = {n: sources[n] for n in names if not (self.root / n).exists()}
         with contextlib.suppress(FileNotFoundError):  # removed since: who needs it says that it is missing
@@ -179,7 +179,7 @@ class _Copy:
         self.note(absent)
 
     def upload(self, targets: dict[str, str]) -> None:
-        """Uploads files as these objects: a manifest after what it lists, config.json last."""
+        """Upload files as these objects: a manifest after what it lists, config.json last."""
         for rank in range(3):
             names = [n for n in targets if (2 if n == _CONFIG else n.endswith(_MANIFEST)) == rank]
             if names:
@@ -189,13 +189,13 @@ class _Copy:
         self.note(targets)
 
     def remove(self, folder: str) -> None:
-        """Removes the objects of a checkpoint: the manifest first, with which it ceases to exist."""
+        """Remove the objects of a checkpoint: the manifest first, with which it ceases to exist."""
         names = {n for n in self.objects if n.startswith(f"{folder}/")}
         self.store.remove(sorted(names, key=lambda n: n != folder + _MANIFEST))
         self.objects = {n: version for n, version in self.objects.items() if n not in names}
 
     def note(self, sources: dict[str, str]) -> None:
-        """Records that files equal their objects."""
+        """Record that files equal their objects."""
         for name, source in sources.items():
             if (self.root / name).is_file() and source in self.objects:
                 self.equal[name] = (source, self.objects[source], _stamp(self.root / name))
@@ -212,7 +212,7 @@ _guard = threading.Lock()
 def _where_copied(
     method: Callable[Concatenate[_Copy, Path, P], None],
 ) -> Callable[Concatenate[Path, P], None]:
-    """A function that calls a method for the copy that a folder belongs to, if it belongs to one."""
+    """Return a function that calls a method for the copy that a folder belongs to, if it belongs to one."""
 
     def call(folder: Path, *arguments: P.args, **options: P.kwargs) -> None:
         if (copy := _find(folder)) is not None:
@@ -234,7 +234,7 @@ collect_parts = _where_copied(_Copy.collect_parts)
 
 
 def open_copy(run: str | Path) -> Path:
-    """The folder of a run: that of a path, with its ~ expanded, or the local copy of the run at a URL.
+    """Return the folder of a run: that of a path, with its ~ expanded, or the local copy of the run at a URL.
 
     The copy is made equal to the store, but for the arrays of checkpoints, which follow when they are read.
 
@@ -253,7 +253,7 @@ def open_copy(run: str | Path) -> Path:
 
 @contextlib.contextmanager
 def own_run(folder: Path) -> Iterator[None]:
-    """Holds the lock of the run in its store while the body runs; uploads its changed files at the end.
+    """Hold the lock of the run in its store while the body runs; upload its changed files at the end.
 
     Raises:
       UserError: another process trains the run.
@@ -279,12 +279,12 @@ def own_run(folder: Path) -> Iterator[None]:
 
 
 def to_url(folder: Path) -> str:
-    """A text that names a folder to all processes of a job, whose copies differ."""
+    """Return a text that names a folder to all processes of a job, whose copies differ."""
     return name_urls(str(folder))
 
 
 def to_local(text: str) -> Path:
-    """The folder that `to_url` has named in another process."""
+    """Return the folder that `to_url` has named in another process."""
     for url, copy in _copies.items():
         if f"{text}/".startswith(f"{url}/"):
             return copy.root / text[len(url) :].lstrip("/")
@@ -309,7 +309,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _take_folder(url: str) -> tuple[BinaryIO, Path]:
-    """An empty folder for a copy that no other process uses, and the lock that keeps it so."""
+    """Return an empty folder for a copy that no other process uses, and the lock that keeps it so."""
     for place in (cache_of(url) / str(number) for number in itertools.count()):
         try:
             place.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ _PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 def read_compiler_options(flags: Sequence[str], platform: str) -> dict[str, str | bool]:
-    """Returns the options for programs of a platform: {"xla_gpu_enable_nccl_user_buffers": True}.
+    """Return the options for programs of a platform: {"xla_gpu_enable_nccl_user_buffers": True}.
 
     Flags that are named for another platform, as xla_tpu_... is on a GPU, are left out.
 

@@ -87,7 +87,7 @@ def compile_kept(
 
 
 def _keep(path: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> None:
-    """Writes a program once its copy has given the same results; some devices' programs cannot be copied."""
+    """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
     from jax.experimental.serialize_executable import serialize
 
     with contextlib.suppress(ValueError, TypeError, RuntimeError):
@@ -120,7 +120,7 @@ def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]
 
 @contextlib.contextmanager
 def _outside_of_jax_cache() -> Iterator[None]:
-    """Keeps programs out of JAX's cache: a program that came from there cannot be copied on CPUs.
+    """Keep programs out of JAX's cache: a program that came from there cannot be copied on CPUs.
 
     Several threads may be inside; the first and the last of them change the setting.
     """
@@ -153,7 +153,7 @@ def _describe(value: Any) -> Any:
 
 
 def _describe_surroundings() -> dict[str, Any]:
-    """What any program depends on."""
+    """Return what any program depends on."""
     devices = jax.local_devices()
     settings = {
         name: str(value) for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)
@@ -181,7 +181,7 @@ def _digest_code() -> str:
 
 
 def _read(path: Path | None) -> bytes | None:
-    """Reads a file; None if it is absent or damaged."""
+    """Read a file; None if it is absent or damaged."""
     if path is None:
         return None
     with contextlib.suppress(OSError):
@@ -197,7 +197,7 @@ def _read(path: Path | None) -> bytes | None:
 
 
 def _write(path: Path | None, data: bytes) -> None:
-    """Writes a file at once; without space or permission, nothing is kept."""
+    """Write a file at once; without space or permission, nothing is kept."""
     if path is None:
         return
     with contextlib.suppress(OSError):

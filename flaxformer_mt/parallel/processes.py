@@ -147,13 +147,13 @@ def is_first() -> bool:
 
 
 def process_index() -> int:
-    """Return the index of this process, from 0; raises UserError if JAX finds no devices."""
+    """Return the index of this process, from 0; raise UserError if JAX finds no devices."""
     find_devices()
     return jax.process_index()
 
 
 def process_count() -> int:
-    """Return the number of processes of the job; raises UserError if JAX finds no devices."""
+    """Return the number of processes of the job; raise UserError if JAX finds no devices."""
     find_devices()
     return jax.process_count()
 

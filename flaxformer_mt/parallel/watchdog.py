@@ -27,7 +27,7 @@ class Heartbeats:
     """The heartbeats of a job as one process sees them; contains no thread and no clock."""
 
     def __init__(self, client: Any, index: int, count: int) -> None:
-        """Stores the arguments.
+        """Store the arguments.
 
         Args:
           client: the client of the key-value store of `jax.distributed`.
@@ -42,7 +42,7 @@ class Heartbeats:
         self._last_contact: float | None = None
 
     def exchange(self, now: float) -> str:
-        """Writes and reads heartbeats at time `now`, in seconds; returns which process has died, "" if none.
+        """Write and read heartbeats at time `now`, in seconds; return which process has died, "" if none.
 
         Process 0 returns the message again at each call, and sends it with its heartbeats.
         """
@@ -77,12 +77,12 @@ class Heartbeats:
         self._client.key_value_set(f"{_FOLDER}/{self._index}", value, allow_overwrite=True)
 
     def _read_all(self) -> dict[int, int]:
-        """The last heartbeat of each process that has sent one."""
+        """Return the last heartbeat of each process that has sent one."""
         found = self._client.key_value_dir_get(_FOLDER)
         return {int(key.rpartition("/")[2]): json.loads(value)[0] for key, value in found}
 
     def _read_first(self) -> dict[int, int]:
-        """The last heartbeat of process 0; keeps what it says about the others."""
+        """Return the last heartbeat of process 0; keeps what it says about the others."""
         try:
             beat, self._lost = json.loads(self._client.key_value_try_get(f"{_FOLDER}/0"))
         except jax.errors.JaxRuntimeError as error:
@@ -100,7 +100,7 @@ class Watchdog:
     """Thread that exchanges heartbeats, and ends this process when another one has died."""
 
     def __init__(self, client: Any, end: Callable[[str], object]) -> None:
-        """Stores the client of the key-value store, and what ends this process, given who has died."""
+        """Store the client of the key-value store, and what ends this process, given who has died."""
         self._index, self._count = jax.process_index(), jax.process_count()
         self._client = client
         self._heartbeats = Heartbeats(client, self._index, self._count)

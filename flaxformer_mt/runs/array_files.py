@@ -35,7 +35,7 @@ _LARGE, _BUFFERS_GB = 1 << 30, 0.128
 
 
 def write_item(folder: Path, leaves: Leaves) -> None:
-    """Writes host arrays as the item `folder`; other processes take no part.
+    """Write host arrays as the item `folder`; other processes take no part.
 
     Orbax copies all numpy arrays twice before it writes them; arrays of a device, such as the CPU, it copies
     a few at a time. Large items are therefore written as arrays of the CPU device.
@@ -53,13 +53,15 @@ def write_item(folder: Path, leaves: Leaves) -> None:
 
 
 def _place_on_cpu(leaf: Any) -> Any:
-    """The array on the CPU device, in place if its memory is aligned; of a type that JAX lacks, as it is."""
+    """Return the array on the CPU device, in place if its memory is aligned; of a type that JAX lacks, as it
+    is.
+    """
     keeps_type = isinstance(leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
     return jax.device_put(leaf, jax.devices("cpu")[0]) if keeps_type else leaf
 
 
 def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
-    """Starts to write this process's shards of an item, which all processes write together.
+    """Start to write this process's shards of an item, which all processes write together.
 
     Returns once the shards are copied to the host, so that their buffers may be donated or overwritten. On
     accelerators this is the only copy in host memory. Of replicated arrays, each process writes a part.
@@ -108,12 +110,12 @@ def finish_shared_item(folder: Path) -> None:
 
 
 def is_written_by(name: str, process: int) -> bool:
-    """Returns whether a file of a shared item, by its path in it or above it, is written by this process."""
+    """Return whether a file of a shared item, by its path in it or above it, is written by this process."""
     return f"ocdbt.process_{process}" in name.split("/")
 
 
 def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
-    """Reads arrays bit for bit; other processes take no part.
+    """Read arrays bit for bit; other processes take no part.
 
     Args:
       specs: of all arrays of the item, empty ones included, which orbax does not store.
@@ -143,7 +145,7 @@ def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None
 
 
 def _own_copy(leaf: Any) -> Any:
-    """A leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
+    """Return a leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.array(leaf, copy=True)  # equal in all processes; the first one writes it
     if not shares_host_memory(leaf):
@@ -156,7 +158,7 @@ def _own_copy(leaf: Any) -> Any:
 
 @contextlib.contextmanager
 def _raise_storage_errors(folder: Path) -> Iterator[None]:
-    """Raises as OSError what the storage library below orbax reports only in the text of its message."""
+    """Raise as OSError what the storage library below orbax reports only in the text of its message."""
     try:
         yield
     except (ValueError, RuntimeError) as error:

@@ -38,7 +38,7 @@ class FileDigest(TypedDict):
 
 
 def begin_folder(final: Path, *, unique: bool = False) -> Path:
-    """Creates the empty hidden folder in which `final` is written; deletes one left by an earlier attempt.
+    """Create the empty hidden folder in which `final` is written; delete one left by an earlier attempt.
 
     With `unique`, its name is used only once, and what earlier attempts left is for `sweep_folders`.
     """
@@ -89,7 +89,7 @@ def seal_folder(
 
 
 def publish_folder(final: Path, written: Path | None = None) -> None:
-    """Renames the sealed folder `written` to `final`, replacing whatever has that name.
+    """Rename the sealed folder `written` to `final`, replacing whatever has that name.
 
     None is the folder `.writing-NAME`.
     """
@@ -105,7 +105,7 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
 
 
 def replace_file(final: Path, name: str, text: str) -> None:
-    """Replaces one text file of a sealed folder by way of a copy; all other files stay byte for byte."""
+    """Replace one text file of a sealed folder by way of a copy; all other files stay byte for byte."""
     facts = read_facts(final)
     temporary = begin_folder(final)
     # shutil.copytree gathers the errors of all files in one that has no errno, such as that of a full disk.
@@ -122,7 +122,7 @@ def replace_file(final: Path, name: str, text: str) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Deletes `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
+    """Delete `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
     removed = folder.with_name(_REMOVED + folder.name)
     _delete(removed)
     os.rename(folder, removed)
@@ -131,7 +131,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def sweep_folders(parent: Path) -> None:
-    """Removes the hidden folders that a killed process left in `parent`.
+    """Remove the hidden folders that a killed process left in `parent`.
 
     Restores a folder that was renamed to be replaced, but whose replacement was never published. Only the one
     process that writes to `parent` may call this function.
@@ -149,12 +149,12 @@ def sweep_folders(parent: Path) -> None:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Returns the `facts` given to `seal_folder`. Raises ValueError if the manifest is absent or damaged."""
+    """Return the `facts` given to `seal_folder`. Raises ValueError if the manifest is absent or damaged."""
     return _read_manifest(folder)["facts"]
 
 
 def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> str:
-    """Compares the files of `folder` with its manifest; returns the first difference as text, "" if none.
+    """Compare the files of `folder` with its manifest; return the first difference as text, "" if none.
 
     Args:
       wanted: selects the files to compare by their name relative to `folder`, such as `params/_METADATA`.
@@ -195,7 +195,9 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def _parse_manifest(text: bytes) -> dict[str, Any]:
-    """The contents of a manifest, not to be changed: a command reads the same manifest several times."""
+    """Return the contents of a manifest, not to be changed: a command reads the same manifest
+    several times.
+    """
     changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
     try:
         body = json.loads(text)
@@ -235,7 +237,7 @@ def _digest_body(body: dict[str, Any]) -> str:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a folder, or a link or file in its place; does nothing if there is none."""
+    """Delete a folder, or a link or file in its place; do nothing if there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -13,7 +13,7 @@ from flaxformer_mt.trees import Leaves, Specs, make_specs
 
 
 def write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
-    """Writes host arrays as the checkpoint `final`, which appears when it is complete."""
+    """Write host arrays as the checkpoint `final`, which appears when it is complete."""
     folder = atomic_folder.begin_folder(final)
     with name_full_disk(folder):
         for name, leaves in trees.items():
@@ -30,7 +30,7 @@ def seal_checkpoint(
     progress_text: str,
     written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
 ) -> None:
-    """Writes the progress and the manifest into a folder that has all arrays.
+    """Write the progress and the manifest into a folder that has all arrays.
 
     Args:
       specs: dtypes and shapes of all arrays, by the name of their tree.

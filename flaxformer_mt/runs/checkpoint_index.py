@@ -30,11 +30,11 @@ class CheckpointIndex:
         self._best_metric = best_metric
 
     def folder(self, name: int | str) -> Path:
-        """The path of a checkpoint, whether or not it exists."""
+        """Return the path of a checkpoint, whether or not it exists."""
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, damaged ones included, in ascending order.
+        """Return the steps of all checkpoints, damaged ones included, in ascending order.
 
         Every entry named as a step counts, also a file, which is a damaged checkpoint; 007 is not a step.
         """
@@ -43,7 +43,7 @@ class CheckpointIndex:
         return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))
 
     def best(self) -> int | None:
-        """The step with the best score, the earliest of equal ones; None if no checkpoint has a score.
+        """Return the step with the best score, the earliest of equal ones; None if no checkpoint has a score.
 
         The score of a damaged checkpoint is unknown: the best is then what a later checkpoint recorded.
 
@@ -65,7 +65,8 @@ class CheckpointIndex:
         )
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """The steps to delete once `step` is written: all up to it but the `keep_last` newest and the best.
+        """Return the steps to delete once `step` is written: all up to it but the `keep_last` newest and the
+        best.
 
         The imported model, from which a run was trained further, is never deleted.
 
@@ -81,7 +82,7 @@ class CheckpointIndex:
         return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of([IMPORTED_STEP, *steps])})
 
     def resolve(self, which: int | str) -> Path:
-        """The folder of the checkpoint "best", "last", "average" or a step.
+        """Return the folder of the checkpoint "best", "last", "average" or a step.
 
         Raises:
           UserError: the checkpoint is absent; the message lists the existing ones.
@@ -107,7 +108,7 @@ class CheckpointIndex:
         return self.folder(name)
 
     def describe(self) -> str:
-        """Lists the checkpoints for messages: `RUN/checkpoints has 500, 1000, average (best: 500)`."""
+        """List the checkpoints for messages: `RUN/checkpoints has 500, 1000, average (best: 500)`."""
         names = list(map(str, self.steps()))
         if self.folder(AVERAGE_NAME).is_dir():
             names.append(AVERAGE_NAME)
@@ -117,7 +118,7 @@ class CheckpointIndex:
         return f"{self.directory} has {', '.join(names)}" + ("" if best is None else f" (best: {best})")
 
     def check_undamaged(self, folder: Path, parts: Iterable[str]) -> None:
-        """Raises UserError, naming an undamaged step, if the progress or one of `parts` is damaged."""
+        """Raise UserError, naming an undamaged step, if the progress or one of `parts` is damaged."""
         damage = self._find_damage(folder, parts)
         if not damage:
             return
@@ -128,7 +129,7 @@ class CheckpointIndex:
         )
 
     def find_newest_undamaged(self) -> tuple[int | None, str]:
-        """The newest undamaged step, and a warning that names newer, damaged steps.
+        """Return the newest undamaged step, and a warning that names newer, damaged steps.
 
         The step is None if there is no checkpoint; the warning is "" if no checkpoint is damaged.
 
@@ -156,7 +157,7 @@ class CheckpointIndex:
         return max(known, key=lambda step: (known[step], -step), default=None)
 
     def _find_damage(self, folder: Path, parts: Iterable[str] | None = None) -> str:
-        """The damage to the progress and to `parts` (None: to all files), or "".
+        """Return the damage to the progress and to `parts` (None: to all files), or "".
 
         A folder that holds the checkpoint of another step counts as damaged.
         """
@@ -177,7 +178,7 @@ class CheckpointIndex:
         return self._read_undamaged(step).get("interim") is True
 
     def _read_undamaged(self, step: int) -> dict[str, Any]:
-        """The progress of a checkpoint; {} if it is damaged."""
+        """Return the progress of a checkpoint; {} if it is damaged."""
         return {} if self._find_damage(self.folder(step), ()) else read_progress(self.folder(step))
 
     def _explain_absence(self, word: str) -> str:
@@ -198,11 +199,11 @@ def _name_undamaged(step: int | None) -> str:
 
 
 def _read_recorded_best(folder: Path) -> int | None:
-    """The best step so far, as training recorded it in a checkpoint."""
+    """Return the best step so far, as training recorded it in a checkpoint."""
     step = read_progress(folder).get("best_step")
     return step if isinstance(step, int) else None
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """Reads the training progress that the checkpoint in `folder` stores."""
+    """Read the training progress that the checkpoint in `folder` stores."""
     return json.loads((folder / PROGRESS_NAME).read_text(encoding="utf-8"))

@@ -60,7 +60,7 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
-        """Stores the options, without reading or writing any file.
+        """Store the options, without reading or writing any file.
 
         Args:
           run_dir: the run directory; its folder `checkpoints` may be absent.
@@ -80,7 +80,7 @@ class Checkpoints:
         self._error: Exception | None = None
 
     def save(self, step: int, trees: dict[str, PyTree], progress: dict[str, Any]) -> None:
-        """Saves checkpoint `step`, then deletes the checkpoints that are no longer kept.
+        """Save checkpoint `step`, then delete the checkpoints that are no longer kept.
 
         Args:
           step: the training step; an existing checkpoint of this step is replaced.
@@ -100,7 +100,7 @@ class Checkpoints:
         self._writer.start()
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        """Stores the scores of a checkpoint that was saved without them; its arrays stay as they are."""
+        """Store the scores of a checkpoint that was saved without them; its arrays stay as they are."""
         self._join_writer()
         if is_first():
             folder = self._index.folder(step)
@@ -109,19 +109,19 @@ class Checkpoints:
                 atomic_folder.replace_file(folder, PROGRESS_NAME, json.dumps(progress, indent=1) + "\n")
 
     def wait(self) -> None:
-        """Waits until the last `save` is on disk; with several processes, on all of them."""
+        """Wait until the last `save` is on disk; with several processes, on all of them."""
         self.finish_writing()
         wait_for_all("checkpoint")
         working_copies.refresh(self.directory)  # what another process has written
 
     def finish_writing(self) -> None:
-        """Waits until the last `save` of this process is on disk, whatever the other processes do."""
+        """Wait until the last `save` of this process is on disk, whatever the other processes do."""
         self._join_writer()
 
     def restore(
         self, which: int | str, targets: dict[str, PyTree]
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        """Reads trees bit for bit with the shardings of `targets`; returns the trees and the progress.
+        """Read trees bit for bit with the shardings of `targets`; return the trees and the progress.
 
         Args:
           which: "best", "last", "average" or a step.
@@ -152,7 +152,7 @@ class Checkpoints:
         return atomic_folder.read_facts(folder)["trees"]
 
     def parameter_bytes(self, which: int | str) -> int:
-        """The bytes of the parameters that `restore_params` reads.
+        """Return the bytes of the parameters that `restore_params` reads.
 
         Raises:
           UserError: the checkpoint is absent or damaged.
@@ -167,7 +167,7 @@ class Checkpoints:
         allow_nonfinite: bool = False,
         sharding_of: Callable[[str, tuple[int, ...]], jax.sharding.Sharding] | None = None,
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads the parameters for evaluation and translation, and the progress.
+        """Read the parameters for evaluation and translation, and the progress.
 
         They are the moving average if the checkpoint has one, with optim.lora's factors merged, regardless of
         the devices that they were saved from: nested dicts of arrays.
@@ -192,7 +192,7 @@ class Checkpoints:
         return nest_leaves(merge_leaves(leaves)), read_progress(folder)
 
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
-        """Writes the mean of the inference parameters of the `last` newest checkpoints as `average`.
+        """Write the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
         Step 0, the model that an imported run or one with --init starts from, does not count.
 
@@ -225,21 +225,23 @@ class Checkpoints:
         return final
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, damaged ones included, in ascending order."""
+        """Return the steps of all checkpoints, damaged ones included, in ascending order."""
         self._join_writer()
         return self._index.steps()
 
     def latest(self) -> int | None:
-        """The newest step; None if there is no checkpoint."""
+        """Return the newest step; None if there is no checkpoint."""
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has it."""
+        """Return the step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has
+        it.
+        """
         self._join_writer()
         return self._index.best()
 
     def newest_undamaged(self) -> int | None:
-        """The newest undamaged step, from which training resumes; None if there is no checkpoint.
+        """Return the newest undamaged step, from which training resumes; None if there is no checkpoint.
 
         First removes what a killed process left behind, checkpoints that it would have deleted included, so
         only the training process may call this method. Sets `warning` to the names of newer, damaged
@@ -256,7 +258,7 @@ class Checkpoints:
         return step
 
     def resolve(self, which: int | str) -> Path:
-        """The folder of the checkpoint "best", "last", "average" or a step (a number or its digits).
+        """Return the folder of the checkpoint "best", "last", "average" or a step (a number or its digits).
 
         Raises:
           UserError: the checkpoint is absent; the message lists the existing ones.
@@ -275,7 +277,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _explain_failed_write(self) -> Iterator[None]:
-        """Turns the error of a disk that is full, out of inodes or read-only into a UserError."""
+        """Turn the error of a disk that is full, out of inodes or read-only into a UserError."""
         try:
             yield
         except OSError as error:
@@ -292,7 +294,7 @@ class Checkpoints:
             self._error = error
 
     def _start_save(self, step: int, trees: dict[str, Leaves], progress_text: str) -> Callable[[], None]:
-        """Copies the trees to the host; returns the function that writes them."""
+        """Copy the trees to the host; return the function that writes them."""
         copies = {name: copy_to_host(leaves) for name, leaves in trees.items()}
 
         def write() -> None:
@@ -305,7 +307,7 @@ class Checkpoints:
     def _start_shared_save(
         self, step: int, trees: dict[str, Leaves], progress_text: str
     ) -> Callable[[], None]:
-        """Starts to write the shards of this process; returns the function that waits for the checkpoint."""
+        """Start to write the shards of this process; return the function that waits for the checkpoint."""
         final = self._index.folder(step)
 
         def begin() -> Path:

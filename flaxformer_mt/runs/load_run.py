@@ -54,7 +54,7 @@ class TrainedModel:
     several_sentences: float | None = None
 
     def make_model(self, **changes: Any) -> "Model":
-        """Builds the network of the parameters; `changes` replace fields of its config, such as dtype."""
+        """Build the network of the parameters; `changes` replace fields of its config, such as dtype."""
         from flaxformer_mt.model import make_model
 
         config = dataclasses.replace(self.config.model, **changes)
@@ -66,7 +66,7 @@ class TrainedModel:
         )
 
     def find_shapes(self) -> dict[str, list[int]]:
-        """Finds the path and the shape of each parameter of the network; traces it once on this machine."""
+        """Find the path and the shape of each parameter of the network; traces it once on this machine."""
 
         def trace() -> dict[str, list[int]]:
             from flaxformer_mt.model import init_params
@@ -87,7 +87,7 @@ def load_trained(
     may_split: bool = False,
     warn: Warn = warn_user,
 ) -> TrainedModel:
-    """Loads a trained model from a run directory.
+    """Load a trained model from a run directory.
 
     Several processes call it together: the first one chooses the checkpoint that all of them read, because
     training may write another one meanwhile.
@@ -144,7 +144,7 @@ def load_trained(
 
 
 def load_named(name: str, **options: Any) -> TrainedModel:
-    """Loads the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
+    """Load the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
     run, _, checkpoint = name.rpartition("@")
     if not run or "/" in checkpoint or Path(name).expanduser().is_dir():  # the name of a folder may contain @
         run, checkpoint = name, ""
@@ -152,7 +152,7 @@ def load_named(name: str, **options: Any) -> TrainedModel:
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:
-    """Raises UserError if a model of an ensemble has other vocabularies than the first one, `vocabs`."""
+    """Raise UserError if a model of an ensemble has other vocabularies than the first one, `vocabs`."""
     for number, member in enumerate(members, start=2):
         for side in ("source", "target"):
             first, other = getattr(vocabs, side), getattr(member.vocabs, side)
@@ -164,7 +164,7 @@ def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> 
 
 
 def compare_shapes(expected: Mapping[str, Sequence[int]], params: Any) -> list[str]:
-    """Returns a line for each parameter that is absent, superfluous, or has another shape than expected."""
+    """Return a line for each parameter that is absent, superfluous, or has another shape than expected."""
     ours = {path: tuple(shape) for path, shape in expected.items()}
     theirs = {path: tuple(shape) for path, shape in _find_shapes(params).items()}
     return [
@@ -179,7 +179,7 @@ def _find_shapes(tree: Any) -> dict[str, list[int]]:
 
 
 def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
-    """Returns `wanted` if it exists or no checkpoint exists; else best or last, with a warning."""
+    """Return `wanted` if it exists or no checkpoint exists; else best or last, with a warning."""
     if wanted == "average":
         present = (checkpoints.directory / "average").is_dir()
     else:

@@ -19,7 +19,7 @@ from flaxformer_mt.vocab import Vocabs
 def write_new_run(
     run_dir: Path, config: Config, vocabs: Vocabs, params: Any, *, origin: dict[str, str]
 ) -> None:
-    """Writes config, vocabularies and checkpoint 0; with several processes, all of them call it together.
+    """Write config, vocabularies and checkpoint 0; with several processes, all of them call it together.
 
     Args:
       params: nested dicts of arrays, the same in all processes, of which the first writes them.

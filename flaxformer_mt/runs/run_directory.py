@@ -68,7 +68,7 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raises UserError if the run was trained with another config, or has lost its own.
+    """Raise UserError if the run was trained with another config, or has lost its own.
 
     The message names each differing field. A run without updates takes any config.
 
@@ -103,7 +103,7 @@ def check_run(run_dir: Path, config: Config) -> None:
 
 
 def _give_reason(line: str, old: Config, new: Config) -> str:
-    """The line of a differing field; of train.steps with the reason why it cannot change."""
+    """Return the line of a differing field; of train.steps with the reason why it cannot change."""
     if not line.startswith("train.steps:"):
         return line
     if new.train.steps < old.train.steps:
@@ -131,7 +131,7 @@ def _describe_remedies(run_dir: Path, differences: list[str], new: Config) -> st
 
 
 def _write_flag(name: str, value: Any) -> str:
-    """The flag that gives a field this value: `--config.data.weights=1.0,2.5`."""
+    """Return the flag that gives a field this value: `--config.data.weights=1.0,2.5`."""
     items = value if isinstance(value, tuple) else (value,)
     if name == "data.stages" and items:
         return f"--config.{name}=FILE.yaml"
@@ -139,7 +139,7 @@ def _write_flag(name: str, value: Any) -> str:
 
 
 def open_run(run_dir: Path, config: Config) -> None:
-    """Checks the run as `check_run` does, creates its directory, and writes the config into it.
+    """Check the run as `check_run` does, create its directory, and write the config into it.
 
     A changed config is recorded in history.jsonl; if the run has been trained, a warning says what changes.
     Call this function after the data has been read, so that a run whose data are invalid leaves no directory
@@ -164,7 +164,7 @@ def open_run(run_dir: Path, config: Config) -> None:
 
 
 def forget_preparation(run_dir: Path, config: Config) -> None:
-    """Deletes the vocabulary of a run without updates if it was made from other data, or in another way."""
+    """Delete the vocabulary of a run without updates if it was made from other data, or in another way."""
     path = run_dir / "config.json"
     if _newest_step(run_dir) is None and path.exists():
         old = read_config(path)
@@ -173,7 +173,7 @@ def forget_preparation(run_dir: Path, config: Config) -> None:
 
 
 def _record_change(run_dir: Path, old: Config, new: Config) -> None:
-    """Appends a change of the config to history.jsonl, and warns of what changes the results."""
+    """Append a change of the config to history.jsonl, and warn of what changes the results."""
     step, before, after = _newest_step(run_dir) or 0, flatten(old), flatten(new)
     changed = {name: [before[name], after[name]] for name in after if before[name] != after[name]}
     record = {"time": time.time(), "step": step, "changed": changed}
@@ -189,7 +189,7 @@ def _record_change(run_dir: Path, old: Config, new: Config) -> None:
 
 
 def _newest_step(run_dir: Path) -> int | None:
-    """The step of the newest checkpoint, damaged ones included; None if there is none."""
+    """Return the step of the newest checkpoint, damaged ones included; None if there is none."""
     checkpoints = run_dir / "checkpoints"
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     return max((int(name) for name in names if is_step(name)), default=None)
@@ -201,13 +201,13 @@ def is_step(name: str) -> bool:
 
 
 def sweep_run(run_dir: Path) -> None:
-    """Removes the temporary files that killed processes left in a run; only its training may call this."""
+    """Remove the temporary files that killed processes left in a run; only its training may call this."""
     for path in [*run_dir.glob("*.tmp"), *run_dir.glob("vocab/.*.model.*"), *run_dir.glob(".*.new")]:
         path.unlink(missing_ok=True)
 
 
 def _is_untrained_import(run_dir: Path) -> bool:
-    """Returns whether the imported model is the run's only checkpoint; training writes later steps."""
+    """Return whether the imported model is the run's only checkpoint; training writes later steps."""
     return _newest_step(run_dir) == IMPORTED_STEP
 
 
@@ -219,7 +219,7 @@ def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
 
 
 def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:
-    """Returns whether a run with this report has nothing left to train under this config.
+    """Return whether a run with this report has nothing left to train under this config.
 
     A run that stopped early goes on if the config has more patience than the run had, or stops no more.
     """
@@ -231,7 +231,7 @@ def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:
 
 
 def read_report(run_dir: Path) -> dict[str, Any] | None:
-    """Reads the report of a finished run; None if absent. Raises UserError if the file is damaged."""
+    """Read the report of a finished run; None if absent. Raises UserError if the file is damaged."""
     path = run_dir / "report.json"
     try:
         report = read_json_object(path)
@@ -245,7 +245,7 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
-    """Writes report.json atomically."""
+    """Write report.json atomically."""
     path = run_dir / "report.json"
     with name_full_disk(path):
         path.with_suffix(".tmp").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

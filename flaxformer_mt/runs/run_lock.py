@@ -22,7 +22,7 @@ _NAME = ".lock"
 
 @contextlib.contextmanager
 def lock_run(run_dir: Path) -> Iterator[None]:
-    """Holds the lock of a run while the body runs; creates the run directory if it is absent.
+    """Hold the lock of a run while the body runs; create the run directory if it is absent.
 
     Directories that this function creates and that are empty afterwards are removed again.
 
@@ -75,7 +75,7 @@ def _read_owner(path: Path) -> str:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Removes the folders, innermost first, up to the first that is not empty."""
+    """Remove the folders, innermost first, up to the first that is not empty."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()

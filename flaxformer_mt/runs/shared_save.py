@@ -28,7 +28,7 @@ class SharedSave:
         begin: Callable[[], Path],
         publish: Callable[[Path, dict[str, atomic_folder.FileDigest]], None],
     ) -> None:
-        """Copies this process's shards to the host and starts to write them; all processes call it together.
+        """Copy this process's shards to the host and start to write them; all processes call it together.
 
         Args:
           trees: the items, by name; without empty arrays.
@@ -54,7 +54,7 @@ class SharedSave:
             self._error = error
 
     def complete(self) -> None:
-        """Waits until the checkpoint is published; a thread of each process calls it.
+        """Wait until the checkpoint is published; a thread of each process calls it.
 
         Raises:
           OSError: some process could not write.
@@ -66,7 +66,7 @@ class SharedSave:
             raise OSError(problem)
 
     def _finish_own_shards(self) -> dict[str, Any]:
-        """Waits until the shards of this process are on disk; returns its report."""
+        """Wait until the shards of this process are on disk; return its report."""
         try:
             for wait in self._waits:
                 wait()
@@ -80,7 +80,7 @@ class SharedSave:
         return {"problem": _describe(self._error)}
 
     def _conclude(self, texts: list[str]) -> str:
-        """Publishes the checkpoint, given the reports of all processes; returns the problem, "" if none."""
+        """Publish the checkpoint, given the reports of all processes; return the problem, "" if none."""
         reports = [json.loads(text) for text in texts]
         for process, report in enumerate(reports):
             if "problem" in report:

@@ -14,7 +14,7 @@ _DATABASE = "manifest.ocdbt"
 
 
 def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
-    """Reads the arrays of an orbax item that `specs` names; None if the item has another layout.
+    """Read the arrays of an orbax item that `specs` names; None if the item has another layout.
 
     The caller has verified the digests of the files.
     """

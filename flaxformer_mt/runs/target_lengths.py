@@ -76,7 +76,7 @@ def _thin_out(lengths: np.ndarray) -> np.ndarray:
 
 
 def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any] | None:
-    """Describes the line and the distribution of target lengths as JSON values; None for few pairs."""
+    """Describe the line and the distribution of target lengths as JSON values; None for few pairs."""
     line = fit_target_lengths(source_lengths, target_lengths)
     if line is None:
         return None
@@ -92,7 +92,7 @@ def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarr
 
 
 def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> None:
-    """Writes what `describe_target_lengths` returned atomically; None removes the file."""
+    """Write what `describe_target_lengths` returned atomically; None removes the file."""
     path = run_dir / FILE_NAME
     if described is None:
         path.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 
 
 def read_target_lengths(run_dir: Path) -> TargetLengths | None:
-    """Reads the line of a run; None if it has none.
+    """Read the line of a run; None if it has none.
 
     Raises:
       UserError: the file is damaged, or cannot be read.
@@ -122,7 +122,7 @@ def read_target_lengths(run_dir: Path) -> TargetLengths | None:
 
 
 def read_several_sentences(run_dir: Path) -> float | None:
-    """Reads the share of training lines with several sentences; None if the run does not say.
+    """Read the share of training lines with several sentences; None if the run does not say.
 
     Raises:
       UserError: the file is damaged, or cannot be read.
@@ -140,7 +140,7 @@ def read_several_sentences(run_dir: Path) -> float | None:
 
 
 def _read(run_dir: Path, read: Callable[[dict[str, Any]], Found]) -> Found | None:
-    """What `read` makes of the content of the file; None if there is none."""
+    """Return what `read` makes of the content of the file; None if there is none."""
     path = run_dir / FILE_NAME
     try:
         return read(read_json_object(path))

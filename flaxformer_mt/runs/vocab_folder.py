@@ -12,7 +12,7 @@ from flaxformer_mt.vocab.pretrained import FACTS_NAME, FILES_NAME
 
 
 def seal_vocabs(folder: Path) -> None:
-    """Writes the manifest of the vocabularies in `folder`, unless it has one."""
+    """Write the manifest of the vocabularies in `folder`, unless it has one."""
     if not (folder / atomic_folder.MANIFEST_NAME).exists():
         atomic_folder.seal_folder(folder, {}, wanted=_is_vocabulary)
 
@@ -25,14 +25,14 @@ def _is_vocabulary(name: str) -> bool:
 
 
 def find_vocab_damage(folder: Path) -> str:
-    """What differs from the manifest, as text; "" if nothing differs, or if there is no manifest."""
+    """Return what differs from the manifest, as text; "" if nothing differs, or if there is no manifest."""
     if not (folder / atomic_folder.MANIFEST_NAME).exists():
         return ""
     return atomic_folder.find_damage(folder)
 
 
 def load_sealed_vocabs(folder: Path) -> Vocabs:
-    """Loads the vocabularies of a run.
+    """Load the vocabularies of a run.
 
     Raises:
       UserError: the vocabularies are absent or damaged.

@@ -39,7 +39,7 @@ _NAMED_LINES = 10
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-    """Opens a file for reading, or standard input for `-`. Raises UserError if it is absent or a folder."""
+    """Open a file for reading, or standard input for `-`. Raises UserError if it is absent or a folder."""
     if path == STANDARD:
         yield sys.stdin.buffer
         return
@@ -63,7 +63,7 @@ def _why_not_a_file(file: Path) -> str:
 def read_lines(
     stream: Iterable[bytes], *, name: str, invalid_utf8: Literal["refuse", "replace"] = "refuse"
 ) -> Iterator[str]:
-    r"""Yields the lines of a UTF-8 stream as they arrive, without line endings.
+    r"""Yield the lines of a UTF-8 stream as they arrive, without line endings.
 
     Only a line feed ends a line, so that the count agrees with `wc -l`: b"a\x85b\r\nc" is "a\x85b" and "c".
     A byte order mark before the first line is removed.
@@ -92,7 +92,7 @@ class ArrivingLines:
     """Iterates over the lines of a pipe, terminal or socket, and tells whether another line has arrived."""
 
     def __init__(self, descriptor: int) -> None:
-        """Reads from the descriptor, which no one else reads."""
+        """Read from the descriptor, which no one else reads."""
         self._descriptor = descriptor
         self._lines: collections.deque[bytes] = collections.deque()
         self._beginning: list[bytes] = []  # of the next line
@@ -109,7 +109,7 @@ class ArrivingLines:
         return self._lines.popleft()
 
     def is_ready(self) -> bool:
-        """Waits for half a second at most; returns whether the next line, or the end, has arrived."""
+        """Wait for half a second at most; return whether the next line, or the end, has arrived."""
         deadline = time.monotonic() + _PAUSE
         while not self._lines and not self._ended:
             if not self._read(max(0.0, deadline - time.monotonic())):
@@ -117,7 +117,7 @@ class ArrivingLines:
         return True
 
     def _read(self, seconds: float | None) -> bool:
-        """Reads what is there, once; returns False if nothing arrives in this time."""
+        """Read what is there, once; return False if nothing arrives in this time."""
         if not select.select([self._descriptor], [], [], seconds)[0]:
             return False
         block = os.read(self._descriptor, _BLOCK_BYTES)
@@ -134,7 +134,7 @@ class ArrivingLines:
 
 
 def watch_arrival(stream: BinaryIO) -> ArrivingLines | None:
-    """Returns the lines of a stream that may pause; None for a file and for a stream without descriptor."""
+    """Return the lines of a stream that may pause; None for a file and for a stream without descriptor."""
     try:
         descriptor = stream.fileno()
     except OSError:  # made of bytes
@@ -143,7 +143,7 @@ def watch_arrival(stream: BinaryIO) -> ArrivingLines | None:
 
 
 def take_window(items: Iterator[Item], size: int, is_ready: Callable[[], bool] | None) -> list[Item]:
-    """Takes the next `size` items; fewer at the end, and fewer if the next one is not ready.
+    """Take the next `size` items; fewer at the end, and fewer if the next one is not ready.
 
     Args:
       is_ready: tells whether the next item can be taken without long waiting, as
@@ -163,7 +163,7 @@ def take_window(items: Iterator[Item], size: int, is_ready: Callable[[], bool] |
 
 
 def count_lines(path: str) -> int | None:
-    """Counts the lines that `read_lines` yields; None if they can be read only once, as in standard input."""
+    """Count the lines that `read_lines` yields; None if they can be read only once, as in standard input."""
     file = Path(path).expanduser()
     if path == STANDARD or not file.is_file():
         return None
@@ -176,7 +176,7 @@ def count_lines(path: str) -> int | None:
 
 @contextlib.contextmanager
 def open_output(path: str) -> Iterator[Callable[[str], None]]:
-    """Yields a function that writes one line to a file, device or pipe, or to standard output for `-`.
+    """Yield a function that writes one line to a file, device or pipe, or to standard output for `-`.
 
     A file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks
     .partial is always complete. A link is followed; a device or a pipe is written to as it is.
@@ -200,7 +200,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Opens a file for reading and writing, without changing it, and locks it until it is closed.
+    """Open a file for reading and writing, without changing it, and lock it until it is closed.
 
     Raises:
       UserError: another process has locked the file.
@@ -220,7 +220,7 @@ def open_locked(path: Path) -> BinaryIO:
 
 
 def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
-    """Returns the path of an output file, device or pipe; a link to a file is followed.
+    """Return the path of an output file, device or pipe; a link to a file is followed.
 
     inputs: paths of the files that are read while the output is written; `-` is skipped.
 
@@ -250,7 +250,7 @@ def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Checks, before work begins, that files can be made in an output folder, which may be created first.
+    """Check, before work begins, that files can be made in an output folder, which may be created first.
 
     Raises:
       UserError: the folder, or the nearest existing one above it, cannot be written to or is a file.
@@ -272,7 +272,7 @@ def is_device(path: str) -> bool:
 
 
 def partial_of(file: Path) -> Path:
-    """The name of an output file until it is complete."""
+    """Return the name of an output file until it is complete."""
     return file.with_name(file.name + ".partial")
 
 
@@ -291,7 +291,7 @@ def _write_to(stream: BinaryIO, name: str) -> Callable[[str], None]:
 
 
 def format_line_numbers(numbers: Sequence[int]) -> str:
-    """Formats line numbers for messages, at most ten: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
+    """Format line numbers for messages, at most ten: [3] gives "line 3", [3, 5] gives "lines 3, 5"."""
     named = ", ".join(map(str, numbers[:_NAMED_LINES]))
     more = len(numbers) - _NAMED_LINES
     return f"line{'s' * (len(numbers) > 1)} {named}" + (f" and {more} more" if more > 0 else "")

@@ -35,7 +35,7 @@ class PairRules:
     copies: bool
 
     def find_problem(self, source: str, target: str) -> str | None:
-        """The name of the first rule that leaves a pair out, or None."""
+        """Return the name of the first rule that leaves a pair out, or None."""
         lengths = len(source), len(target)
         if is_blank(source) or is_blank(target):
             return "empty"
@@ -85,7 +85,7 @@ def write_table(
     weight: float | None = None,
     after: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
-    """Writes the pairs that the rules keep, and a report of JSON values, which is returned.
+    """Write the pairs that the rules keep, and a report of JSON values, which is returned.
 
     Args:
       pairs: (source, target) of each line, in order.
@@ -120,5 +120,5 @@ def write_table(
 
 
 def _one_cell(text: str) -> str:
-    """The text without characters that end a cell or a line of a table."""
+    """Return the text without characters that end a cell or a line of a table."""
     return re.sub("[\t\r\n]+", " ", text).strip(" ")

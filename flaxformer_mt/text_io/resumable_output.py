@@ -36,7 +36,7 @@ class ResumableOutput:
     def __init__(
         self, file: Path, *, origin: Mapping[str, Any], step: int, resume: bool, overwrite: bool = False
     ) -> None:
-        """Opens FILE.partial, at its beginning or at the last record of an earlier run.
+        """Open FILE.partial, at its beginning or at the last record of an earlier run.
 
         Args:
           origin: the options that determine the output, as JSON values by name; a resumed run needs the same.
@@ -72,7 +72,7 @@ class ResumableOutput:
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Yields the lines of an input whose output is still to be written, and skips the lines before.
+        """Yield the lines of an input whose output is still to be written, and skip the lines before.
 
         Raises:
           UserError: the skipped lines differ from those that the existing output was made from.
@@ -94,7 +94,7 @@ class ResumableOutput:
         return reader
 
     def write(self, lines: Iterable[str]) -> None:
-        """Writes the output lines of the next input line."""
+        """Write the output lines of the next input line."""
         for line in lines:
             encoded = line.encode("utf-8", errors="replace") + b"\n"
             self._stream.write(encoded)
@@ -106,7 +106,7 @@ class ResumableOutput:
             self.done = self._written
 
     def close(self, *, whole: bool, keep: bool = False) -> None:
-        """Closes the file; if `whole`, renames it to FILE; the record is deleted, or with `keep` renamed."""
+        """Close the file; if `whole`, rename it to FILE; the record is deleted, or with `keep` renamed."""
         if whole:  # renamed while it is locked
             self._sync()
             if keep:
@@ -128,7 +128,7 @@ class ResumableOutput:
         return Record(self._origin, self._step, lines, num_bytes, digest, inputs)
 
     def _find_record(self) -> Record:
-        """Returns the record of the existing output, to which the output itself has been compared."""
+        """Return the record of the existing output, to which the output itself has been compared."""
         try:
             record = read_record(self._record_file)
         except ValueError as error:
@@ -153,7 +153,7 @@ class ResumableOutput:
         return record
 
     def _check_discarded(self) -> None:
-        """Raises UserError if FILE.partial holds output that another command could continue."""
+        """Raise UserError if FILE.partial holds output that another command could continue."""
         size = os.fstat(self._stream.fileno()).st_size
         if not size:
             return
@@ -173,7 +173,7 @@ class FinishedOutput(ResumableOutput):
     """A complete output whose record was kept: checks that it is the one of these inputs and options."""
 
     def __init__(self, file: Path, *, origin: Mapping[str, Any], step: int) -> None:
-        """Reads FILE and its record.
+        """Read FILE and its record.
 
         Raises:
           UserError: the output has another origin, or it was changed.
@@ -192,7 +192,7 @@ class FinishedOutput(ResumableOutput):
         self.done, self._digests, self._readers = record.lines, record.inputs, {}
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Compares an input with that of the output; yields nothing, since no output is missing.
+        """Compare an input with that of the output; yield nothing, since no output is missing.
 
         Raises:
           UserError: the input is another one, or has more lines.
@@ -205,13 +205,13 @@ class FinishedOutput(ResumableOutput):
         return iter(())
 
     def close(self, *, whole: bool, keep: bool = False) -> None:
-        """Removes the record of the unfinished output, which a kill may have left."""
+        """Remove the record of the unfinished output, which a kill may have left."""
         unfinished = self.file.with_name(self.file.name + ".partial.json")
         unfinished.unlink(missing_ok=True)
 
 
 def kept_record(file: Path) -> Path:
-    """The record of a complete output that was written with `keep`."""
+    """Return the record of a complete output that was written with `keep`."""
     return file.with_name(file.name + ".json")
 
 
@@ -236,7 +236,7 @@ class _Reader:
         return line
 
     def digest(self, count: int) -> str:
-        """Returns the digest of the first `count` lines; discards the digests of fewer lines."""
+        """Return the digest of the first `count` lines; discards the digests of fewer lines."""
         self._digests = {lines: digest for lines, digest in self._digests.items() if lines >= count}
         return self._digests.get(count, self._hash.hexdigest())
 
@@ -251,7 +251,7 @@ def open_resumable(
     overwrite: bool = False,
     keep: bool = False,
 ) -> Iterator[ResumableOutput]:
-    """Opens a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
+    """Open a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
 
     With `keep` and `resume`, a complete output with its record is opened as it is; see `FinishedOutput`.
 

@@ -34,7 +34,7 @@ class Record:
     inputs: dict[str, str]
 
     def check_origin(self, origin: Mapping[str, Any], step: int, output: Path) -> None:
-        """Raises UserError if a command with this origin and step would write another output."""
+        """Raise UserError if a command with this origin and step would write another output."""
         now, then = {**origin, "step": step}, self.origin | {"step": self.step}
         differing = [
             f"{name}: {_show(now, name)} now, {_show(then, name)} for {output}"
@@ -50,7 +50,7 @@ def _show(values: Mapping[str, Any], name: str) -> str:
 
 
 def write_record(record: Record, file: Path) -> None:
-    """Replaces the file by this record, on the disk, completely or not at all."""
+    """Replace the file by this record, on the disk, completely or not at all."""
     new = file.with_name(file.name + ".new")
     with new.open("w", encoding="utf-8") as stream:
         stream.write(json.dumps(vars(record)) + "\n")
@@ -65,7 +65,7 @@ def write_record(record: Record, file: Path) -> None:
 
 
 def read_record(file: Path) -> Record:
-    """Reads what `write_record` wrote. Raises ValueError, whose message says what is wrong with the file."""
+    """Read what `write_record` wrote. Raises ValueError, whose message says what is wrong with the file."""
     try:
         found = json.loads(file.read_bytes())
     except OSError as error:

@@ -35,7 +35,7 @@ class Throughput:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts the clock.
+        """Start the clock.
 
         Args:
           total: the number of lines; None if unknown, and then the time left is omitted.
@@ -54,7 +54,7 @@ class Throughput:
         self._live: Any = None
 
     def add(self, *, lines: int = 1, tokens: int) -> None:
-        """Counts finished lines, and the target tokens that were generated for them.
+        """Count finished lines, and the target tokens that were generated for them.
 
         Rates are shown as they were when the last burst of lines was complete: in the middle of a burst, all
         of its time has passed, but few of its lines are counted.
@@ -73,7 +73,7 @@ class Throughput:
         return now - self._last_shown >= (_EVERY_LIVE if self._stream.isatty() else _EVERY_PLAIN)
 
     def format(self, now: float, *, compiling: float | None = None) -> str:
-        """Formats the counts and rates at time `now`, in seconds of the clock.
+        """Format the counts and rates at time `now`, in seconds of the clock.
 
         compiling: the seconds of compilation until then; None: all.
 

@@ -29,27 +29,27 @@ class Run:
         identity.write(self._run.info.run_id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Records numbers by name."""
+        """Record numbers by name."""
         mlflow.log_metrics(dict(values), step=step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Records the config: as parameters, which MLflow fixes at the begin, and as a file."""
+        """Record the config: as parameters, which MLflow fixes at the begin, and as a file."""
         mlflow.log_dict(dict(fields), "config.json")
         rows = list(fields.items())
         for first in range(0, len(rows) if self._is_new else 0, _AT_ONCE):
             mlflow.log_params(dict(rows[first : first + _AT_ONCE]))
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Adds translations to a table."""
+        """Add translations to a table."""
         columns: dict[str, Any] = {"step": [step] * len(samples)}
         for name in Sample._fields:
             columns[name] = [getattr(sample, name) for sample in samples]
         mlflow.log_table(columns, "translations.json")
 
     def log_report(self, page: Path) -> None:
-        """Records the page as an artefact."""
+        """Record the page as an artefact."""
         mlflow.log_artifact(str(page))
 
     def close(self, *, failed: bool) -> None:
-        """Ends the run."""
+        """End the run."""
         mlflow.end_run("FAILED" if failed else "FINISHED")

@@ -111,7 +111,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_values(values: Mapping[str, Any]) -> list[str]:
-    """The values that a line shows, formatted, in their order; BLEU of each direction at the end."""
+    """Return the values that a line shows, formatted, in their order; BLEU of each direction at the end."""
     directions = [name for name in values if name.startswith("bleu_")]
     return [
         template.format(values[name])
@@ -127,19 +127,19 @@ class Display(Protocol):
     silent_seconds: float
 
     def width(self) -> int | None:
-        """The columns for a line that is updated in place; None where every line stays."""
+        """Return the columns for a line that is updated in place; None where every line stays."""
 
     def show(self, line: str, step: int) -> None:
-        """Shows the progress line."""
+        """Show the progress line."""
 
     def say(self, text: str) -> None:
-        """Shows a message above the progress line."""
+        """Show a message above the progress line."""
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Shows what the context does, if it takes some time."""
+        """Show what the context does, if it takes some time."""
 
     def close(self) -> None:
-        """Ends the display."""
+        """End the display."""
 
 
 class _SilentDisplay:
@@ -202,7 +202,7 @@ class _LiveDisplay:
         self._progress.refresh()
 
     def width(self) -> int | None:
-        """The columns beside the bar and the space that follows it."""
+        """Return the columns beside the bar and the space that follows it."""
         return self._progress.console.width - BAR - 1
 
     def show(self, line: str, step: int) -> None:
@@ -213,7 +213,7 @@ class _LiveDisplay:
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """Shows the text in place of the line, with a sign that moves, while the context is busy."""
+        """Show the text in place of the line, with a sign that moves, while the context is busy."""
         line, done = self._progress.tasks[0].description, threading.Event()
 
         def move() -> None:
@@ -236,7 +236,7 @@ class _LiveDisplay:
 
 
 def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Display:
-    """Makes the display for a stream: silent for None, live on a terminal, plain elsewhere."""
+    """Make the display for a stream: silent for None, live on a terminal, plain elsewhere."""
     if stream is None:
         return _SilentDisplay()
     return _LiveDisplay(stream, start_step, total_steps) if is_live(stream) else _PlainDisplay(stream)
@@ -248,7 +248,7 @@ def is_live(stream: TextIO) -> bool:
 
 
 def make_bar(stream: TextIO, *, refreshes_itself: bool, transient: bool) -> Any:
-    """Makes a rich `Progress`: a bar, and beside it the description of its task, as one line.
+    """Make a rich `Progress`: a bar, and beside it the description of its task, as one line.
 
     Args:
       refreshes_itself: whether a thread draws it ten times a second.

@@ -21,19 +21,19 @@ class Service(Protocol):
     """One place where the numbers of a run are recorded."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Records numbers by name, such as train/loss."""
+        """Record numbers by name, such as train/loss."""
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Records the config by dotted names."""
+        """Record the config by dotted names."""
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Records translations of a few sentences."""
+        """Record translations of a few sentences."""
 
     def log_report(self, page: Path) -> None:
-        """Records the page about the finished run."""
+        """Record the page about the finished run."""
 
     def close(self, *, failed: bool) -> None:
-        """Ends the record, of training that came to its end or did not."""
+        """End the record, of training that came to its end or did not."""
 
 
 class Identity:

@@ -29,12 +29,12 @@ class Run:
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Records numbers by name."""
+        """Record numbers by name."""
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Records the config, by dotted names, as a text and as hyperparameters."""
+        """Record the config, by dotted names, as a text and as hyperparameters."""
         plain = {
             name: value if isinstance(value, _SCALAR) else _spell(value) for name, value in fields.items()
         }
@@ -45,16 +45,16 @@ class Run:
             self._board.file_writer.add_summary(summary, self._start_step)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Records translations as a table."""
+        """Record translations as a table."""
         rows = [f"| {' | '.join(map(_escape, sample))} |" for sample in samples]
         table = ["| source | reference | translation |", "|---|---|---|", *rows]
         self._board.add_text("valid/translations", "\n".join(table), step)
 
     def log_report(self, page: Path) -> None:
-        """Records nothing: the page is beside the files."""
+        """Record nothing: the page is beside the files."""
 
     def close(self, *, failed: bool) -> None:
-        """Closes the files."""
+        """Close the files."""
         if self._end_of_session is not None:
             self._board.file_writer.add_summary(self._end_of_session)
         self._board.close()
@@ -65,5 +65,5 @@ def _spell(value: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    """A text for a cell of a Markdown table."""
+    """Return a text for a cell of a Markdown table."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")

@@ -33,24 +33,24 @@ class Run:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Records numbers by name."""
+        """Record numbers by name."""
         self._run.log({**values, "step": step})
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Records the config by dotted names."""
+        """Record the config by dotted names."""
         self._run.config.update(dict(fields), allow_val_change=True)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Records translations as a table."""
+        """Record translations as a table."""
         table = wandb.Table(columns=list(Sample._fields), data=[list(sample) for sample in samples])
         self._run.log({"valid/translations": table, "step": step})
 
     def log_report(self, page: Path) -> None:
-        """Records the page as an artefact."""
+        """Record the page as an artefact."""
         artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
         artifact.add_file(str(page))
         self._run.log_artifact(artifact)
 
     def close(self, *, failed: bool) -> None:
-        """Ends the run."""
+        """End the run."""
         self._run.finish(exit_code=int(failed))

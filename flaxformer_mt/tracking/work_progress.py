@@ -27,7 +27,7 @@ class WorkProgress:
 
     @contextlib.contextmanager
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
-        """Shows one part while the context lasts, and yields what counts its items.
+        """Show one part while the context lasts, and yield what counts its items.
 
         The first call of what it yields counts the items that an earlier process has done; 0: none.
 
@@ -76,7 +76,7 @@ class Rate:
         self._said = 0.0
 
     def add(self, items: int) -> str:
-        """Counts items that are done; what the first call counts was done by an earlier process.
+        """Count items that are done; what the first call counts was done by an earlier process.
 
         Returns a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left`; "" while it is too early.
         """
@@ -95,7 +95,7 @@ class Rate:
 
 
 def _ignore(items: int) -> None:
-    """Shows nothing."""
+    """Show nothing."""
 
 
 # For calls from a library.

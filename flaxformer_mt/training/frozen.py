@@ -194,7 +194,7 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
 
 
 def _examples(paths: Sequence[str]) -> list[str]:
-    """The first parameter below each name of the top level."""
+    """Return the first parameter below each name of the top level."""
     first: dict[str, str] = {}
     for path in paths:
         first.setdefault(path.partition("/")[0], path)

@@ -205,7 +205,9 @@ def _describe_pieces(old: Vocabs, new: Vocabs, init: str) -> str:
 
 
 def _read_origin(run_dir: Path) -> str:
-    """The run from which this one started; "" if it started from random parameters or another format."""
+    """Return the run from which this one started; "" if it started from random parameters or
+    another format.
+    """
     checkpoints = Checkpoints(run_dir)
     if IMPORTED_STEP not in checkpoints.steps():
         return ""

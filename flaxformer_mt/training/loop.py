@@ -272,7 +272,7 @@ def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:
 
 @contextlib.contextmanager
 def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, Batch]]]:
-    """The batches from the run's position on; ends the loader's threads when training ends."""
+    """Return the batches from the run's position on; end the loader's threads when training ends."""
     prepared = setup.prepared
     vocab = prepared.vocabs.target
     batches = train_batches(

@@ -41,7 +41,7 @@ class Profile:
         self._newest: Any = None
 
     def begin(self, step: int) -> None:
-        """Marks the start of update number `step`, before the loop waits for its batch."""
+        """Mark the start of update number `step`, before the loop waits for its batch."""
         if not self._left:
             return
         if self._skip:
@@ -58,7 +58,7 @@ class Profile:
         self._annotation.__enter__()
 
     def end(self, step: int, result: Any) -> None:
-        """Marks the dispatch of update number `step`; `result` is ready when the devices have finished it."""
+        """Mark the dispatch of update number `step`; `result` is ready when the devices have finished it."""
         if not self._left:
             return
         self._newest = result

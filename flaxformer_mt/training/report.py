@@ -53,7 +53,7 @@ def make_report(
 
 
 def _count_pairs(split: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What became of the pairs of a split, without examples; None if there is no such split."""
+    """Return what became of the pairs of a split, without examples; None if there is no such split."""
     if split is None:
         return None
     parts = [
@@ -70,7 +70,7 @@ def _count_pairs(split: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def describe_report(report: dict[str, Any], run_dir: Path) -> str:
-    """The report as text: what was trained, the scores, ten translations, and what to try next.
+    """Return the report as text: what was trained, the scores, ten translations, and what to try next.
 
     For a language model there are no translations, and the score is perplexity.
     """
@@ -115,6 +115,6 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
 
 
 def _shorten(path: Path) -> Path:
-    """The path from the working directory, if it is below."""
+    """Return the path from the working directory, if it is below."""
     here = Path.cwd()
     return path.absolute().relative_to(here) if path.absolute().is_relative_to(here) else path

@@ -231,7 +231,7 @@ def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
-    """The summaries of the first epoch, or of the first epochs of all stages."""
+    """Return the summaries of the first epoch, or of the first epochs of all stages."""
     return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
 
 
@@ -267,7 +267,8 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 def load_state(
     checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[..., TrainState], *arguments: Any
 ) -> tuple[TrainState, TrainProgress]:
-    """The newest checkpoint's state on the devices of `parallel`, or an initial state where there is none.
+    """Return the newest checkpoint's state on the devices of `parallel`, or an initial state where there is
+    none.
 
     The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
     of them read it or none.

@@ -48,7 +48,7 @@ class DataWait:
         return idle_seconds
 
     def read(self) -> float:
-        """Return the idle seconds since the last call; waits for the updates before the last wait."""
+        """Return the idle seconds since the last call; wait for the updates before the last wait."""
         return self.take()()
 
     def end_of_newest(self) -> Callable[[], float]:
@@ -114,7 +114,7 @@ class TrainClock:
         self._timed_until = self._clock()
 
     def to_dict(self) -> dict[str, float]:
-        """Return what has been measured since the last line; waits for the newest update."""
+        """Return what has been measured since the last line; wait for the newest update."""
         self._waited += self._data_wait.read()
         return {"seconds": self._seconds, "waited": self._waited}
 
@@ -125,7 +125,7 @@ class TrainClock:
         return span
 
     def measure(self, span: Span) -> tuple[float, float]:
-        """Return the seconds of a span, and those in which the devices waited; waits for its updates.
+        """Return the seconds of a span, and those in which the devices waited; wait for its updates.
 
         Spans are measured in the order in which they were closed.
         """

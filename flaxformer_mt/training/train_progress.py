@@ -63,12 +63,12 @@ class TrainProgress:
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Return the fields as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainProgress":
-        """The inverse of `to_dict`; reads checkpoints of version 0.1 too."""
+        """Return the inverse of `to_dict`; read checkpoints of version 0.1 too."""
         return cls(**{_RENAMED.get(name, name): value for name, value in values.items()})
 
 

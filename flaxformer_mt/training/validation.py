@@ -80,7 +80,7 @@ class Validation:
         )
 
     def __call__(self, params: Any) -> dict[str, float]:
-        """The scores of these parameters, by name."""
+        """Return the scores of these parameters, by name."""
         start = time.monotonic()
         params = self._merge(params) if has_factors(params) else params
         if not self._steps and compiles_ahead(self._config, self._parallel.platform):

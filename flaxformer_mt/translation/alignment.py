@@ -31,7 +31,7 @@ def align_pieces(weights: Array) -> Alignment:
 def weigh_down_marks(
     weights: Array, source: tuple[Sequence[str], Sequence[int]], target: tuple[Sequence[str], Sequence[int]]
 ) -> np.ndarray:
-    """Returns the weights with little left of those of punctuation marks that are a part of a longer word.
+    """Return the weights with little left of those of punctuation marks that are a part of a longer word.
 
     In "sleeps?" the mark attends to that of the source, which may be a part of another word.
 
@@ -79,5 +79,5 @@ def align_words(
 
 
 def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
-    """Formats pairs, sorted by target position, then by source position: ((1, 0), (0, 1)) gives "1-0 0-1"."""
+    """Format pairs, sorted by target position, then by source position: ((1, 0), (0, 1)) gives "1-0 0-1"."""
     return " ".join(f"{i}-{j}" for i, j in sorted(alignment, key=lambda pair: (pair[1], pair[0])))

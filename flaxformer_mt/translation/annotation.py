@@ -38,7 +38,7 @@ class Notes(NamedTuple):
     for_markup: bool = False
 
     def check(self, models: Sequence[ModelConfig]) -> None:
-        """Raises UserError if a model lacks the layer or the head, or markup needs other alignments."""
+        """Raise UserError if a model lacks the layer or the head, or markup needs other alignments."""
         if self.markup and self.alignments == "pieces":
             raise UserError("markup needs alignments of words, not of pieces; leave out pieces")
         for model in models:
@@ -58,7 +58,7 @@ class Notes(NamedTuple):
         return self.alignments is not None or self.attention
 
     def watched(self, models: Sequence[ModelConfig]) -> tuple[Watched, ...]:
-        """Returns the attention weights that alignments are computed from."""
+        """Return the attention weights that alignments are computed from."""
         if not self.watched_any:
             return ()
         layer, guided = self.layer, {(model.alignment, model.num_decoder_layers) for model in models}
@@ -83,7 +83,7 @@ def annotate(
     scorer: TokenScorer,
     params: Sequence[Any],
 ) -> list[Translation]:
-    """Returns the translations and their alternatives with the additional output that `notes` selects."""
+    """Return the translations and their alternatives with the additional output that `notes` selects."""
     hypotheses = [(part, one) for part, best in zip(parts, translations, strict=True) for one in best.n_best]
     readings = scorer.read_all(
         [Pair(part.ids, one.tokens) for part, one in hypotheses],
@@ -104,7 +104,7 @@ def annotate(
 def add_attention(
     part: SourcePart, hypothesis: Translation, attention: np.ndarray, notes: Notes, vocabs: Vocabs
 ) -> Translation:
-    """Returns the hypothesis with the alignment and the attention weights that `notes` selects.
+    """Return the hypothesis with the alignment and the attention weights that `notes` selects.
 
     Both are without eos and added pieces, which are not part of the text.
 

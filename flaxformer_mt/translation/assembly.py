@@ -27,14 +27,14 @@ class FoundLine(NamedTuple):
     translations: dict[int, Translation]
 
     def join(self, translations: Sequence[Translation], *, eos_id: int) -> Translation:
-        """Returns the translation of the line from those of its parts."""
+        """Return the translation of the line from those of its parts."""
         (joined,) = join_parts(
             [self.line], self.parts, translations, n_best=self.n_best, notes=self.notes, eos_id=eos_id
         )
         return joined
 
     def source_pieces(self, vocab: Vocab) -> list[str]:
-        """Returns the pieces of a line that was translated as one part, without eos and added tags."""
+        """Return the pieces of a line that was translated as one part, without eos and added tags."""
         if len(self.parts) > 1:
             return []
         return [piece for part in self.parts for piece in vocab.pieces(part.ids[part.added_pieces : -1])]
@@ -49,7 +49,7 @@ def join_parts(
     notes: Notes,
     eos_id: int,
 ) -> list[Translation]:
-    """Joins the translations of each line's parts; a line without parts has an empty translation."""
+    """Join the translations of each line's parts; a line without parts has an empty translation."""
     empty = dataclasses.replace(
         EMPTY,
         token_log_probs=() if notes.token_log_probs else None,
@@ -76,7 +76,7 @@ def combine_parts(
     words: bool,
     eos_id: int,
 ) -> Translation:
-    """Returns the translation of a line, given those of its parts in order.
+    """Return the translation of a line, given those of its parts in order.
 
     Log-probabilities and scores are sums over parts. The n_best hypotheses are the combinations with the
     highest sums: with scores -1 and -3 for one part, -2 and -2.5 for another, the best score is -1 - 2 and
@@ -156,17 +156,17 @@ def _add_up(
 
 
 def _shift(index: int, offset: int, tag_size: int) -> int:
-    """Returns the index in the line of a word or piece of a part that begins with a repeated tag."""
+    """Return the index in the line of a word or piece of a part that begins with a repeated tag."""
     return index if index < tag_size else index - tag_size + offset
 
 
 def _space_before(text: str, start: int) -> str:
-    """Returns the white space that ends before a position, with spaces for odd characters that end lines."""
+    """Return the white space that ends before a position, with spaces for odd characters that end lines."""
     before = text[:start]
     return _ODD_LINE_ENDS.sub(" ", before[len(before.rstrip()) :])
 
 
 def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
-    """Returns the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
+    """Return the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
     word_starts = [match.start() for match in re.finditer(r"\S+", text)]
     return [max(0, bisect.bisect_right(word_starts, start) - 1) for start in starts]

@@ -32,7 +32,7 @@ class Constraints(NamedTuple):
     lead: str = ""
 
     def check(self, search: SearchConfig, num_lines: int, first_line: int) -> None:
-        """Raises UserError unless each line has one constraint of each kind, and the search supports them."""
+        """Raise UserError unless each line has one constraint of each kind, and the search supports them."""
         for what, given in (("prefixes", self.prefixes), ("lists of required phrases", self.required)):
             if given is not None and len(given) != num_lines:
                 before = first_line - 1
@@ -47,13 +47,13 @@ class Constraints(NamedTuple):
             )
 
     def phrases(self, index: int) -> list[str]:
-        """Returns the required phrases of a line, without blank ones."""
+        """Return the required phrases of a line, without blank ones."""
         return [phrase for phrase in self.required[index] if not is_blank(phrase)] if self.required else []
 
     def make_sentences(
         self, parts: Sequence[SourcePart], *, vocab: Vocab, first_line: int, language: str = ""
     ) -> list[Sentence]:
-        """Adds constraints to parts: the sentences of a line's prefix to its parts, phrases to an only part.
+        """Add constraints to parts: the sentences of a line's prefix to its parts, phrases to an only part.
 
         The phrases of a line in several parts are left to `require_in_parts`.
 
@@ -76,7 +76,7 @@ class Constraints(NamedTuple):
 
 
 def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
-    """Returns the prefix of each part of a line: a sentence of the prefix, or "" after its end.
+    """Return the prefix of each part of a line: a sentence of the prefix, or "" after its end.
 
     With more sentences than parts, the last part has all that are left. Only what ends the whole prefix may
     have white space at its end, which says that a word ends there.
@@ -89,7 +89,7 @@ def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
 
 
 def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -> Sentence:
-    """Combines source ids with the prefix of the translation as ids of the target vocabulary.
+    """Combine source ids with the prefix of the translation as ids of the target vocabulary.
 
     Args:
       lead: see `Constraints`.
@@ -102,7 +102,7 @@ def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -
 
 
 def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str) -> Sentence:
-    """Adds required phrases to a sentence.
+    """Add required phrases to a sentence.
 
     Raises:
       UserError: a phrase has no tokens; the message begins with `name`.
@@ -133,7 +133,7 @@ def require_in_parts(
     first_line: int,
     search: SearchParts,
 ) -> list[Translation]:
-    """Returns translations with the required phrases that lines in several parts lack, where they can be.
+    """Return translations with the required phrases that lines in several parts lack, where they can be.
 
     Which part a phrase belongs to is found by searching each part of the line with it: the part whose score
     falls least has it from then on. One phrase follows the other, those of all lines together.
@@ -167,7 +167,7 @@ def require_in_parts(
 def mark_unsatisfied(
     results: Sequence[Translation], constraints: Constraints, part_lines: Sequence[int]
 ) -> tuple[list[Translation], list[int]]:
-    """Marks translations, and their alternatives, that lack required phrases as not satisfied.
+    """Mark translations, and their alternatives, that lack required phrases as not satisfied.
 
     Args:
       part_lines: the index of the line of each part. Of a line in several parts (or in none, if it is blank),
@@ -185,7 +185,7 @@ def mark_unsatisfied(
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
-    """Returns the symbols of a search, with the ids that search.suppress and allow_unknown exclude.
+    """Return the symbols of a search, with the ids that search.suppress and allow_unknown exclude.
 
     Raises:
       UserError: search.suppress contains eos, or a piece that is absent from the vocabulary.
@@ -206,7 +206,7 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
 
 
 def _find_token(pieces: list[str], name: str) -> int:
-    """Returns the id of a piece, or the id that `name` spells in digits; a piece takes precedence."""
+    """Return the id of a piece, or the id that `name` spells in digits; a piece takes precedence."""
     if name in pieces:
         return pieces.index(name)
     if name.isascii() and name.isdigit() and int(name) < len(pieces):

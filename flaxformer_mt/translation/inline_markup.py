@@ -82,12 +82,12 @@ class _Word:
 
 
 def unescape(text: str) -> str:
-    """Returns a text with characters in place of its entities, of which "&copy" and "&section" are none."""
+    """Return a text with characters in place of its entities, of which "&copy" and "&section" are none."""
     return _ENTITY.sub(lambda match: _read_entity(match[0]), text)
 
 
 def _read_entity(entity: str) -> str:
-    """The character of an entity; the entity itself if there is none of this name."""
+    """Return the character of an entity; the entity itself if there is none of this name."""
     known = entity[1] == "#" or entity[1:] in html.entities.html5
     return html.unescape(entity) if known else entity
 
@@ -117,7 +117,7 @@ def _find_spellings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
-    """Takes the markup out of a line.
+    """Take the markup out of a line.
 
     Args:
       in_document: whether the line is part of a document, whose text is escaped. If not, it is taken for such
@@ -154,7 +154,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
-    """Takes off the elements around a whole line, which need no alignment.
+    """Take off the elements around a whole line, which need no alignment.
 
     Returns their opening tags, the line and their closing tags: "<p><b>a</b></p>" has `<p><b>`, a and
     `</b></p>`.
@@ -171,20 +171,20 @@ def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
 
 
 def _make_point(open_items: list[_Item]) -> None:
-    """Makes the last element, without a closing tag, a point; what is in it belongs to the one around."""
+    """Make the last element, without a closing tag, a point; what is in it belongs to the one around."""
     item = open_items.pop()
     open_items[-1].children += item.children
     item.children = []
 
 
 def _separate(text: str, name: str, following: str) -> str:
-    """Adds a space at the boundary of a block between two words."""
+    """Add a space at the boundary of a block between two words."""
     between = name in _BLOCKS and text and not text[-1].isspace() and following and not following.isspace()
     return f"{text} " if between else text
 
 
 def _take_space(item: _Item, text: str, line: str, last: int) -> tuple[str, int]:
-    """Removes one white space beside a point, so that two words stay separated by one."""
+    """Remove one white space beside a point, so that two words stay separated by one."""
     before, after = text[-1:], line[last : last + 1]
     start = last - len(item.opening)
     between = start > 0 and not line[start - 1].isspace() and after and not after.isspace()
@@ -198,7 +198,7 @@ def _take_space(item: _Item, text: str, line: str, last: int) -> tuple[str, int]
 
 
 def put_back(marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> str:
-    """Puts the markup of a line into its translation.
+    """Put the markup of a line into its translation.
 
     Args:
       text: the translation of `marked.text`.
@@ -210,7 +210,7 @@ def put_back(marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]
 
 
 def _spell(marked: MarkedLine, text: str) -> str:
-    """Writes text of a translation as the line spells it; what is bare there must not become markup here."""
+    """Write text of a translation as the line spells it; what is bare there must not become markup here."""
     if not marked.escaped:
         return text
     entities = {match.start() for match in _ENTITY.finditer(text) if unescape(match[0]) != match[0]}
@@ -237,20 +237,20 @@ class _Layout:
         self.cursor = 0
 
     def write(self) -> str:
-        """The translation with the markup."""
+        """Return the translation with the markup."""
         self._write_items(self.marked.items, 0, len(self.target))
         self._copy(len(self.text))
         return "".join(self.parts)
 
     def _copy(self, end: int) -> None:
-        """Copies the text up to a position, unless more has been copied."""
+        """Copy the text up to a position, unless more has been copied."""
         if end > self.cursor:
             piece = self.text[self.cursor : end]
             self.parts.append(_spell(self.marked, piece))
             self.cursor = end
 
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
-        """Writes items in the order of their places inside words [low, high), none across another."""
+        """Write items in the order of their places inside words [low, high), none across another."""
         placed = [(*self._find(item), number) for number, item in enumerate(items)]
         elements = [(start, end) for start, end, _ in placed if end > start]
         ordered = []
@@ -323,7 +323,7 @@ class _Layout:
         return self.target[-1].end if self.target else 0
 
     def _words_inside(self, item: _Item) -> list[int]:
-        """The source words of an element; one that is partly inside counts, marks alone do not."""
+        """Return the source words of an element; one that is partly inside counts, marks alone do not."""
         return [
             number
             for number, word in enumerate(self.source)
@@ -343,12 +343,14 @@ class _Layout:
         return inside and (marks or len(words) == len(self.source))
 
     def _word_before(self, item: _Item) -> int | None:
-        """The last source word that begins before a point."""
+        """Return the last source word that begins before a point."""
         found = [number for number, word in enumerate(self.source) if word.start < item.start]
         return found[-1] if found else None
 
     def _find(self, item: _Item) -> tuple[int, int]:
-        """The target words [start, end) of an item; start equals end for a point, the word after it."""
+        """Return the target words [start, end) of an item; start equals end for a point, the word
+        after it.
+        """
         words = self._words_inside(item) if item.closing is not None else []
         linked = set(itertools.chain.from_iterable(self.links[number] for number in words))
         spans = [self._find(child) for child in item.children] if item.closing is not None else []
@@ -364,7 +366,9 @@ class _Layout:
         return gap, gap
 
     def _find_gap(self, item: _Item) -> int:
-        """The gap of a point: beside the word that it touched, else before the next or after the last."""
+        """Return the gap of a point: beside the word that it touched, else before the next or after
+        the last.
+        """
         before = self._word_before(item)
         following = 0 if before is None else before + 1
         to_left = before is not None and (item.space_before or self.source[before].end >= item.start > 0)
@@ -380,7 +384,7 @@ class _Layout:
 
 
 def _best_run(linked: set[int], words: Sequence[int], sources: int, targets: int) -> tuple[int, int]:
-    """The target words [start, end) with the most linked words beyond the others among them.
+    """Return the target words [start, end) with the most linked words beyond the others among them.
 
     Of equally good runs, of one word the one nearest to the place of the word in its sentence, of several
     words the longest.
@@ -402,7 +406,7 @@ def translate_marked(
     notes: Notes,
     translate: Callable[[list[str], Notes], list[Translation]],
 ) -> list[Translation]:
-    """Translates lines without their markup, and puts it into the translations and their alternatives."""
+    """Translate lines without their markup, and put it into the translations and their alternatives."""
     marked = [take_out(line) for line in lines]
     inner = notes._replace(markup=False, for_markup=True, alignments="words")
     found = translate([one.text for one in marked], inner)

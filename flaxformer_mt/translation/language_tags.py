@@ -31,7 +31,7 @@ class LineTags(NamedTuple):
     lead: str = ""
 
     def find(self, lines: Sequence[str], *, first_line: int = 1) -> list[str] | None:
-        """Returns the tags to put before each line; None if no line gets one.
+        """Return the tags to put before each line; None if no line gets one.
 
         Raises:
           UserError: a line that is not blank needs a tag, and the languages are not known.
@@ -55,7 +55,7 @@ def choose_line_tags(
     *,
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
 ) -> LineTags:
-    """Returns the tags that lines get, to be translated from and to these languages.
+    """Return the tags that lines get, to be translated from and to these languages.
 
     Args:
       data: the config that the model was trained with.
@@ -101,7 +101,7 @@ def choose_line_tags(
 
 
 def check_language(language: str, flag: str, data: DataConfig, vocab_tags: Mapping[str, int]) -> None:
-    """Checks that a pretrained model has a tag for a language.
+    """Check that a pretrained model has a tag for a language.
 
     Args:
       flag: that names the language, for the message.

@@ -10,7 +10,7 @@ from flaxformer_mt.translation.result import Translation
 
 
 def own_share(*, together: bool = False) -> slice:
-    """Returns the slice of a list of sentences that this process translates.
+    """Return the slice of a list of sentences that this process translates.
 
     Of three processes, the second has sentences 1, 4, 7, ...; all have all sentences if they translate each
     sentence `together`, with parameters that are split over them.
@@ -19,7 +19,7 @@ def own_share(*, together: bool = False) -> slice:
 
 
 def gather_translations(share: Sequence[Translation], *, together: bool = False) -> list[Translation]:
-    """Returns the translations of all sentences, in order, given those of this process's `own_share`.
+    """Return the translations of all sentences, in order, given those of this process's `own_share`.
 
     All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
     """
@@ -40,5 +40,5 @@ def _from_json(values: dict[str, Any]) -> Translation:
 
 
 def _to_tuples(value: Any) -> Any:
-    """Converts lists to tuples: JSON has lists only."""
+    """Convert lists to tuples: JSON has lists only."""
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value

@@ -24,7 +24,7 @@ class LiveTranslator:
     """
 
     def __init__(self, translator: Translator) -> None:
-        """Translates with the options of `translator`, which must have parameters of its own."""
+        """Translate with the options of `translator`, which must have parameters of its own."""
         self._translator = translator
         self._search = LiveSearch(translator.search, translator.all_params)
         self._lines: dict[Hashable, FoundLine] = {}
@@ -63,7 +63,7 @@ class LiveTranslator:
         tags: str = "",
         lead: str = "",
     ) -> None:
-        """Adds a line; `name` identifies it in the results, and `tags` are those of its languages.
+        """Add a line; `name` identifies it in the results, and `tags` are those of its languages.
 
         Args:
           lead: what the translation begins with as it is tokenized; see `Constraints`.
@@ -86,13 +86,13 @@ class LiveTranslator:
             self._search.submit((name, number), sentence, n_best=searched)
 
     def cancel(self, name: Hashable) -> None:
-        """Removes a line, if it is not done yet."""
+        """Remove a line, if it is not done yet."""
         found = self._lines.pop(name, None)
         for number in range(len(found.parts) if found else 0):
             self._search.cancel((name, number))
 
     def advance(self) -> Iterator[tuple[Hashable, FoundLine | Exception]]:
-        """Makes a few decoding steps; yields the names of the lines that are done then, and their parts.
+        """Make a few decoding steps; yield the names of the lines that are done then, and their parts.
 
         If the device fails, the result of the lines that it searched is the error.
         """
@@ -115,7 +115,7 @@ class LiveTranslator:
                 yield name, found
 
     def finish(self, found: FoundLine) -> Translation:
-        """Returns the translation of a line, with the additional output that was asked for.
+        """Return the translation of a line, with the additional output that was asked for.
 
         Raises:
           UserError: the model's scores are not numbers.
@@ -130,10 +130,10 @@ class LiveTranslator:
         return found.join(translations, eos_id=translator.vocabs.target.eos_id)
 
     def source_pieces(self, found: FoundLine) -> list[str]:
-        """Returns the pieces of a line that was translated as one part, without eos."""
+        """Return the pieces of a line that was translated as one part, without eos."""
         return found.source_pieces(self._translator.vocabs.source)
 
     def target_pieces(self, translation: Translation) -> list[str]:
-        """Returns the pieces of a translation, without eos."""
+        """Return the pieces of a translation, without eos."""
         vocab = self._translator.vocabs.target
         return vocab.pieces([token for token in translation.tokens if token != vocab.eos_id])

@@ -19,12 +19,12 @@ from flaxformer_mt.writing_systems import lacks_spaces
 
 
 def count_candidates(search: SearchConfig, n_best: int) -> int:
-    """Returns how many hypotheses of a sentence the search must find for the n best."""
+    """Return how many hypotheses of a sentence the search must find for the n best."""
     return search_width(search, n_best) if search.method == "mbr" else n_best
 
 
 def read_best(result: SearchResult, vocab: Vocab, config: Config, n_best: int) -> Translation:
-    """Returns the translation of a sentence from the hypotheses of its search, as the best of n_best.
+    """Return the translation of a sentence from the hypotheses of its search, as the best of n_best.
 
     Args:
       result: the hypotheses [N, ...] of one sentence, candidates with the method mbr.
@@ -38,7 +38,7 @@ def read_best(result: SearchResult, vocab: Vocab, config: Config, n_best: int) -
 
 
 def make_utility(config: Config) -> Utility:
-    """Returns the utility of search.mbr_utility; BLEU with train.bleu_tokenize.
+    """Return the utility of search.mbr_utility; BLEU with train.bleu_tokenize.
 
     With auto the tokenizer is 13a, or char for candidates without spaces between words.
     """
@@ -53,7 +53,7 @@ def make_utility(config: Config) -> Utility:
 def choose_candidates(
     candidates: Sequence[Translation], utility: Utility, *, by_probability: bool
 ) -> list[Translation]:
-    """Returns the candidates of different texts, the highest expected utility first, which is their score.
+    """Return the candidates of different texts, the highest expected utility first, which is their score.
 
     Of equal texts the first candidate stands for all; of equal utilities, the earlier text comes first.
 

@@ -34,7 +34,7 @@ class TranslationFormat:
     json: bool = False
 
     def lines(self, number: int, source: str, translation: Translation, pieces: Pieces) -> list[str]:
-        """Returns the output lines of input line `number`, counted from 0."""
+        """Return the output lines of input line `number`, counted from 0."""
         if self.json:
             described = {"line": number, "source": source, **_describe(translation, pieces)}
             if self.n_best:
@@ -80,7 +80,7 @@ def format_score(
     tokens: bool,
     as_json: bool,
 ) -> str:
-    """Returns the output line of a score.
+    """Return the output line of a score.
 
     Args:
       number: index of the pair, counted from 0.
@@ -112,7 +112,7 @@ def _format_log_probs(log_prob: float, token_log_probs: Sequence[float]) -> list
 
 
 def write_json(value: dict[str, Any]) -> str:
-    """Formats a value as one line of JSON: floats with at most six decimals, null for NaN and infinity."""
+    """Format a value as one line of JSON: floats with at most six decimals, null for NaN and infinity."""
     return json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
 
 

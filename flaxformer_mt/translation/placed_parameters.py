@@ -47,5 +47,5 @@ def place_models(
 
 
 def on_host(trained: TrainedModel) -> TrainedModel:
-    """Takes the parameters from the device, which would compile a program for each shape to cast them."""
+    """Take the parameters from the device, which would compile a program for each shape to cast them."""
     return dataclasses.replace(trained, params=jax.device_get(trained.params))

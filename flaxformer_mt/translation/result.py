@@ -52,12 +52,12 @@ FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 
 def rank(hypotheses: Sequence[Translation]) -> Translation:
-    """Returns the first of hypotheses, with the others as its alternatives."""
+    """Return the first of hypotheses, with the others as its alternatives."""
     return dataclasses.replace(hypotheses[0], alternatives=tuple(hypotheses[1:]))
 
 
 def read_result(result: SearchResult, vocab: Vocab) -> Translation:
-    """Returns the best hypothesis of a sentence with its alternatives; `FAILED` if there is none.
+    """Return the best hypothesis of a sentence with its alternatives; `FAILED` if there is none.
 
     Args:
       result: the hypotheses [N, ...] of one sentence.
@@ -75,7 +75,7 @@ def read_result(result: SearchResult, vocab: Vocab) -> Translation:
 
 
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
-    """Marks whether a translation, and each of its alternatives, contains all phrases."""
+    """Mark whether a translation, and each of its alternatives, contains all phrases."""
     return dataclasses.replace(
         translation,
         satisfied=all(phrase.strip() in translation.text for phrase in phrases),
@@ -84,7 +84,7 @@ def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translati
 
 
 def drop_repeated(translation: Translation) -> Translation:
-    """Returns a translation with those of its alternatives whose text is none before: the best of each text.
+    """Return a translation with those of its alternatives whose text is none before: the best of each text.
 
     Two hypotheses are of one text if it has two segmentations, each with a score of its own.
     """
@@ -94,7 +94,7 @@ def drop_repeated(translation: Translation) -> Translation:
 
 
 def warn_of_failures(numbers: Sequence[int]) -> list[str]:
-    """Returns a warning that names the lines without a translation, if there are any."""
+    """Return a warning that names the lines without a translation, if there are any."""
     if not numbers:
         return []
     return [
@@ -108,5 +108,5 @@ _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " "
 
 
 def one_line(text: str) -> str:
-    """Returns a text without ends of lines."""
+    """Return a text without ends of lines."""
     return text.translate(_LINE_ENDS)

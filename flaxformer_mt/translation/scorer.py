@@ -74,7 +74,7 @@ class Scorer:
         allow_nonfinite: bool = False,
         warn: Warn = warn_user,
     ) -> "Scorer":
-        """Loads the translation model or the language model of a run directory; see `Translator.load`."""
+        """Load the translation model or the language model of a run directory; see `Translator.load`."""
         load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
         trained = load_trained(open_copy(run_dir), checkpoint=checkpoint, **load)
         config = trained.config
@@ -198,7 +198,7 @@ class Scorer:
     def _tokenize(
         self, side: str, vocab: Vocab, lines: Sequence[str], first_line: int, cut: set[int]
     ) -> list[np.ndarray]:
-        """Returns the ids of lines; refuses lines that are too long, or cuts them and adds them to `cut`."""
+        """Return the ids of lines; refuse lines that are too long, or cut them and add them to `cut`."""
         longest = self._longest[Pair._fields.index(side)]
         ids = vocab.tokenize_all(lines)
         too_long = [index for index, tokens in enumerate(ids) if len(tokens) > longest]
@@ -224,7 +224,7 @@ class Scorer:
 
 
 def find_longest(config: Config) -> tuple[int, int]:
-    """Returns the maximum source and target length, in tokens with eos, for the scores of a run's model.
+    """Return the maximum source and target length, in tokens with eos, for the scores of a run's model.
 
     Sources have the limit of translation. Targets may be as long as those of a search or of training. The
     text of a language model is limited by the model's positions alone.

@@ -48,7 +48,7 @@ Fits = Callable[[str], bool]
 
 
 def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
-    """Returns whether a model translates the sentences of a line apart.
+    """Return whether a model translates the sentences of a line apart.
 
     Args:
       several: share of the lines that it was trained on that have several sentences. None: unknown; nearly
@@ -58,7 +58,7 @@ def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
 
 
 def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
-    """Splits a text into parts that fit; the concatenation of the parts is the text.
+    """Split a text into parts that fit; the concatenation of the parts is the text.
 
     A text that fits is one part. A longer text is split after every sentence, because models are trained on
     sentences. A sentence that is still too long is split into as few parts as possible after its clauses, a
@@ -75,7 +75,7 @@ def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
 
 
 def _split(text: str, level: int, fits: Fits) -> Iterator[str]:
-    """Yields the parts of a text that is split by the functions `_SPLITTERS[level:]`."""
+    """Yield the parts of a text that is split by the functions `_SPLITTERS[level:]`."""
     if level == len(_SPLITTERS) or fits(text.strip()):
         yield text
         return
@@ -90,7 +90,7 @@ def _split(text: str, level: int, fits: Fits) -> Iterator[str]:
 
 
 def _count_fitting(units: Sequence[str], first: int, fits: Fits) -> int:
-    """Returns how many units, starting with `first`, fit into one part, by doubling and then by bisection.
+    """Return how many units, starting with `first`, fit into one part, by doubling and then by bisection.
 
     The result was tested itself, so it is correct even if a longer text has fewer tokens than a shorter one.
     """
@@ -126,7 +126,7 @@ _SPLITTERS: tuple[Callable[[str], list[str]], ...] = (
 
 
 def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tuple[str, list[int]]:
-    """Joins the translations of a text's parts; returns also the index of each one's first character.
+    """Join the translations of a text's parts; return also the index of each one's first character.
 
     Between two of them is the white space of the text as it is, line breaks included; but where it is a
     single space or none, there is a space, and none beside Chinese or Japanese. ["A b.", "", "C d."] gives
@@ -151,7 +151,7 @@ def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tup
 
 
 def is_unspaced(character: str) -> bool:
-    """Returns whether a character is Chinese or Japanese, punctuation included: written without spaces."""
+    """Return whether a character is Chinese or Japanese, punctuation included: written without spaces."""
     return any(first <= ord(character) <= last for first, last in _UNSPACED)
 
 
@@ -202,7 +202,7 @@ class SourcePart(NamedTuple):
         return len(self.tag.split()) - (self.tag != "" and not self.tag[-1].isspace())
 
     def divide(self, texts: Sequence[str], *, continues: bool) -> "list[SourcePart]":
-        """Returns a part for each of consecutive texts; `continues`: of those after the first."""
+        """Return a part for each of consecutive texts; `continues`: of those after the first."""
         starts = itertools.accumulate(map(len, texts), initial=self.start)
         return [
             self._replace(start=start, content=text, continues=continues and start > self.start)
@@ -220,7 +220,7 @@ def read_sources(
     language: str = "",
     tags: Sequence[str] | None = None,
 ) -> list[SourcePart]:
-    """Returns the parts of lines in order: none of a blank line, several of a split line, one of any other.
+    """Return the parts of lines in order: none of a blank line, several of a split line, one of any other.
 
     All parts of a line begin with its tags, those that are put before it and those at its start.
 
@@ -263,7 +263,7 @@ def read_sources(
 
 
 def _tokenize(parts: Sequence[SourcePart], vocab: Vocab) -> list[SourcePart]:
-    """Returns the parts that are not blank with their ids; normalization may empty a text."""
+    """Return the parts that are not blank with their ids; normalization may empty a text."""
     parts = [part for part in parts if not is_blank(part.content)]
     all_ids = vocab.tokenize_all([part.added + part.tag + part.content.strip() for part in parts])
     read = [part._replace(ids=ids) for part, ids in zip(parts, all_ids, strict=True)]
@@ -281,7 +281,7 @@ def _cut(part: SourcePart, vocab: Vocab, longest: int) -> SourcePart:
 
 
 def find_language_tags(line: str) -> str:
-    """Returns the language tags that a line starts with, with the white space around them; "" if none.
+    """Return the language tags that a line starts with, with the white space around them; "" if none.
 
     ">>fr<< der Hund" gives ">>fr<< ", and "<2de>a dog" gives "<2de>". A line of tags alone has none.
     """
@@ -290,7 +290,7 @@ def find_language_tags(line: str) -> str:
 
 
 def check_lines(lines: Sequence[str], *, first_line: int) -> None:
-    """Raises UserError for lines that are one string, or are not all strings; counts from `first_line`."""
+    """Raise UserError for lines that are one string, or are not all strings; count from `first_line`."""
     if isinstance(lines, str):
         raise UserError("translate takes a list of lines, but got one string; put the string in a list")
     for number, line in enumerate(lines, start=first_line):
@@ -299,7 +299,7 @@ def check_lines(lines: Sequence[str], *, first_line: int) -> None:
 
 
 def warn_of_long_lines(parts: Sequence[SourcePart], *, first_line: int, longest: int) -> list[str]:
-    """Returns warnings that name the lines that were too long, counted from `first_line`."""
+    """Return warnings that name the lines that were too long, counted from `first_line`."""
     split = sorted({first_line + part.line for part in parts if part.continues})
     cut = sorted({first_line + part.line for part in parts if part.cut})
     messages = []

@@ -58,7 +58,7 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 
 
 def _read_translation_config(run_dir: Path) -> Config:
-    """Returns the config of a run. Raises UserError if it is a language model."""
+    """Return the config of a run. Raises UserError if it is a language model."""
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
         raise UserError(
@@ -104,7 +104,7 @@ class Translator:
         several_sentences: float | None = None,
         warn: Warn = warn_user,
     ) -> None:
-        """Builds the search and the scorer from `config`, whose `search` section gives the search options.
+        """Build the search and the scorer from `config`, whose `search` section gives the search options.
 
         Args:
           params: None if every call provides its own parameters.
@@ -144,7 +144,7 @@ class Translator:
         )
 
     def _make_search(self, **options: Any) -> None:
-        """Makes the search and the scorer for the search options of the config."""
+        """Make the search and the scorer for the search options of the config."""
         config, vocabs, self._search_options = self.config, self.vocabs, options
         self.search = SearchEngine(
             self.models,
@@ -166,7 +166,7 @@ class Translator:
         )
 
     def with_search(self, **changes: Any) -> "Translator":
-        """Returns a translator with other search options and the same parameters.
+        """Return a translator with other search options and the same parameters.
 
         The newest few are kept, with their programs, for later calls with equal changes.
 
@@ -214,7 +214,7 @@ class Translator:
         quantization: Quantization | None = None,
         warn: Warn = warn_user,
     ) -> "Translator":
-        """Loads a trained model from a run directory.
+        """Load a trained model from a run directory.
 
         Args:
           run_dir: the run directory.
@@ -270,7 +270,7 @@ class Translator:
         )
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Prepares all programs, for few lines and for many; returns their number.
+        """Prepare all programs, for few lines and for many; return their number.
 
         They are compiled in threads, one for each core, or loaded from disk. Lines with prefixes or required
         phrases, and minimum lengths, use other programs.
@@ -280,7 +280,7 @@ class Translator:
         return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
 
     def describe(self) -> dict[str, Any]:
-        """Returns what translations depend on, as JSON values; equal descriptions give equal translations."""
+        """Return what translations depend on, as JSON values; equal descriptions give equal translations."""
         models = [dataclasses.asdict(model) for model in self.models]
         shortlist, learned = self.search.shortlist, self.search.lengths.learned
         return {
@@ -296,13 +296,13 @@ class Translator:
         }
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Returns the pieces of a translation's tokens in the target vocabulary."""
+        """Return the pieces of a translation's tokens in the target vocabulary."""
         return self.vocabs.target.pieces(np.asarray(tokens, np.int32))
 
     def read_parts(
         self, lines: Sequence[str], *, tags: Sequence[str] | None = None, language: str | None = None
     ) -> list[SourcePart]:
-        """Returns the parts of lines that are translated apart, see `read_sources`.
+        """Return the parts of lines that are translated apart, see `read_sources`.
 
         Args:
           language: None: the one that all sources of the model have.
@@ -319,7 +319,7 @@ class Translator:
         )
 
     def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
-        """Calls `translate`."""
+        """Call `translate`."""
         return self.translate(lines, **options)
 
     @overload
@@ -343,7 +343,7 @@ class Translator:
         params: Any = None,
         **search: Any,
     ) -> list[Translation] | Translation:
-        """Translates lines; returns one translation for each, in the same order.
+        """Translate lines; return one translation for each, in the same order.
 
         A text instead of a list of lines is translated as one line, and has one translation.
 
@@ -391,7 +391,7 @@ class Translator:
         is_ready: Callable[[], bool] | None = None,
         **search: Any,
     ) -> Iterator[Translation]:
-        """Translates lines in order as they arrive, `window` lines at a time, so that memory is bounded.
+        """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
         lower latency. A window is read when all translations of the window before have been consumed.
@@ -442,7 +442,7 @@ class Translator:
         first_line: int,
         params: Any,
     ) -> list[Translation]:
-        """Translates one window of lines; returns one translation for each."""
+        """Translate one window of lines; return one translation for each."""
         check_n_best(self.config.search, constraints.n_best)
         check_lines(lines, first_line=first_line)
         constraints.check(self.config.search, len(lines), first_line)
@@ -487,7 +487,7 @@ class Translator:
         params: tuple[Any, ...],
         count: int = 0,
     ) -> list[Translation]:
-        """Returns the translations of parts; `FAILED` where the model's scores are NaN.
+        """Return the translations of parts; `FAILED` where the model's scores are NaN.
 
         Args:
           sentences: the parts, with their constraints.

@@ -19,7 +19,7 @@ _RECALL_WEIGHT = 4  # beta squared
 
 
 def _count_overlaps(bags: Sequence[Iterable[Hashable]]) -> tuple[np.ndarray, np.ndarray]:
-    """Counts the elements of each of N bags [N], and those that two bags share [N, N].
+    """Count the elements of each of N bags [N], and those that two bags share [N, N].
 
     An element that two bags have 2 and 3 times is shared twice. The k-th occurrence of an element is a
     feature of its own, so that bags are rows of zeros and ones.
@@ -43,7 +43,7 @@ def _ngrams(sequence: Any, order: int) -> list[Any]:
 
 
 def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
-    """Returns the chrF of each text, from 0 to 100, with each text as its reference: 6-grams, beta 2."""
+    """Return the chrF of each text, from 0 to 100, with each text as its reference: 6-grams, beta 2."""
     joined = ["".join(text.split()) for text in texts]
     shape = (len(texts), len(texts))
     precision, recall, orders = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -61,7 +61,7 @@ def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
 
 
 def score_bleu(texts: Sequence[str], *, tokenize: str = "13a") -> Float[np.ndarray, "N N"]:
-    """Returns the sentence BLEU of each text, from 0 to 100, with each text as its reference.
+    """Return the sentence BLEU of each text, from 0 to 100, with each text as its reference.
 
     Uses sacreBLEU's tokenizer `tokenize`, exponential smoothing, and the orders that the hypothesis has.
     """

@@ -30,6 +30,6 @@ _JOINERS = frozenset("\u200c\u200d")
 
 
 def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns the rules of a normalization with rules that delete invisible characters, and keep joiners."""
+    """Return the rules of a normalization with rules that delete invisible characters, and keep joiners."""
     kept = {text: replacement for text, replacement in rules if text not in _JOINERS}
     return kept | dict.fromkeys(sorted(INVISIBLE), "")

@@ -52,7 +52,7 @@ class Field(NamedTuple):
 
 @contextlib.contextmanager
 def naming_damage(origin: str) -> Iterator[None]:
-    """Raises a UserError that names the file, `origin`, instead of the errors of reading damaged bytes."""
+    """Raise a UserError that names the file, `origin`, instead of the errors of reading damaged bytes."""
     try:
         yield
     except (IndexError, ValueError, TypeError, struct.error) as error:  # ValueError: also invalid UTF-8
@@ -63,7 +63,7 @@ def naming_damage(origin: str) -> Iterator[None]:
 
 
 def read_settings(model: bytes, *, origin: str = "the file") -> Settings:
-    """Reads the settings of a SentencePiece model; `origin` names the file in messages.
+    """Read the settings of a SentencePiece model; `origin` names the file in messages.
 
     Raises:
       UserError: the bytes are not a SentencePiece model.
@@ -81,7 +81,7 @@ def read_settings(model: bytes, *, origin: str = "the file") -> Settings:
 
 
 def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
-    """Reads the pieces of a SentencePiece model, by id; `origin` names the file in messages.
+    """Read the pieces of a SentencePiece model, by id; `origin` names the file in messages.
 
     Raises:
       UserError: the bytes are not a SentencePiece model.
@@ -91,7 +91,7 @@ def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
 
 
 def read_piece(data: bytes) -> Piece:
-    """Reads one piece from the value of its field."""
+    """Read one piece from the value of its field."""
     text, score, kind = "", 0.0, NORMAL
     for field in read_fields(data):
         if field.number == 1 and isinstance(field.value, bytes):
@@ -104,12 +104,12 @@ def read_piece(data: bytes) -> Piece:
 
 
 def select(fields: list[Field], number: int) -> list[bytes]:
-    """Returns the values of all fields with this number that hold bytes."""
+    """Return the values of all fields with this number that hold bytes."""
     return [f.value for f in fields if f.number == number and isinstance(f.value, bytes)]
 
 
 def read_fields(data: bytes) -> list[Field]:
-    """Reads a message as its fields; raises ValueError or IndexError if the bytes are no message."""
+    """Read a message as its fields; raise ValueError or IndexError if the bytes are no message."""
     return list(_iterate_fields(data))
 
 
@@ -133,7 +133,7 @@ def _iterate_fields(data: bytes) -> Iterator[Field]:
 
 
 def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Reads a varint: seven bits per byte, lowest first; the eighth bit marks that another byte follows."""
+    """Read a varint: seven bits per byte, lowest first; the eighth bit marks that another byte follows."""
     value, shift = 0, 0
     while data[offset] >= 128:
         if shift > 63:
@@ -144,7 +144,7 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def set_normalization(model: bytes, name: str, rules: bytes) -> bytes:
-    """Returns a model with these normalization rules under this name, in place of its own.
+    """Return a model with these normalization rules under this name, in place of its own.
 
     Args:
       name: what the rules are called in the file.
@@ -162,22 +162,22 @@ def set_normalization(model: bytes, name: str, rules: bytes) -> bytes:
 
 
 def read_compiled_rules(normalizer: bytes) -> bytes:
-    """Returns the compiled rules in the settings of a normalizer."""
+    """Return the compiled rules in the settings of a normalizer."""
     return (select(read_fields(normalizer), _COMPILED_RULES) or [b""])[-1]
 
 
 def write_field(number: int, body: bytes) -> bytes:
-    """Writes a field whose value is bytes."""
+    """Write a field whose value is bytes."""
     return write_tag(number, 2) + write_varint(len(body)) + body
 
 
 def write_tag(number: int, wire: int) -> bytes:
-    """Writes the tag before a value: the number of its field and its wire type."""
+    """Write the tag before a value: the number of its field and its wire type."""
     return write_varint(number * 8 + wire)
 
 
 def write_varint(value: int) -> bytes:
-    """Writes a varint; the inverse of reading one."""
+    """Write a varint; the inverse of reading one."""
     written = bytearray()
     while value >= 128:
         written.append(value % 128 + 128)

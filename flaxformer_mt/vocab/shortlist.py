@@ -29,7 +29,7 @@ class Shortlist:
     def __init__(
         self, rules: dict[tuple[int, ...], np.ndarray], common: Sequence[int] | np.ndarray, vocabs: Vocabs
     ) -> None:
-        """Stores the rules.
+        """Store the rules.
 
         Args:
           rules: n-gram of source ids -> target ids, most probable first.
@@ -45,7 +45,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, path: str | Path, vocabs: Vocabs) -> "Shortlist":
-        """Reads a file of lines `n-gram of source pieces<TAB>target pieces`, separated by spaces.
+        """Read a file of lines `n-gram of source pieces<TAB>target pieces`, separated by spaces.
 
         The line without source pieces has the candidates of all sentences.
 
@@ -80,13 +80,13 @@ class Shortlist:
         return cls(rules, common, vocabs)
 
     def write(self, path: Path) -> None:
-        """Writes the file atomically."""
+        """Write the file atomically."""
         text = "".join(f"{line}\n" for line in self._lines())
         with name_full_disk(path):
             write_atomically(path, text.encode())
 
     def find(self, source: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Returns the candidates for a source: the first of each n-gram, then the second, and so on.
+        """Return the candidates for a source: the first of each n-gram, then the second, and so on.
 
         An id may occur several times; candidates of all sentences are not added.
         """
@@ -101,7 +101,7 @@ class Shortlist:
         return np.concatenate(found)[np.argsort(ranks, kind="stable")]
 
     def _lines(self) -> list[str]:
-        """Returns the lines of the file, without pieces that contain a space, a tab or a line break."""
+        """Return the lines of the file, without pieces that contain a space, a tab or a line break."""
         source, target = (_spell(vocab) for vocab in (self._vocabs.source, self._vocabs.target))
         lines = []
         for key, found in [((), self.common), *sorted(self._rules.items())]:
@@ -112,7 +112,7 @@ class Shortlist:
 
 
 def _spell(vocab: Vocab) -> list[str]:
-    """Returns the pieces by id, "" for those that a file cannot contain."""
+    """Return the pieces by id, "" for those that a file cannot contain."""
     return ["" if set(piece) & set(" \t\n") else piece for piece in vocab.pieces(range(vocab.size))]
 
 

@@ -43,7 +43,7 @@ class SubwordSampler(ABC):
     """Draws segmentations of normalized text, in which spaces are U+2581, over the pieces of a model."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
-        """Reads the pieces, by id; `rate` is the dropout rate of merges (bpe) or alpha (unigram)."""
+        """Read the pieces, by id; `rate` is the dropout rate of merges (bpe) or alpha (unigram)."""
         self._rate = rate
         self._pieces = pieces
         self._ids = {
@@ -59,7 +59,7 @@ class SubwordSampler(ABC):
         self._segment = functools.lru_cache(_REMEMBERED)(self._compute)
 
     def sample(self, texts: Sequence[str], *, seed: np.random.SeedSequence, end: int) -> list[np.ndarray]:
-        """Returns the ids of a random segmentation of each text, as int32 arrays that end in `end`."""
+        """Return the ids of a random segmentation of each text, as int32 arrays that end in `end`."""
         numbers = self._draw_numbers(np.random.Generator(np.random.PCG64(seed)))
         return [self._sample_text(text, numbers, end) for text in texts]
 
@@ -76,7 +76,7 @@ class SubwordSampler(ABC):
         return np.array([*ids, end], np.int32)
 
     def _encode(self, text: str) -> list[int]:
-        """Returns the id of a piece; an unknown text gives its bytes if the model has pieces for them."""
+        """Return the id of a piece; an unknown text gives its bytes if the model has pieces for them."""
         number = self._ids.get(text, self._unknown)
         if number == self._unknown and len(self._byte_ids) == 256:
             return [self._byte_ids[byte] for byte in text.encode()]
@@ -84,29 +84,29 @@ class SubwordSampler(ABC):
 
     @abstractmethod
     def _draw_numbers(self, generator: np.random.Generator) -> Iterator[float]:
-        """Yields the random numbers that `_sample_unit` consumes, without end."""
+        """Yield the random numbers that `_sample_unit` consumes, without end."""
 
     @abstractmethod
     def _sample_unit(self, unit: str, numbers: Iterator[float]) -> Sequence[int]:
-        """Returns the ids of a random segmentation of a unit."""
+        """Return the ids of a random segmentation of a unit."""
 
     @abstractmethod
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple:
-        """Computes what is remembered of a unit."""
+        """Compute what is remembered of a unit."""
 
 
 class BpeDropout(SubwordSampler):
     """Segments by merges in the order of their scores, each of which is left out at the given rate."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
-        """Reads the pieces; see `SubwordSampler`."""
+        """Read the pieces; see `SubwordSampler`."""
         super().__init__(pieces, rate)
         self._defined = {piece.text for piece in pieces if piece.kind == USER_DEFINED}
         longest_first = sorted(map(re.escape, self._defined), key=len, reverse=True)
         self._symbol = re.compile("|".join([*longest_first, "."]), re.DOTALL)
 
     def _draw_numbers(self, generator: np.random.Generator) -> Iterator[float]:
-        """Yields the number of merges between a dropped merge and the next: a geometric distribution."""
+        """Yield the number of merges between a dropped merge and the next: a geometric distribution."""
         scale = math.log1p(-self._rate) if self._rate < 1 else -math.inf
         while True:
             gaps = np.log1p(-generator.random(_DRAWN)) / scale
@@ -123,7 +123,7 @@ class BpeDropout(SubwordSampler):
         return ids
 
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple[int, list[int]]:
-        """Merges a unit without the merges numbered `dropped`; returns the number of merges and the ids."""
+        """Merge a unit without the merges numbered `dropped`; return the number of merges and the ids."""
         (dropped,) = arguments
         symbols = self._symbol.findall(unit)
         fixed = [symbol in self._defined for symbol in symbols]
@@ -169,14 +169,14 @@ class UnigramSampling(SubwordSampler):
     """Draws from all segmentations, in proportion to their probabilities to the power alpha."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
-        """Reads the pieces; see `SubwordSampler`."""
+        """Read the pieces; see `SubwordSampler`."""
         super().__init__(pieces, rate)
         scores = [piece.score for piece in pieces if piece.kind == NORMAL]
         self._lowest, self._highest = min(scores, default=0.0), max(scores, default=0.0)
         self._longest = max(map(len, self._ids), default=1)
 
     def _draw_numbers(self, generator: np.random.Generator) -> Iterator[float]:
-        """Yields uniform numbers from 0 to below 1."""
+        """Yield uniform numbers from 0 to below 1."""
         while True:
             yield from generator.random(_DRAWN).tolist()
 
@@ -193,7 +193,7 @@ class UnigramSampling(SubwordSampler):
         return [token for tokens in reversed(drawn) for token in tokens]
 
     def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple:
-        """Returns the last pieces of each prefix of a unit: sums of probabilities, start positions, ids."""
+        """Return the last pieces of each prefix of a unit: sums of probabilities, start positions, ids."""
         whole = self._ids.get(unit)
         if whole is not None and self._pieces[whole].kind == USER_DEFINED:  # such as a language tag
             return (*[([], [], [])] * len(unit), ([1.0], [0], [[whole]]))
@@ -215,7 +215,7 @@ class UnigramSampling(SubwordSampler):
         return tuple(table)
 
     def _score(self, text: str) -> float | None:
-        """Returns the log-probability of a piece; None if the text is not one."""
+        """Return the log-probability of a piece; None if the text is not one."""
         piece = self._pieces[self._ids[text]] if text in self._ids else None
         if piece is None or piece.kind == UNUSED:
             return self._lowest - _UNKNOWN_PENALTY if len(text) == 1 else None
@@ -226,6 +226,6 @@ _SAMPLERS: dict[str, type[SubwordSampler]] = {"bpe": BpeDropout, "unigram": Unig
 
 
 def make_sampler(model: bytes, rate: float) -> SubwordSampler | None:
-    """Makes the sampler of a SentencePiece model; None for models of characters or words."""
+    """Make the sampler of a SentencePiece model; None for models of characters or words."""
     kind = _SAMPLERS.get(read_settings(model).kind)
     return None if kind is None else kind(read_pieces(model), rate)

@@ -13,10 +13,10 @@ class Segmenter(Protocol):
     """A vocabulary that turns text into pieces."""
 
     def tokenize(self, text: str) -> list[int]:
-        """The ids of a text, with eos."""
+        """Return the ids of a text, with eos."""
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """The pieces of ids."""
+        """Return the pieces of ids."""
 
 
 def is_one_piece(vocab: Segmenter, symbol: str) -> bool:
@@ -26,7 +26,7 @@ def is_one_piece(vocab: Segmenter, symbol: str) -> bool:
 
 
 def check_symbols(vocab: Segmenter, symbols: Sequence[str], *, name: str) -> None:
-    """Raises UserError if the given model `name` splits one of the symbols of the config."""
+    """Raise UserError if the given model `name` splits one of the symbols of the config."""
     if missing := [symbol for symbol in symbols if not is_one_piece(vocab, symbol)]:
         raise UserError(
             f"vocab.symbols has {missing[0]}, but {name} splits it into several pieces; leave it out, or "
@@ -35,7 +35,7 @@ def check_symbols(vocab: Segmenter, symbols: Sequence[str], *, name: str) -> Non
 
 
 def check_tags(vocab: Segmenter, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raises UserError if the vocabulary of the sources splits the tag of a made data set.
+    """Raise UserError if the vocabulary of the sources splits the tag of a made data set.
 
     Args:
       parts: the report on each data set, which has its `tag` if its sources begin with one.

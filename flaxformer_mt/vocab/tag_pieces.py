@@ -7,7 +7,7 @@ from flaxformer_mt.vocab.vocabulary import Vocab
 
 
 def check_language_tags(vocab: Vocab, tags: Iterable[str]) -> None:
-    """Checks that the vocabulary has a piece for each tag, which stands before a text.
+    """Check that the vocabulary has a piece for each tag, which stands before a text.
 
     Raises:
       UserError: a tag is several pieces, or unknown.

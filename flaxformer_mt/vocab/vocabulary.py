@@ -40,15 +40,15 @@ class TextPairs(Protocol):
     """Sized, iterable pairs, each with `.source` and `.target`; words in `tags`, if any, become pieces."""
 
     def __len__(self) -> int:
-        """The number of pairs."""
+        """Return the number of pairs."""
         ...
 
     def __iter__(self) -> Iterator[Any]:
-        """The pairs in order."""
+        """Return the pairs in order."""
         ...
 
     def select(self, numbers: np.ndarray) -> "TextPairs":
-        """The pairs with these ascending numbers."""
+        """Return the pairs with these ascending numbers."""
         ...
 
 

@@ -12,7 +12,7 @@ from flaxformer_mt.vocab.vocabulary import Vocab
 
 
 def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
-    """Returns the index of the word of each piece of a text, whose ids are without eos; see `find_words`."""
+    """Return the index of the word of each piece of a text, whose ids are without eos; see `find_words`."""
 
     def cut(words: list[str]) -> list[list[str]]:
         return [vocab.pieces(tokens[:-1]) for tokens in vocab.tokenize_all(words)]
@@ -21,7 +21,7 @@ def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
 
 
 def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list[list[str]]]) -> list[int]:
-    """Returns, for each piece of a text, the index of its word; white space separates the words.
+    """Return, for each piece of a text, the index of its word; white space separates the words.
 
     Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ stands for SentencePiece's
     space).
@@ -48,7 +48,7 @@ def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list
 
 
 def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
-    """Returns the index of the word in which each piece starts, and the number of words."""
+    """Return the index of the word in which each piece starts, and the number of words."""
     numbers: list[int] = []
     last, after_space = -1, True
     for piece in pieces:

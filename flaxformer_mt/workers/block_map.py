@@ -23,10 +23,10 @@ class Work(Protocol):
     """What a worker does; it is made once in each worker."""
 
     def describe(self) -> dict[str, Any]:
-        """What results depend on, as JSON values; it has to be the same in all workers."""
+        """Return what results depend on, as JSON values; it has to be the same in all workers."""
 
     def __call__(self, block: Any) -> Any:
-        """The result of one block, which must not depend on the blocks before."""
+        """Return the result of one block, which must not depend on the blocks before."""
 
 
 # Makes the work in a worker, given a function that receives warnings. It is sent there as pickle does it.
@@ -44,13 +44,13 @@ class Worker(Protocol):
     place: int
 
     def send(self, block: Any) -> None:
-        """Gives it a block; it has answered everything before."""
+        """Give it a block; it has answered everything before."""
 
     def receive(self) -> "Answer":
-        """Returns the answer to what it was sent last. Raises WorkerLost if there will be none."""
+        """Return the answer to what it was sent last. Raises WorkerLost if there will be none."""
 
     def stop(self) -> None:
-        """Ends it at once."""
+        """End it at once."""
 
 
 class Engine(Protocol):
@@ -59,13 +59,13 @@ class Engine(Protocol):
     count: int
 
     def start(self, place: int) -> Worker:
-        """Starts a worker, without waiting until it is ready."""
+        """Start a worker, without waiting until it is ready."""
 
     def wait(self, workers: Sequence[Any]) -> Worker:
-        """Waits until one of these workers, all of its own, has answered or ended, and returns it."""
+        """Wait until one of these workers, all of its own, has answered or ended, and return it."""
 
     def close(self) -> None:
-        """Ends what was started besides workers."""
+        """End what was started besides workers."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class WorkPlace:
         self._work: Work | None = None
 
     def start(self) -> Answer:
-        """Makes the work; the result is its description."""
+        """Make the work; the result is its description."""
         return self._attempt(self._describe)
 
     def answer(self, block: Any) -> Answer:
@@ -131,13 +131,13 @@ class Crew:
             self._busy[engine.start(place)] = None
 
     def describe(self) -> dict[str, Any]:
-        """What results depend on; waits for the first worker that has loaded."""
+        """Return what results depend on; waits for the first worker that has loaded."""
         while self._description is None:
             self._receive()
         return self._description
 
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yields the result of each block, in the order of the blocks, which are read ahead but for a few.
+        """Yield the result of each block, in the order of the blocks, which are read ahead but for a few.
 
         Args:
           name: what messages call a block, as "lines 1 to 9".
@@ -194,7 +194,7 @@ class Crew:
             waiting.appendleft(done)
 
     def _receive(self) -> tuple[int | None, Answer | WorkerLost]:
-        """The number of a block, and its answer or the loss of its worker; None after a start."""
+        """Return the number of a block, and its answer or the loss of its worker; None after a start."""
         worker = self._engine.wait(list(self._busy))
         number = self._busy.pop(worker)
         try:
@@ -209,7 +209,7 @@ class Crew:
         return number, answer
 
     def _open(self, answer: Answer) -> Any:
-        """The result of an answer, with its warnings and errors as if it had been made here."""
+        """Return the result of an answer, with its warnings and errors as if it had been made here."""
         for warning in answer.warnings:
             if warning not in self._passed_on:
                 self._passed_on.add(warning)
@@ -231,7 +231,7 @@ class Crew:
         self._busy[self._engine.start(worker.place)] = None
 
     def _check_description(self, found: dict[str, Any]) -> None:
-        """Raises UserError unless all workers give the same results."""
+        """Raise UserError unless all workers give the same results."""
         first = self._description = found if self._description is None else self._description
         for name in first | found:
             if first.get(name) != found.get(name):
@@ -241,6 +241,6 @@ class Crew:
                 )
 
     def close(self) -> None:
-        """Ends all workers."""
+        """End all workers."""
         for worker in (*self._idle, *self._busy):
             worker.stop()

@@ -18,7 +18,7 @@ class Hands(NamedTuple):
     ray: str | None = None
 
     def for_work(self, blocks: float, *, least: int) -> "Hands":
-        """These, or no workers for fewer blocks than `least`: then their start would take longer."""
+        """Return these, or no workers for fewer blocks than `least`: their start would take longer."""
         return HERE if blocks < least else self
 
 
@@ -27,7 +27,7 @@ HERE = Hands()
 
 
 def choose_hands(workers: int | None, ray: str | None) -> Hands:
-    """The workers that flags ask for; without flags, one for each core of this machine.
+    """Return the workers that flags ask for; without flags, one for each core of this machine.
 
     Raises:
       UserError: the number is less than 1.
@@ -45,11 +45,11 @@ class Alone:
         self.work: Any = make(warn_user)
 
     def describe(self) -> dict[str, Any]:
-        """What results depend on."""
+        """Return what results depend on."""
         return self.work.describe()
 
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yields the result of each block; see `Crew.map`."""
+        """Yield the result of each block; see `Crew.map`."""
         return map(self.work, blocks)
 
 
@@ -64,7 +64,7 @@ def _give(work: Work, warn: Callable[[str], None]) -> Work:
 
 @contextlib.contextmanager
 def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterator[Alone | Crew]:
-    """Opens workers for the work that `make` makes, and ends them after the body.
+    """Open workers for the work that `make` makes, and end them after the body.
 
     Args:
       workers: number of workers. None: with Ray, one for each accelerator; without, the work is done here.

@@ -36,11 +36,11 @@ class RayWorker:
         self.answer = actor.start.remote()
 
     def send(self, block: Any) -> None:
-        """Gives it a block."""
+        """Give it a block."""
         self.answer = self._actor.answer.remote(block)
 
     def receive(self) -> Answer:
-        """Returns its answer. Raises WorkerLost if the actor or its machine has died."""
+        """Return its answer. Raises WorkerLost if the actor or its machine has died."""
         try:
             return ray.get(self.answer)
         except RayActorError as error:
@@ -49,7 +49,7 @@ class RayWorker:
             raise WorkerLost(f"has died ({cause})") from None
 
     def stop(self) -> None:
-        """Ends the actor."""
+        """End the actor."""
         ray.kill(self._actor)
 
 
@@ -57,7 +57,7 @@ class RayActors:
     """Connects to a cluster, and starts actors there."""
 
     def __init__(self, make: MakeWork, count: int | None, *, address: str) -> None:
-        """Connects to the cluster.
+        """Connect to the cluster.
 
         Args:
           count: number of actors. None: one for each accelerator of the cluster, or for each of its machines
@@ -97,7 +97,7 @@ class RayActors:
         return RayWorker(self._actor.remote(self._make, os.getcwd()), place)
 
     def wait(self, workers: Sequence[RayWorker]) -> RayWorker:
-        """Returns one that has answered or ended."""
+        """Return one that has answered or ended."""
         (ready,), _ = ray.wait([worker.answer for worker in workers], num_returns=1)
         return next(worker for worker in workers if worker.answer == ready)
 

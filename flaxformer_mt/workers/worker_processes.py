@@ -25,12 +25,12 @@ class WorkerProcess:
         self.place, self.pipe, self._process = place, pipe, process
 
     def send(self, block: Any) -> None:
-        """Gives it a block."""
+        """Give it a block."""
         with contextlib.suppress(OSError):  # it has died since: `receive` says so
             self.pipe.send(block)
 
     def receive(self) -> Answer:
-        """Returns its answer. Raises WorkerLost if the process has ended, in the middle of one too."""
+        """Return its answer. Raises WorkerLost if the process has ended, in the middle of one too."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -40,7 +40,7 @@ class WorkerProcess:
             raise WorkerLost(by) from None
 
     def stop(self) -> None:
-        """Ends the process, if it has not ended."""
+        """End the process, if it has not ended."""
         self._process.kill()
         self._process.join()
         self.pipe.close()
@@ -55,7 +55,7 @@ class WorkerProcesses:
         resource_tracker.ensure_running()  # started with the first process, it would unblock SIGINT again
 
     def start(self, place: int) -> WorkerProcess:
-        """Starts a process for the accelerator of this number."""
+        """Start a process for the accelerator of this number."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs, self._make, place), daemon=True)
         # Ctrl-C reaches all processes of a terminal: this one stops the workers, which inherit the mask.
@@ -68,16 +68,16 @@ class WorkerProcesses:
         return WorkerProcess(process, ours, place)
 
     def wait(self, workers: Sequence[WorkerProcess]) -> WorkerProcess:
-        """Returns one that has answered or ended."""
+        """Return one that has answered or ended."""
         ready = wait([worker.pipe for worker in workers])[0]
         return next(worker for worker in workers if worker.pipe is ready)
 
     def close(self) -> None:
-        """Does nothing: the processes end with the crew."""
+        """Do nothing: the processes end with the crew."""
 
 
 def _work(pipe: Connection, make: MakeWork, place: int) -> None:
-    """Runs in a worker, until the pipe is closed: also if the process at its other end was killed."""
+    """Run in a worker, until the pipe is closed: also if the process at its other end was killed."""
     # Before JAX looks for devices. Without such devices, the settings have no effect.
     os.environ |= {
         "JAX_CUDA_VISIBLE_DEVICES": str(place),

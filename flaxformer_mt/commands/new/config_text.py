@@ -21,7 +21,7 @@ _WIDTH = 110
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
-    """Returns the text of a config file: each choice below its reason; without one, it shares the one before.
+    """Return the text of a config file: each choice below its reason; without one, it shares the one before.
 
     Args:
       summary: first line of the file.

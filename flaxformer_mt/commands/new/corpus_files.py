@@ -69,7 +69,7 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
 
 
 def make_links(corpus: CorpusFiles) -> None:
-    """Makes the links of a corpus, in place of those of an earlier command."""
+    """Make the links of a corpus, in place of those of an earlier command."""
     for name, path in corpus.links.items():
         corpus.text_dir.mkdir(parents=True, exist_ok=True)
         link = corpus.text_dir / name
@@ -108,7 +108,7 @@ def _check_file(name: str) -> Path:
 
 
 def _guess_language(name: str, side: str) -> str:
-    """The language that a file's name ends in, or that it consists of (fr.txt)."""
+    """Return the language that a file's name ends in, or that it consists of (fr.txt)."""
     stem, _, ending = name.rpartition(".")
     if re.fullmatch(LANGUAGE_CODE, ending) and ending not in ("txt", "tsv", "csv"):
         return ending

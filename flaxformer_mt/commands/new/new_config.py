@@ -42,7 +42,7 @@ _PERCENTAGE = 99.9
 
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
-    """Runs the command; returns the config's file, the numbers of pairs and the command that trains.
+    """Run the command; return the config's file, the numbers of pairs and the command that trains.
 
     Raises:
       UserError: the files, their languages or the output are wrong, or the corpus has too few pairs.
@@ -95,7 +95,7 @@ def _find_machine() -> Machine:
 
 
 def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, list[Choice]]:
-    """Returns the section `data` but for lengths and batches, and its choices."""
+    """Return the section `data` but for lengths and batches, and its choices."""
     from flaxformer_mt.corpus import has_split, read_pairs
 
     name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
@@ -138,12 +138,12 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
 
 def _fields(choices: list[Choice]) -> dict[str, Any]:
-    """The values of choices of one section, by the names of its fields."""
+    """Return the values of choices of one section, by the names of its fields."""
     return {choice.name.partition(".")[2]: choice.value for choice in choices}
 
 
 def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str, Any], list[Choice]]:
-    """Returns a config that is prepared, the report of its preparation, and the choices that it lacks."""
+    """Return a config that is prepared, the report of its preparation, and the choices that it lacks."""
     from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
@@ -194,7 +194,9 @@ def _quantiles(lengths: np.ndarray) -> tuple[int, int]:
 
 
 def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
-    """The number of different characters, and the main script of each side, in a sample of the pairs."""
+    """Return the number of different characters, and the main script of each side, in a sample of
+    the pairs.
+    """
     from flaxformer_mt.writing_systems import find_main_script
 
     sample = [

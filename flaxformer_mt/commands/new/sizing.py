@@ -57,7 +57,7 @@ class Corpus(NamedTuple):
 
 
 def choose_held_out(pairs: int, split: str) -> Choice:
-    """Returns the number of held-out pairs of a split."""
+    """Return the number of held-out pairs of a split."""
     count = min(_MOST_HELD_OUT, pairs // _HELD_OUT_SHARE)
     reason = "enough for differences of one BLEU to show, and quick to translate"
     if count < _MOST_HELD_OUT:
@@ -66,7 +66,7 @@ def choose_held_out(pairs: int, split: str) -> Choice:
 
 
 def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> list[Choice]:
-    """Returns kind and size of the vocabulary.
+    """Return kind and size of the vocabulary.
 
     Args:
       characters: number of different characters in a sample of the text.
@@ -91,7 +91,7 @@ def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> 
 
 
 def choose_lengths(corpus: Corpus) -> list[Choice]:
-    """Returns the maximum lengths: a multiple of 8 that 99.9% of the pairs do not exceed."""
+    """Return the maximum lengths: a multiple of 8 that 99.9% of the pairs do not exceed."""
     return [
         Choice(
             f"data.max_{side}_length",
@@ -103,7 +103,7 @@ def choose_lengths(corpus: Corpus) -> list[Choice]:
 
 
 def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choice]:
-    """Returns the sizes, the dropout and the precision of the network."""
+    """Return the sizes, the dropout and the precision of the network."""
     on_cpu = machine.platform == "cpu"
     if corpus.pairs < 10_000:
         layers, width, heads, reason = 3, 128, 4, "a small model: a larger one would learn this text by heart"
@@ -140,7 +140,7 @@ def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choic
 def choose_training(
     corpus: Corpus, machine: Machine, *, longest: int, width: int, row_multiple: int
 ) -> list[Choice]:
-    """Returns batches, learning rate, duration, evaluations.
+    """Return batches, learning rate, duration, evaluations.
 
     Args:
       longest: maximum length of either side in tokens.

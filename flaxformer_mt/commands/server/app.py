@@ -58,7 +58,7 @@ def make_app(
     titles: Mapping[Pair, str] = MappingProxyType({}),
     log: Log,
 ) -> Starlette:
-    """Returns the application; it does not stop the models.
+    """Return the application; it does not stop the models.
 
     Args:
       models: the model of each pair of languages.
@@ -110,7 +110,7 @@ class _Server:
     def endpoint(
         self, path: str, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Returns a function that answers errors, logs them, and counts all requests by `path`."""
+        """Return a function that answers errors, log them, and count all requests by `path`."""
 
         async def respond(request: Request) -> Response:
             start = time.monotonic()
@@ -254,7 +254,7 @@ class _Server:
         return PlainTextResponse(self._measurements.format(gauges))
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """Returns the fields of a request's body, of a client that may ask for translations."""
+        """Return the fields of a request's body, of a client that may ask for translations."""
         most = self._limits.body_bytes
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > most:
@@ -284,7 +284,7 @@ class _Server:
 
 
 async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
-    """Returns the result of a coroutine; cancels it when the client leaves, or when the time is over.
+    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over.
 
     Raises:
       ClientDisconnect: the client left.

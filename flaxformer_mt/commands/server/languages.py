@@ -33,12 +33,12 @@ Pair = tuple[str, str]
 
 
 def name_language(code: str) -> str:
-    """Returns the English name of a language; of an unknown code, the code: de gives German, xx gives xx."""
+    """Return the English name of a language; of an unknown code, the code: de gives German, xx gives xx."""
     return _NAMES.get(code.replace("_", "-").partition("-")[0].lower(), code)
 
 
 def list_languages(pairs: Iterable[Pair]) -> list[dict[str, object]]:
-    """Returns the source languages, each with its name and the languages that it is translated to."""
+    """Return the source languages, each with its name and the languages that it is translated to."""
     targets: dict[str, list[str]] = {}
     for source, target in pairs:
         targets.setdefault(source, []).append(target)
@@ -46,7 +46,7 @@ def list_languages(pairs: Iterable[Pair]) -> list[dict[str, object]]:
 
 
 def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[str, Model]:
-    """Returns the models that may translate a request, by their source language: one, unless it is AUTO.
+    """Return the models that may translate a request, by their source language: one, unless it is AUTO.
 
     Raises:
       Refusal: there is none.

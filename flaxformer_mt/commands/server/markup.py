@@ -99,7 +99,7 @@ class Line(NamedTuple):
         return self.marked is not None and bool(self.marked.items)
 
     def fill(self, translation: Translation) -> str:
-        """Returns a translation of the line, as it stands in the document."""
+        """Return a translation of the line, as it stands in the document."""
         if self.marked is None:
             return translation.text
         text = put_back(self.marked, translation.text, translation.alignment or ())
@@ -114,7 +114,7 @@ class Template(NamedTuple):
     between: tuple[str, ...]
 
     def fill(self, translations: Sequence[Translation]) -> str:
-        """Returns the document with a translation in the place of each line."""
+        """Return the document with a translation in the place of each line."""
         filled = [self.between[0]]
         for line, translation, after in zip(self.lines, translations, self.between[1:], strict=True):
             filled += [line.fill(translation), after]
@@ -122,13 +122,13 @@ class Template(NamedTuple):
 
 
 def read_text(text: str) -> Template:
-    """Returns the lines of a text: "a\\nb" has the lines a and b."""
+    """Return the lines of a text: "a\\nb" has the lines a and b."""
     lines = text.replace("\r\n", "\n").split("\n")
     return Template(tuple(map(Line, lines)), ("", *["\n"] * (len(lines) - 1), ""))
 
 
 def read_html(text: str) -> Template:
-    """Returns the lines of a document: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
+    """Return the lines of a document: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
 
     Elements such as p and br end a line; those such as b and a are part of it, and so are placeholders such
     as {0}. A line break in pre, or where the attribute style has a white-space that keeps it, ends a line.
@@ -221,7 +221,7 @@ class _Reader:
         self._verbatim_text = ""
 
     def read(self, token: _Token, raw: str) -> None:
-        """Adds a token, which the document spells as `raw`."""
+        """Add a token, which the document spells as `raw`."""
         if token.kind in ("start", "empty") and (end := self._find_implied_end(token.tag)) is not None:
             self._leave(end)
         if token.kind == "end":
@@ -240,7 +240,7 @@ class _Reader:
             self._end_line_with(raw)
 
     def end_line(self) -> None:
-        """Adds what was read since the last line: as a line if it has text, else as fixed text."""
+        """Add what was read since the last line: as a line if it has text, else as fixed text."""
         line, raw, has_text, kept = self._line, self._raw, self._has_text, tuple(self._kept)
         self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
         if not has_text:
@@ -254,7 +254,7 @@ class _Reader:
         self.fixed = _restore(after, kept) + trail
 
     def end(self) -> None:
-        """Ends the document and all elements that are open."""
+        """End the document and all elements that are open."""
         self._leave(0)
         self.end_line()
 
@@ -313,7 +313,7 @@ class _Reader:
         self._count[token.tag] += 1
 
     def _leave(self, number: int) -> None:
-        """Ends an open element and all inside it."""
+        """End an open element and all inside it."""
         if self._verbatim is not None and number <= self._verbatim:
             if self._elements[self._verbatim].name in _INLINE:
                 self._keep(self._verbatim_text)
@@ -324,12 +324,12 @@ class _Reader:
         del self._elements[number:]
 
     def _inner_elements(self) -> Iterator[tuple[int, str]]:
-        """The places and names of the open elements, from the innermost one."""
+        """Yield the places and names of the open elements, from the innermost one."""
         for number in reversed(range(max(0, len(self._elements) - _DEEPEST), len(self._elements))):
             yield number, self._elements[number].name
 
     def _find_implied_end(self, tag: str) -> int | None:
-        """The outermost open element that a start tag ends, as <li> ends the item before."""
+        """Return the outermost open element that a start tag ends, as <li> ends the item before."""
         found = len(self._elements)
         for rule in _IMPLIED_ENDS:
             if tag in rule.starts and any(self._count[name] for name in rule.ended):
@@ -342,7 +342,7 @@ class _Reader:
         return found if found < len(self._elements) else None
 
     def _find_open(self, tag: str) -> int | None:
-        """The open element that an end tag ends; None if it ends nothing."""
+        """Return the open element that an end tag ends; None if it ends nothing."""
         for number, name in self._inner_elements():
             if name == tag:
                 return number
@@ -351,7 +351,7 @@ class _Reader:
         return None
 
     def _keep(self, raw: str) -> None:
-        """Adds something to the line that stays as it is."""
+        """Add something to the line that stays as it is."""
         self._line += f"<x-{len(self._kept)}/>"
         self._raw += raw
         self._kept.append((raw, raw))
@@ -362,7 +362,7 @@ class _Reader:
 
 
 def _split_ends(text: str) -> tuple[str, str, str]:
-    """Returns the white space before a text, the text and the white space after it."""
+    """Return the white space before a text, the text and the white space after it."""
     runs = [match.span() for match in _SPACES.finditer(text)]
     start = runs[0][1] if runs and runs[0][0] == 0 else 0
     end = runs[-1][0] if runs and runs[-1][1] == len(text) else len(text)
@@ -370,5 +370,5 @@ def _split_ends(text: str) -> tuple[str, str, str]:
 
 
 def _restore(text: str, kept: Sequence[tuple[str, str]]) -> str:
-    """Returns a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
+    """Return a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
     return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: kept[int(tag[2])][tag[1] == "/"], text)

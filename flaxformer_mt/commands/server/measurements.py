@@ -22,7 +22,7 @@ class Measurements:
         self._totals = {"lines": 0, "characters": 0}
 
     def add_request(self, path: str, status: int, seconds: float) -> None:
-        """Counts a request that was answered; only the durations of translations are kept."""
+        """Count a request that was answered; only the durations of translations are kept."""
         with self._lock:
             self._requests[path, status] += 1
             if path == "/translate" and status == 200:
@@ -30,13 +30,13 @@ class Measurements:
                 self._seconds += seconds
 
     def add_text(self, *, lines: int, characters: int) -> None:
-        """Counts the lines and characters of a request that was translated."""
+        """Count the lines and characters of a request that was translated."""
         with self._lock:
             self._totals["lines"] += lines
             self._totals["characters"] += characters
 
     def format(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Returns all counts as text for Prometheus.
+        """Return all counts as text for Prometheus.
 
         Args:
           gauges: name -> what it means, and its present value.
@@ -69,6 +69,6 @@ def _type(name: str, kind: str) -> str:
 
 
 def resident_bytes() -> int:
-    """Returns the memory of this process in bytes; 0 on systems without /proc."""
+    """Return the memory of this process in bytes; 0 on systems without /proc."""
     status = Path("/proc/self/statm")
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0

@@ -35,28 +35,28 @@ class LineSystem(Protocol):
         """Number of sentences that are being searched."""
 
     def __len__(self) -> int:
-        """Number of lines that are not done."""
+        """Return the number of lines that are not done."""
 
     def warm_up(self) -> Iterator[object]:
-        """Prepares the system so that the first line is as fast as the others; yields after each part."""
+        """Prepare the system so that the first line is as fast as the others; yield after each part."""
 
     def submit(self, name: Any, line: str, *, n_best: int, notes: Notes, tags: str) -> None:
-        """Adds a line, and the tags of its languages; raises UserError if it cannot be translated."""
+        """Add a line, and the tags of its languages; raise UserError if it cannot be translated."""
 
     def cancel(self, name: Any) -> None:
-        """Removes a line, if it is not done yet."""
+        """Remove a line, if it is not done yet."""
 
     def advance(self) -> Iterator[tuple[Any, Any]]:
         """Works for a short time; yields what is done then: names, and what `finish` takes, or an error."""
 
     def finish(self, found: Any) -> Translation:
-        """Returns the translation; may be called by another thread."""
+        """Return the translation; may be called by another thread."""
 
     def source_pieces(self, found: Any) -> list[str]:
-        """Returns the pieces of a line."""
+        """Return the pieces of a line."""
 
     def target_pieces(self, translation: Translation) -> list[str]:
-        """Returns the pieces of a translation."""
+        """Return the pieces of a translation."""
 
 
 class Stopped(Exception):
@@ -67,7 +67,7 @@ class ModelThread:
     """Runs a `LineSystem` in a thread of its own."""
 
     def __init__(self, system: LineSystem, name: str, *, preparation: Iterable[object] = ()) -> None:
-        """Starts the thread.
+        """Start the thread.
 
         Args:
           name: of the pair of languages.
@@ -102,7 +102,7 @@ class ModelThread:
     def submit(
         self, line: str, *, n_best: int, notes: Notes, tags: str = "", lead: str = ""
     ) -> "Future[Answer]":
-        """Adds a line with the tags of its languages. To cancel the future removes it from the search.
+        """Add a line with the tags of its languages. To cancel the future removes it from the search.
 
         `lead` is what the translation begins with as it is tokenized: the tag of its language, and a space.
         The future raises UserError for a line that cannot be translated, and `Stopped` when the thread ended.
@@ -125,7 +125,7 @@ class ModelThread:
         return future
 
     def stop(self) -> None:
-        """Ends the thread after what it is doing; lines that are not done then fail."""
+        """End the thread after what it is doing; lines that are not done then fail."""
         self._arriving.put(None)
         self._thread.join()
         self._finishing.shutdown()
@@ -148,7 +148,7 @@ class ModelThread:
         self._futures.clear()
 
     def _take_arrivals(self) -> bool:
-        """Accepts and removes lines, and waits for the first if there is no other work; False: stop."""
+        """Accept and remove lines, and wait for the first if there is no other work; False: stop."""
         idle = not len(self._system)
         while idle or not self._arriving.empty():
             if self._arriving.empty() and next(self._preparation, self) is not self:
@@ -224,7 +224,7 @@ class DirectedModel:
         return self.model.failure
 
     def submit(self, line: str, *, n_best: int, notes: Notes) -> "Future[Answer]":
-        """Adds a line; see `ModelThread.submit`."""
+        """Add a line; see `ModelThread.submit`."""
         return self.model.submit(line, n_best=n_best, notes=notes, tags=self._tags, lead=self._lead)
 
 
@@ -233,6 +233,6 @@ PairModel = ModelThread | DirectedModel
 
 
 def find_threads(models: Iterable[PairModel]) -> list[ModelThread]:
-    """Returns the threads of the models of several pairs, each once."""
+    """Return the threads of the models of several pairs, each once."""
     threads = [one.model if isinstance(one, DirectedModel) else one for one in models]
     return list(dict.fromkeys(threads))

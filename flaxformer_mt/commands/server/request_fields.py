@@ -69,7 +69,7 @@ class TextRequest:
 
 
 def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
-    """Returns the fields of a body.
+    """Return the fields of a body.
 
     Raises:
       Refusal: the body is not what the content type says, or the type is none of the three that are known.
@@ -102,7 +102,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
-    """Returns the fields of a form; a field that occurs several times is a list."""
+    """Return the fields of a form; a field that occurs several times is a list."""
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
@@ -130,7 +130,7 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
 
 
 def read_request(fields: dict[str, Any], limits: Limits) -> TextRequest:
-    """Returns the typed fields of a request for translations.
+    """Return the typed fields of a request for translations.
 
     Raises:
       Refusal: a field is missing, has the wrong type or an unknown value, or the texts are too long.
@@ -154,7 +154,7 @@ def read_request(fields: dict[str, Any], limits: Limits) -> TextRequest:
 
 
 def read_file(fields: dict[str, Any]) -> UploadedFile:
-    """Returns the file of the field file.
+    """Return the file of the field file.
 
     Raises:
       Refusal: there is none.
@@ -166,7 +166,7 @@ def read_file(fields: dict[str, Any]) -> UploadedFile:
 
 
 def read_texts(fields: dict[str, Any], limits: Limits) -> tuple[tuple[str, ...], bool]:
-    """Returns the texts of the field q, and whether it is a list.
+    """Return the texts of the field q, and whether it is a list.
 
     Raises:
       Refusal: the field is missing or no text, or the texts are too long.

@@ -26,7 +26,7 @@ _GRACE = 5.0
 
 
 def serve(options: ServeOptions) -> None:
-    """Runs the command `serve` until SIGTERM or SIGINT.
+    """Run the command `serve` until SIGTERM or SIGINT.
 
     Raises:
       UserError: an option is invalid, a model cannot be loaded, two have the same languages, or the address
@@ -93,7 +93,7 @@ def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
 
 
 def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], PairModel]":
-    """Returns a model in each of its directions, with the tags of their sources and targets."""
+    """Return a model in each of its directions, with the tags of their sources and targets."""
     from flaxformer_mt.commands.server.model_thread import DirectedModel
 
     directions = find_directions(data)
@@ -107,7 +107,7 @@ def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], Pa
 
 
 def log(message: str) -> None:
-    """Writes one line, with the time, to standard error."""
+    """Write one line, with the time, to standard error."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
     _say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
 
@@ -117,7 +117,7 @@ def _say(text: str) -> None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Returns the keys of a file, one a line; blank lines and lines that begin with # are no keys.
+    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys.
 
     Raises:
       UserError: the file is absent, or has no key.
@@ -152,7 +152,7 @@ def _check(options: ServeOptions) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens."""
+    """Return a socket that listens."""
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -166,7 +166,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, str]":
-    """Returns the data section of a model's config, which names its languages; the model; its checkpoint."""
+    """Return the data section of a model's config, which names its languages; the model; its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
         if options.shortlist is not None:
@@ -193,7 +193,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
 
 @contextlib.contextmanager
 def _failures_of_uvicorn() -> Iterator[None]:
-    """Logs what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
+    """Log what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

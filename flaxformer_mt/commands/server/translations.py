@@ -34,7 +34,7 @@ class Translations:
         self.num_waiting = 0
 
     async def translate(self, request: TextRequest) -> dict[str, Any]:
-        """Returns the fields of the answer.
+        """Return the fields of the answer.
 
         If it is cancelled, its lines are removed from the search.
 
@@ -73,7 +73,7 @@ class Translations:
         return {name: [fields[name] for fields in filled] for name in names}
 
     async def detect(self, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
-        """Returns the languages that each text may be in, the most likely first."""
+        """Return the languages that each text may be in, the most likely first."""
         choices: dict[str, PairModel] = {}
         for (source, _), model in self.models.items():
             choices.setdefault(source, model)
@@ -82,7 +82,7 @@ class Translations:
 
     @contextlib.asynccontextmanager
     async def _reserve(self, lines: int) -> AsyncIterator[None]:
-        """Counts lines as waiting, or refuses them."""
+        """Count lines as waiting, or refuse them."""
         most = self.limits.waiting
         if lines > most:
             raise Refusal(413, f"q has {lines} lines; this server takes {most}; send several requests")
@@ -113,7 +113,7 @@ class Translations:
         )
 
     async def _detect(self, text: str, choices: Mapping[str, PairModel]) -> list[dict[str, Any]]:
-        """Returns the languages that a text may be in, the most likely first, with confidences in percent.
+        """Return the languages that a text may be in, the most likely first, with confidences in percent.
 
         Of several languages, the most likely is the one whose model is most certain of its translation: the
         confidences are the probabilities of its tokens, in the mean, as shares of their sum.
@@ -139,7 +139,7 @@ class Translations:
 
 
 async def gather_answers(futures: Sequence["Future[Answer]"]) -> list[Answer]:
-    """Waits for all answers; if one fails, or the caller is cancelled, the others are cancelled."""
+    """Wait for all answers; if one fails, or the caller is cancelled, the others are cancelled."""
     try:
         return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
     except BaseException:
@@ -149,12 +149,12 @@ async def gather_answers(futures: Sequence["Future[Answer]"]) -> list[Answer]:
 
 
 def most_likely(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the first of the languages that a text may be in."""
+    """Return the first of the languages that a text may be in."""
     return found[0]
 
 
 def _answer_text(template: Template, answers: Sequence[Answer], request: TextRequest) -> dict[str, Any]:
-    """Returns the fields of the answer to one text."""
+    """Return the fields of the answer to one text."""
     fields: dict[str, Any] = {"translatedText": template.fill([one.translation for one in answers])}
     if request.alternatives:
         # Each alternative of the text has the alternatives of its lines, and the best where a line has fewer.
@@ -174,7 +174,7 @@ def _choose(translation: Translation, rank: int) -> Translation:
 
 
 def _describe_line(answer: Answer, request: TextRequest) -> list[dict[str, Any]]:
-    """Returns the description of each hypothesis of a line, best first."""
+    """Return the description of each hypothesis of a line, best first."""
     count = max(request.n_best or 1, request.alternatives + 1)
     described = []
     for hypothesis, pieces in zip(answer.translation.n_best[:count], answer.pieces, strict=False):

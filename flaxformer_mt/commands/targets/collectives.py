@@ -41,7 +41,7 @@ class Traffic:
     sent: int = field(default=0, compare=False)
 
     def add(self, other: "Traffic", times: int = 1) -> "Traffic":
-        """The sum of this traffic and several times another."""
+        """Return the sum of this traffic and several times another."""
         return Traffic(
             self.count + times * other.count,
             self.bytes + times * other.bytes,
@@ -50,7 +50,7 @@ class Traffic:
 
 
 def read_collectives(text: str) -> dict[str, Traffic]:
-    """Returns the collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
+    """Return the collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
 
     Args:
       text: of the program, as `Compiled.as_text()` returns it.
@@ -85,14 +85,14 @@ def read_collectives(text: str) -> dict[str, Traffic]:
 
 
 def count_loops(text: str) -> int:
-    """The number of loops whose iterations the text does not tell; they are counted once."""
+    """Return the number of loops whose iterations the text does not tell; they are counted once."""
     computations, entry = _read_computations(text)
     lines = (line for _, line, _, _ in _walk(computations, entry, 1, fused=False) if " while(" in line)
     return sum(_count_trips(computations, line) is None for line in lines)
 
 
 def bytes_of(result: str) -> int:
-    """Counts the bytes of all arrays in a type: `(f32[2,3]{1,0}, bf16[4])` has 24 + 8 = 32."""
+    """Count the bytes of all arrays in a type: `(f32[2,3]{1,0}, bf16[4])` has 24 + 8 = 32."""
     total = 0
     for kind, bits, axes in _ARRAY.findall(result):
         if kind == "token":
@@ -118,7 +118,9 @@ def _walk(
 
 
 def _count_trips(computations: dict[str, list[str]], line: str) -> int | None:
-    """The iterations of a loop: those that the compiler notes, or the limit of `jax.lax.scan`, or None."""
+    """Return the iterations of a loop: those that the compiler notes, or the limit of `jax.lax.scan`, or
+    None.
+    """
     if trips := _TRIPS.search(line):
         return int(trips[1])
     condition = _CONDITION.search(line)
@@ -134,7 +136,9 @@ def _line_of(lines: list[str], name: str) -> str:
 
 
 def _group_size(attributes: str) -> int | None:
-    """The number of devices of a group that a collective connects; None for all devices, or if not told."""
+    """Return the number of devices of a group that a collective connects; None for all devices, or if not
+    told.
+    """
     if listed := _LISTED_GROUPS.search(attributes):
         return listed[1].count(",") + 1
     if counted := _COUNTED_GROUPS.search(attributes):
@@ -147,7 +151,7 @@ def _group_size(attributes: str) -> int | None:
 
 
 def _read_computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation, and the name of the one at which a run begins."""
+    """Return the lines of each computation, and the name of the one at which a run begins."""
     computations: dict[str, list[str]] = {}
     entry, current = "", None
     for line in text.split("\n"):

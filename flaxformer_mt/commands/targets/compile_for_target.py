@@ -73,7 +73,7 @@ class Compiled:
 
 
 def find_devices(target: Target) -> list[jax.Device]:
-    """Describes the devices of a target to JAX.
+    """Describe the devices of a target to JAX.
 
     Raises:
       UserError: the compiler for them is not installed, or refuses the target.
@@ -129,7 +129,7 @@ class TargetCompiler:
     """Compiles the programs of configs for the devices of one target."""
 
     def __init__(self, target: Target, *, sizes: tuple[int, int]) -> None:
-        """Describes the devices.
+        """Describe the devices.
 
         Args:
           sizes: number of entries of the source and of the target vocabulary.
@@ -147,7 +147,7 @@ class TargetCompiler:
         return self._devices[0].device_kind
 
     def parallel(self, config: Config) -> Parallel:
-        """The backend and the layout that the config selects on these devices.
+        """Return the backend and the layout that the config selects on these devices.
 
         Raises:
           UserError: a layout that does not fit them.
@@ -305,7 +305,7 @@ def _compile_lowered(lowered: Any) -> Any:
 
 
 def find_needed_memory(message: str) -> int | None:
-    """Reads how many bytes a program needs from the error of a compiler that refuses it for lack of memory.
+    """Read how many bytes a program needs from the error of a compiler that refuses it for lack of memory.
 
     None for other errors. `Used 20.49G of 15.75G hbm` is 20.49 GiB.
     """

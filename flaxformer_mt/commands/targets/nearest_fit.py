@@ -53,7 +53,7 @@ class FitSearch(NamedTuple):
 
 
 def replace_fields(config: Config, changes: Changes) -> Config:
-    """Returns the config with other values of some fields, named as in `model.remat`."""
+    """Return the config with other values of some fields, named as in `model.remat`."""
     for name, value in changes.items():
         section, field = name.split(".")
         changed = dataclasses.replace(getattr(config, section), **{field: value})
@@ -78,7 +78,7 @@ def distance_of(config: Config, changes: Changes) -> int:
 
 
 def list_ladders(config: Config, *, device_count: int, loss_tokens: int) -> list[list[Changes]]:
-    """Lists what can save memory: for each kind of change, its steps, each of which saves more than the last.
+    """List what can save memory: for each kind of change, its steps, each of which saves more than the last.
 
     All of them leave the result of training as it is, up to rounding and the random numbers of dropout.
 
@@ -116,7 +116,7 @@ def find_settings(
     memory: int,
     report: Callable[[Attempt], object] = lambda attempt: None,
 ) -> FitSearch:
-    """Tries changes until they fit, the nearest first.
+    """Try changes until they fit, the nearest first.
 
     First each kind of change alone, step by step until one fits, so that a user can choose between kinds.
     Then pairs of steps of different kinds, by their distance, as long as they are nearer than what fits
@@ -152,7 +152,7 @@ def find_settings(
 
 
 def count_most_attempts(ladders: list[list[Changes]]) -> int:
-    """The largest number of attempts that `find_settings` makes."""
+    """Return the largest number of attempts that `find_settings` makes."""
     pairs = sum(len(one) * len(other) for one, other in itertools.combinations(ladders, 2))
     return sum(map(len, ladders)) + min(MOST_PAIRS, pairs) + len(_list_combinations(ladders))
 
@@ -168,7 +168,9 @@ def _list_pairs(config: Config, ladders: list[list[Changes]]) -> list[Changes]:
 
 
 def _list_combinations(ladders: list[list[Changes]]) -> list[Changes]:
-    """The last steps of three and more kinds together, one kind more in each; the last kind step by step."""
+    """Return the last steps of three and more kinds together, one kind more in each; the last kind step by
+    step.
+    """
     combinations: list[Changes] = []
     together: Changes = {}
     for number, ladder in enumerate(ladders):

@@ -79,7 +79,7 @@ class Target:
 
 
 def parse_target(name: str) -> Target:
-    """Reads the name of a target: KIND, KIND:SHAPE or KIND:SHAPE:SLICES (GPUs: KIND:GPUS:HOSTS).
+    """Read the name of a target: KIND, KIND:SHAPE or KIND:SHAPE:SLICES (GPUs: KIND:GPUS:HOSTS).
 
     A kind alone is one chip.
 
@@ -125,7 +125,7 @@ def _read_shape(name: str, kind: str, shape: str) -> str:
 
 
 def _nearest_slice(shape: str, slices: tuple[str, ...]) -> str:
-    """The slice with the number of chips nearest to that of a shape such as 3x3, 2x2x1 or 16."""
+    """Return the slice with the number of chips nearest to that of a shape such as 3x3, 2x2x1 or 16."""
     if not re.fullmatch(r"\d{1,6}(x\d{1,6})*", shape):
         return slices[1]
 
@@ -145,7 +145,7 @@ _GPU_CORES = {
 
 
 def describe_gpu(kind: str) -> str:
-    """The GPU as a text of XLA's message GpuTargetConfigProto, by which its compiler knows it."""
+    """Return the GPU as a text of XLA's message GpuTargetConfigProto, by which its compiler knows it."""
     cores, fpus, shared, shared_optin, bandwidth, cache, clock, capability = _GPU_CORES[kind]
     device = ACCELERATORS[kind]
     features = "ACCELERATED_FEATURES" if capability == "major: 9" else "NONE"

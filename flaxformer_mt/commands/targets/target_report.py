@@ -49,7 +49,7 @@ def show_for_target(
     *,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
-    """Adds `target` to the result of `show`: what a compiler makes of the config for these devices.
+    """Add `target` to the result of `show`: what a compiler makes of the config for these devices.
 
     Args:
       target_name: see `parse_target`.
@@ -132,7 +132,8 @@ def usable_memory(target: Target) -> int:
 def estimate_time(
     config: Config, target: Target, programs: Sequence[Compiled], batch: Batch, *, target_size: int
 ) -> dict[str, Any] | None:
-    """The least time of an update: None if the peak rate is unknown, or the compiler has refused a program.
+    """Return the least time of an update: None if the peak rate is unknown, or the compiler has refused a
+    program.
 
     Computing takes the operations that the model needs at the peak rate, or the bytes that the programs read
     and write at that of the memory, whichever is more; a loop counts once in these bytes. Then come the
@@ -170,7 +171,7 @@ def _describe_program(compiled: Compiled) -> dict[str, Any]:
 
 
 def _kernels(programs: Sequence[Compiled]) -> dict[str, int]:
-    """Calls of kernels that compute attention in an update, by name."""
+    """Call of kernels that compute attention in an update, by name."""
     calls: Counter[str] = Counter()
     for compiled in programs:
         for name, count in compiled.kernels.items():
@@ -226,7 +227,7 @@ def _gib(size: int) -> float:
 
 
 def summarize_target(target: Mapping[str, Any]) -> str:
-    """The part `target` of the result, for a person."""
+    """Return the part `target` of the result, for a person."""
     batch, decoding, estimate = target["batch"], target["decoding_step"], target["estimate"]
     programs = [*target["programs"], decoding]
     rows = [["program", "peak GiB", "seconds to compile"]] + [

@@ -37,7 +37,9 @@ _BATCH = 64
 
 
 def _missing_options(search: SearchConfig) -> list[str]:
-    """The options of a search, with their values, that would change translations and CTranslate2 lacks."""
+    """Return the options of a search, with their values, that would change translations and CTranslate2
+    lacks.
+    """
     missing = []
     if search.method == "mbr":
         missing.append("search.method=mbr")
@@ -51,7 +53,7 @@ def _missing_options(search: SearchConfig) -> list[str]:
 
 
 def _translate_options(search: SearchConfig, target: Vocab) -> dict[str, Any]:
-    """The arguments of `translate_batch` for a search."""
+    """Return the arguments of `translate_batch` for a search."""
     gnmt = search.length_penalty_kind == "gnmt"
     options: dict[str, Any] = {
         "beam_size": search.beam_size if search.method == "beam" else 1,
@@ -78,7 +80,7 @@ class LiveBatches:
     """
 
     def __init__(self, folder: Path, *, split_sentences: SplitSentences = "auto", **search: Any) -> None:
-        """Loads the model.
+        """Load the model.
 
         Args:
           split_sentences: see `Translator`; what the model was trained on is not known.
@@ -137,13 +139,13 @@ class LiveBatches:
         ctranslate2.set_random_seed((self.config.search.seed + first_line) % 2**32)
 
     def warm_up(self) -> Iterator[object]:
-        """Yields nothing: there is nothing to compile."""
+        """Yield nothing: there is nothing to compile."""
         return iter(())
 
     def submit(
         self, name: Hashable, line: str, *, n_best: int, notes: Notes, tags: str = "", lead: str = ""
     ) -> None:
-        """Adds a line; `name` identifies it in the results, and `tags` are those of its languages.
+        """Add a line; `name` identifies it in the results, and `tags` are those of its languages.
 
         Args:
           lead: what the translation begins with as it is tokenized: the tag of its language, and a space.
@@ -164,12 +166,12 @@ class LiveBatches:
         self._leads[name] = self._vocabs.target.tokenize(lead)[:-1] if lead else []
 
     def cancel(self, name: Hashable) -> None:
-        """Removes a line that waits."""
+        """Remove a line that waits."""
         self._waiting.pop(name, None)
         self._leads.pop(name, None)
 
     def advance(self) -> Iterator[tuple[Hashable, FoundLine]]:
-        """Translates a batch of the lines that wait, of one number of hypotheses; yields those lines."""
+        """Translate a batch of the lines that wait, of one number of hypotheses; yield those lines."""
         if not self._waiting:
             return
         first = next(iter(self._waiting.values()))
@@ -197,7 +199,7 @@ class LiveBatches:
     def _translate(
         self, parts: list[SourcePart], leads: list[list[int]], n_best: int, attention: bool
     ) -> list[list[Any]]:
-        """Returns the hypotheses of each part: pairs of a translation and its attention [T, S], or None."""
+        """Return the hypotheses of each part: pairs of a translation and its attention [T, S], or None."""
         if not parts:
             return []
         # A call has one minimum for all of its sentences.
@@ -212,7 +214,9 @@ class LiveBatches:
         return found
 
     def _shortest(self, part: SourcePart) -> int:
-        """The minimum length of a translation, with the end symbol, which may come where its limit is."""
+        """Return the minimum length of a translation, with the end symbol, which may come where its
+        limit is.
+        """
         options = self.config.search
         least = int(options.min_length_ratio * len(part.ids) + options.min_length_offset)
         return min(least, self._lengths.limit(len(part.ids)))
@@ -262,13 +266,13 @@ class LiveBatches:
         return add_attention(part, translation, attention, notes, self._vocabs)
 
     def finish(self, found: FoundLine) -> Translation:
-        """Returns the translation of a line, joined from its parts."""
+        """Return the translation of a line, joined from its parts."""
         return found.join([*found.translations.values()], eos_id=self._vocabs.target.eos_id)
 
     def source_pieces(self, found: FoundLine) -> list[str]:
-        """Returns the pieces of a line that was translated as one part, without eos."""
+        """Return the pieces of a line that was translated as one part, without eos."""
         return found.source_pieces(self._vocabs.source)
 
     def target_pieces(self, translation: Translation) -> list[str]:
-        """Returns the pieces of a translation, without eos."""
+        """Return the pieces of a translation, without eos."""
         return self._vocabs.target.pieces(translation.tokens)

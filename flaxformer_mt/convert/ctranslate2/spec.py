@@ -73,7 +73,7 @@ _CROSS_ATTENTION = [
 
 
 def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.TransformerSpec:
-    """Builds a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens.
+    """Build a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens.
 
     Raises:
       UserError: CTranslate2 has no counterpart for a parameter.
@@ -96,7 +96,7 @@ def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.Transform
 
 
 def _share_relative_biases(spec: transformer_spec.TransformerSpec, longest: int) -> None:
-    """Gives all layers of a stack the biases of its first layer, which CTranslate2 then stores once."""
+    """Give all layers of a stack the biases of its first layer, which CTranslate2 then store once."""
     for stack in (spec.encoder, spec.decoder):
         table = stack.layer[0].self_attention.relative_attention_bias
         for layer in stack.layer:
@@ -105,7 +105,7 @@ def _share_relative_biases(spec: transformer_spec.TransformerSpec, longest: int)
 
 
 def quantize(spec: transformer_spec.TransformerSpec, quantization: str) -> None:
-    """Checks that all variables are set, then converts the matrices; quantization "none" keeps float32."""
+    """Check that all variables are set, then convert the matrices; quantization "none" keeps float32."""
     spec.validate()
     if not quantization.endswith("bfloat16"):
         spec.optimize(None if quantization == "none" else quantization)
@@ -165,7 +165,7 @@ def _head_dims(config: ModelConfig) -> tuple[int, int]:
 
 
 def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
-    """Pads all heads with zeros to one size, and drops learned positions before the first one in use.
+    """Pad all heads with zeros to one size, and drop learned positions before the first one in use.
 
     The zeros change neither the product of queries and keys nor that of values and the output matrix. The
     head that has learned alignments becomes the first one of its layer.

@@ -62,7 +62,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) -> None:
-    """Writes the file that the translate script loads.
+    """Write the file that the translate script loads.
 
     Args:
       tensors: the state dict of the class.
@@ -92,7 +92,7 @@ def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) ->
 
 
 def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Reads the tensors and the settings of a file; of code, it can contain only the name of the namespace.
+    """Read the tensors and the settings of a file; of code, it can contain only the name of the namespace.
 
     Raises:
       UserError: the file is damaged, or contains anything but tensors, plain values and the settings.
@@ -111,7 +111,7 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
 def make_model_config(
     base: ModelConfig, settings: dict[str, Any], tensors: Tensors, path: Path
 ) -> ModelConfig:
-    """Returns the model of a file: sizes and switches of its settings, number of positions of its tables.
+    """Return the model of a file: sizes and switches of its settings, number of positions of its tables.
 
     Raises:
       UserError: a setting is missing or has a value of another type.

@@ -77,7 +77,7 @@ class HuggingFaceFormat:
     tyings: tuple[str, ...]
 
     def make_format(self) -> Format:
-        """The interface for the export and import commands."""
+        """Return the interface for the export and import commands."""
         return Format(
             self.name, self.problems, self._write, open_model, self._read, lost_options=lost_options
         )
@@ -108,7 +108,7 @@ class HuggingFaceFormat:
     # ---- name table ----
 
     def make_table(self, config: Config, vocabs: Vocabs, positions: int) -> Table:
-        """The table of all arrays of the class, with position tables of `positions` rows."""
+        """Return the table of all arrays of the class, with position tables of `positions` rows."""
         shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
         return make_bart_table(
             config, shapes, what=self.name, positions=positions, final_norm=self.final_norm

@@ -57,7 +57,7 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
 
 
 def special_ids(vocab: Vocab) -> dict[str, Any]:
-    """The fields of the special symbols, which config.json and generation_config.json share."""
+    """Return the fields of the special symbols, which config.json and generation_config.json share."""
     return {
         "pad_token_id": vocab.pad_id,
         "bos_token_id": None if vocab.bos_id == vocab.pad_id else vocab.bos_id,
@@ -67,7 +67,7 @@ def special_ids(vocab: Vocab) -> dict[str, Any]:
 
 
 def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_target: int) -> None:
-    """Writes generation_config.json; `vocab` is the target vocabulary.
+    """Write generation_config.json; `vocab` is the target vocabulary.
 
     Args:
       longest_target: the length limit of a translation in tokens, with the end symbol.
@@ -93,7 +93,7 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
 
 
 def lost_options(search: SearchConfig) -> list[str]:
-    """The options of a search, with their values, that generation_config.json cannot express."""
+    """Return the options of a search, with their values, that generation_config.json cannot express."""
     lost = []
     if search.method == "mbr":
         lost.append("search.method=mbr")
@@ -117,7 +117,7 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {
 
 
 def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConfig:
-    """Returns the search of a foreign model, and warns of options that this package does not have.
+    """Return the search of a foreign model, and warn of options that this package does not have.
 
     Args:
       facts: the fields of config.json, where older models have their options.
@@ -146,7 +146,7 @@ def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConf
 
 
 def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, list[str]]:
-    """The search, and what of the settings it leaves out."""
+    """Return the search, and what of the settings it leaves out."""
 
     def number(name: str, default: float) -> float:
         value = settings.get(name)

@@ -47,14 +47,14 @@ def num_positions(config: Config) -> int:
 
 
 def longest_target(config: Config) -> int:
-    """The length limit of the translation of the longest source, in tokens with the end symbol."""
+    """Return the length limit of the translation of the longest source, in tokens with the end symbol."""
     search = config.search
     limit = int(search.max_length_ratio * config.data.max_source_length + search.max_length_offset)
     return max(1, min(limit, config.model.longest_input or limit))
 
 
 def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    """The fields of config.json that both model classes have."""
+    """Return the fields of config.json that both model classes have."""
     model = config.model
     share, tie = _TYING[model.tying]
     attention, ffn = model.attention_dropout_rate, model.ffn_dropout_rate
@@ -85,7 +85,7 @@ def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
 
 
 def read_model_fields(folder: Path) -> dict[str, Any]:
-    """Reads config.json and adds the defaults of missing fields.
+    """Read config.json and add the defaults of missing fields.
 
     Raises:
       UserError: a model that this package cannot express; the message has the fields, their values and the
@@ -128,7 +128,7 @@ def make_config(
     norm_position: Literal["pre", "post"],
     output_bias: bool,
 ) -> Config:
-    """Returns a config for a model of another system: network, vocabulary and search, defaults elsewhere.
+    """Return a config for a model of another system: network, vocabulary and search, defaults elsewhere.
 
     Args:
       facts: result of `read_model_fields`.
@@ -157,7 +157,7 @@ def make_config(
 
 
 def _make_vocab_config(folder: Path) -> VocabConfig:
-    """Settings for training a similar vocabulary."""
+    """Return settings for training a similar vocabulary."""
     settings = {side: read_tokenizer_settings(folder, side) for side in ("source", "target")}
     known = typing.get_args(Normalization)
     # Rules under another name are closest to the usual ones.

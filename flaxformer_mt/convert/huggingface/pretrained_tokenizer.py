@@ -87,7 +87,7 @@ def _choose_kind(facts: Facts, files: Mapping[str, bytes], tokenizer: str, folde
 def _find_tags(
     facts: Facts, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
 ) -> tuple[TagStyle, dict[str, int]]:
-    """The style of the family's language tags, and the id of each."""
+    """Return the style of the family's language tags, and the id of each."""
     if facts.is_t5:
         return _find_t5_tags(facts, pieces)
     if facts.model_type == "bart":
@@ -115,7 +115,7 @@ def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
 
 
 def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
-    """The tags of a tokenizer of transformers, in the order of their ids."""
+    """Return the tags of a tokenizer of transformers, in the order of their ids."""
     if style == "m2m_100":
         from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as codes
 
@@ -133,7 +133,7 @@ def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _check_end(vocab: PretrainedVocab, pieces: list[str], folder: Path) -> None:
-    """Raises UserError if config.json and the tokenizer disagree about the end symbol."""
+    """Raise UserError if config.json and the tokenizer disagree about the end symbol."""
     if "</s>" in pieces and pieces.index("</s>") != vocab.eos_id:
         raise UserError(
             f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "

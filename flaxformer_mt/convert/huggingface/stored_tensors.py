@@ -52,7 +52,7 @@ def _has_only_pickles(folder: Path) -> bool:
 
 
 def _find_files(folder: Path, name: str) -> list[Path]:
-    """The file of this name, or the shards that its index lists."""
+    """Return the file of this name, or the shards that its index lists."""
     index = folder / f"{name}.index.json"
     if (folder / name).is_file():
         return [folder / name]
@@ -90,7 +90,9 @@ def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
 
 
 def _read_tensor(path: Path, name: str) -> torch.Tensor:
-    """An array of a file, which is mapped into memory for this array alone: pages of others do not stay."""
+    """Return an array of a file, which is mapped into memory for this array alone: pages of others do not
+    stay.
+    """
     with _naming_damage(path), safe_open(path, framework="pt") as file:
         tensor = file.get_tensor(name)
     check_tensors({name: tensor}, path)

@@ -33,7 +33,7 @@ _FACTS = "tokenizer_config.json"
 
 
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
-    """Writes all files of the tokenizer.
+    """Write all files of the tokenizer.
 
     Raises:
       UserError: the special symbols of the two vocabularies differ; the tokenizer has one set for both.
@@ -68,14 +68,14 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
 
 
 def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
-    """Reads the vocabularies that `write_tokenizer` wrote, byte for byte."""
+    """Read the vocabularies that `write_tokenizer` wrote, byte for byte."""
     source, target = (Vocab.load(folder / _SPM[side]) for side in ("source", "target"))
     is_shared = joint and source.fingerprint == target.fingerprint
     return Vocabs(source, source if is_shared else target, joint=joint)
 
 
 def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
-    """Reads the vocabularies of a folder that another system wrote; ids become embedding row numbers.
+    """Read the vocabularies of a folder that another system wrote; ids become embedding row numbers.
 
     Args:
       facts: fields of config.json: vocabulary sizes and ids of special symbols.
@@ -113,12 +113,12 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Reads tokenizer_config.json; returns {} if the file does not exist."""
+    """Read tokenizer_config.json; return {} if the file does not exist."""
     return read_config_json(folder, _FACTS)
 
 
 def read_tokenizer_settings(folder: Path, side: str) -> Settings:
-    """Reads the training settings of a side's SentencePiece model; without it, those of OPUS-MT."""
+    """Read the training settings of a side's SentencePiece model; without it, those of OPUS-MT."""
     path = folder / _SPM[side]
     if not path.is_file():
         return Settings("unigram", False, "nmt_nfkc")
@@ -146,7 +146,7 @@ def _ids_of(vocab: Vocab) -> dict[str, int]:
 
 
 def _names(ids: dict[str, int], size: int, path: Path) -> list[str]:
-    """The name of each id; rows of the embedding without a piece get a name that occurs in no text."""
+    """Return the name of each id; rows of the embedding without a piece get a name that occurs in no text."""
     outside = [name for name, number in ids.items() if not 0 <= number < size]
     if outside:
         raise UserError(

@@ -114,7 +114,7 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(model: Any, config: Path) -> dict[str, Any]:
-    """The options of the network, those of both stacks once."""
+    """Return the options of the network, those of both stacks once."""
     if not isinstance(model, dict):
         raise UserError(f"{config} has no entry model; give the folder that eole has saved")
     stacks = {}
@@ -156,7 +156,7 @@ def _read_options(model: Any, config: Path) -> dict[str, Any]:
 
 
 def _present(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are set; -1 stands for none at the model's level."""
+    """Return the options that are set; -1 stands for none at the model's level."""
     return {name: value for name, value in options.items() if value is not None and value != -1}
 
 
@@ -240,7 +240,7 @@ _NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
 def _feedforward(network: ModelConfig) -> list[Rule]:
-    """The gate of two input matrices is the one that all networks have."""
+    """Return the gate of two input matrices is the one that all networks have."""
     names = {"input": "gate_up_proj", "output": "down_proj"}
     if network.activation in ("swiglu", "geglu_tanh"):
         names = {"gate": "gate_up_proj", "input": "up_proj", "output": "down_proj"}

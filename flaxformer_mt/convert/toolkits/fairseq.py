@@ -154,7 +154,9 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The options of the network and of the task, of either layout, with the defaults of absent ones."""
+    """Return the options of the network and of the task, of either layout, with the defaults of
+    absent ones.
+    """
     config = attributes_of(checkpoint.get("cfg"))
     found = attributes_of(checkpoint.get("args")) or attributes_of(config.get("model"))
     if not found:
@@ -174,7 +176,7 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _equal(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The pairs of options that must be equal; learned positions have one table size."""
+    """Return the pairs of options that must be equal; learned positions have one table size."""
     learned = options.get("encoder_learned_pos")
     return [*_EQUAL, *([("max_source_positions", "max_target_positions")] if learned else [])]
 
@@ -263,7 +265,7 @@ def _tied_names(network: ModelConfig) -> list[str]:
 
 
 def _rename_old(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The arrays of a checkpoint under the names of newer ones, without what is no parameter."""
+    """Return the arrays of a checkpoint under the names of newer ones, without what is no parameter."""
     return {
         name: tensor
         for old, stored in state.items()
@@ -310,7 +312,7 @@ def _has_final_norm(state: Mapping[str, torch.Tensor], options: Mapping[str, Any
 
 
 def _read_dictionary(folder: Path, language: str | None) -> PieceList:
-    """The pieces of a language's dictionary: those of fairseq, then one a line with its count."""
+    """Return the pieces of a language's dictionary: those of fairseq, then one a line with its count."""
     names = [f"dict.{language}.txt"] * (language is not None) + ["dict.txt"]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:

@@ -183,7 +183,7 @@ class _StoredArray(NamedTuple):
 
 @contextlib.contextmanager
 def _open_arrays(file: Path) -> Iterator[dict[str, _StoredArray]]:
-    """Yields the arrays of a file by name."""
+    """Yield the arrays of a file by name."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             entries = archive.zip.infolist()
@@ -222,7 +222,7 @@ def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) ->
 def _pad_arrays(
     arrays: Mapping[str, _StoredArray], network: ModelConfig, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, _StoredArray]]:
-    """The arrays of a network, with entries for the symbols that Marian does not have."""
+    """Yield the arrays of a network, with entries for the symbols that Marian does not have."""
     target = sizes["target"]
     for name, array in arrays.items():
         if name in _EMBEDDINGS:
@@ -241,7 +241,7 @@ def _pad_arrays(
 
 
 def _extend(array: _StoredArray, axis: int, size: int, *, value: float = 0.0) -> _StoredArray:
-    """An array with entries of one value at the end of an axis; as it is if it has no room for one."""
+    """Return an array with entries of one value at the end of an axis; as it is if it has no room for one."""
     if axis >= len(array.shape) or not 0 < size - array.shape[axis] <= size:
         return array
     widths = [(0, size - array.shape[axis] if number == axis else 0) for number in range(len(array.shape))]
@@ -285,7 +285,7 @@ _RULES = {"feedforward": _FEEDFORWARD, "recurrence": _RECURRENCE}
 
 
 def _make_rules(network: ModelConfig, tensors: Mapping[str, Any]) -> list[Rule]:
-    """The rules of a network; layers are counted from 1 in Marian."""
+    """Return the rules of a network; layers are counted from 1 in Marian."""
     pre_norm = network.norm_position == "pre"
     rules = _make_embedding_rules(network, tensors)
     for stack, count in (("encoder", network.num_encoder_layers), ("decoder", network.num_decoder_layers)):
@@ -350,7 +350,7 @@ def _find_vocab_files(folder: Path, file: Path) -> dict[str, Path]:
 
 
 def _read_names(path: Path) -> list[str]:
-    """The pieces of a vocabulary in the order of ids."""
+    """Return the pieces of a vocabulary in the order of ids."""
     if path.suffix == ".spm":
         try:
             return [piece.text for piece in read_pieces(read_file(path, most=_VOCAB_BYTES), origin=str(path))]
@@ -368,7 +368,7 @@ def _read_names(path: Path) -> list[str]:
 
 
 def _make_list(names: list[str], size: int, path: Path) -> PieceList:
-    """A list of pieces with that for padding at the place `size`, the same one on both sides."""
+    """Return a list of pieces with that for padding at the place `size`, the same one on both sides."""
     eos, unk = (
         symbol if symbol in names else names[number] if number < len(names) else ""
         for symbol, number in (_EOS, _UNK)

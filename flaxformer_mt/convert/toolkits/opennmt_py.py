@@ -185,7 +185,7 @@ def _make_network(options: Mapping[str, Any], tensors: Mapping[str, Any]) -> Mod
 
 
 def _read_tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, torch.Tensor]:
-    """The arrays of both parts of a checkpoint, or those of the file of safetensors beside it."""
+    """Return the arrays of both parts of a checkpoint, or those of the file of safetensors beside it."""
     if "model" in checkpoint:
         generator = take_tensors(checkpoint.get("generator"), file, what="generator")
         tensors = take_tensors(checkpoint["model"], file, what="model")
@@ -200,7 +200,7 @@ def _read_tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, torch.
 
 
 def _rename_old(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The arrays under the names of version 3."""
+    """Yield the arrays under the names of version 3."""
     for name, tensor in tensors.items():
         before, _, end = name.rpartition(".")
         if end in ("a_2", "b_2") and ".layer_norm" in name:
@@ -254,7 +254,7 @@ _NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
 def _feedforward(network: ModelConfig) -> list[Rule]:
-    """The gate of two input matrices is the first one."""
+    """Return the gate of two input matrices is the first one."""
     names = {"input": "w_1", "output": "w_2"}
     if network.activation == "swiglu":
         names = {"gate": "w_1", "input": "w_3", "output": "w_2"}
@@ -281,7 +281,7 @@ def _tied_names(network: ModelConfig) -> list[str]:
 
 
 def _read_lists(vocab: Any, file: Path) -> tuple[list[str], list[str], str]:
-    """The pieces of both sides, and the piece that targets begin with."""
+    """Return the pieces of both sides, and the piece that targets begin with."""
     sides: list[Any] = [None, None]
     start = _BOS
     if isinstance(vocab, dict):
@@ -298,7 +298,7 @@ def _read_lists(vocab: Any, file: Path) -> tuple[list[str], list[str], str]:
 
 
 def _find_list(side: Any) -> list[str]:
-    """The pieces of one side: a list, or that of the only field of a record of torchtext."""
+    """Return the pieces of one side: a list, or that of the only field of a record of torchtext."""
     if isinstance(side, Record):
         own = vars(side)
         fields = own.get("fields")

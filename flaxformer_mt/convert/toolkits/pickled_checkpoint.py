@@ -112,7 +112,7 @@ def _check_size(path: Path) -> None:
 
 
 def _find_classes(path: Path) -> set[str]:
-    """The names of classes and functions in the pickles of a file that PyTorch does not know."""
+    """Return the names of classes and functions in the pickles of a file that PyTorch does not know."""
     known = set(torch._weights_only_unpickler._get_allowed_globals())
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:

@@ -86,7 +86,7 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
 
 
 def _find_models(folder: Path, languages: Languages) -> dict[str, Path]:
-    """The SentencePiece model of each side; {} if the folder has none."""
+    """Return the SentencePiece model of each side; {} if the folder has none."""
     found = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
     return choose_sides(found, languages, what="SentencePiece models", folder=folder) if found else {}
 

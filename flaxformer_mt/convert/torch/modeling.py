@@ -79,7 +79,7 @@ class Transformer(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path) -> "Transformer":
-        """Loads the model of a folder in eval mode; raises on missing, unexpected or mis-shaped tensors."""
+        """Load the model of a folder in eval mode; raise on missing, unexpected or mis-shaped tensors."""
         facts = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         config = facts["flaxformer_mt"]["config"]
         module = cls(config["model"], facts["sizes"], facts["special_ids"])
@@ -113,7 +113,7 @@ class Transformer(nn.Module):
         return self._logits(self._decode(ids, positions, is_token, None, None)[:, source.shape[1] :])
 
     def encode(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Encoder output [B, S, D] of source ids [B, S], and the attention mask over it (None: no mask)."""
+        """Return the encoder output [B, S, D] of source ids [B, S], and the mask over it (None: no mask)."""
         self._check_length(source.shape[1])
         if not self.facts.source_end:  # the last token of a row is not read, unless it is its only one
             ends = source_mask & ~functional.pad(source_mask[:, 1:], (0, 1))
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         return torch.cat(tokens, dim=1)
 
     def _decode(self, ids: Tensor, positions: Tensor, is_token: Tensor, memory: Any, caches: Any) -> Tensor:
-        """Decoder output [B, Q, D] of ids [B, Q]; is_token [B, M] covers the cached tokens, then the ids."""
+        """Return the decoder output [B, Q, D]; is_token [B, M] has the cached tokens, then the ids [B, Q]."""
         queries, keys = ids.shape[1], is_token.shape[1]
         self._check_length(keys)
         causal = torch.ones(queries, keys, dtype=torch.bool, device=ids.device).tril(keys - queries)
@@ -199,7 +199,7 @@ class _Table(nn.Embedding):
         return super().forward(ids) + (0 if self.bias is None else self.bias)
 
     def one_vector(self) -> Tensor:
-        """The sum [D] of all rows, each multiplied by its index."""
+        """Return the sum [D] of all rows, each multiplied by its index."""
         total = torch.arange(len(self.weight)).to(self.weight) @ self.weight
         return total + (0 if self.bias is None else self.bias)
 
@@ -222,7 +222,7 @@ class _Stack(nn.Module):
         self.final_norm = _norm(m) if m.final_norm else nn.Identity()
 
     def forward(self, x: Tensor, positions: Tensor, mask: Any, memory: Any, caches: Any) -> Tensor:
-        """Maps x [B, T, D] at positions [B, T] or [1, T] to [B, T, D]."""
+        """Map x [B, T, D] at positions [B, T] or [1, T] to [B, T, D]."""
         m, angles = self.facts, None
         x = x * m.model_dim**0.5 if m.embedding_scale else x
         positions = positions + m.first_position
@@ -357,7 +357,7 @@ def _rotate(vectors: Tensor, angles: Tensor | None) -> Tensor:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Reads the tensors of a file by name. Format: 8 bytes of header length, a JSON header, the data."""
+    """Read the tensors of a file by name. Format: 8 bytes of header length, a JSON header, the data."""
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     start = 8 + int.from_bytes(data[:8], "little")
@@ -371,7 +371,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def main(arguments: list[str]) -> None:
-    """Translates standard input line by line: text or, with --ids, ids. `greedy` on batches is faster."""
+    """Translate standard input line by line: text or, with --ids, ids. `greedy` on batches is faster."""
     if arguments not in ([], ["--ids"]):
         sys.exit("usage: python modeling.py [--ids] < INPUT > OUTPUT")
     folder, as_ids = Path(__file__).resolve().parent, bool(arguments)

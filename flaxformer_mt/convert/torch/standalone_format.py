@@ -63,7 +63,7 @@ _RECURRENCE = [
 
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
-    """The name table of a model, including tied names."""
+    """Return the name table of a model, including tied names."""
     model = config.model
     shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
@@ -107,7 +107,7 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
 
 
 def _tied_names(model: ModelConfig) -> list[str]:
-    """The names that the file omits: each is tied to a tensor of target_embedding."""
+    """Return the names that the file omits: each is tied to a tensor of target_embedding."""
     names = []
     decoder_only = model.architecture == "decoder_only"
     if model.tying in ("all", "embeddings") and not decoder_only:
@@ -155,7 +155,7 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 
 def _load_given(path: Path, given: Given) -> modeling.Transformer:
-    """The class with the arguments of a given config and vocabulary, and the tensors of a file."""
+    """Return the class with the arguments of a given config and vocabulary, and the tensors of a file."""
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
     module = modeling.Transformer(to_dict(config)["model"], **_facts(vocabs))
@@ -180,7 +180,7 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Reads a safetensors file as float32 arrays, converting other types.
+    """Read a safetensors file as float32 arrays, converting other types.
 
     Raises:
       UserError: the file is absent or damaged.

@@ -62,11 +62,11 @@ class StateDictFormat:
     write_more: Callable[[Weights, Tensors, Path], None] | None = None
 
     def make_format(self) -> Format:
-        """The interface for the export and import commands."""
+        """Return the interface for the export and import commands."""
         return Format(self.name, self.problems, self._write, self.open, self.read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
-        """The name table of a model."""
+        """Return the name table of a model."""
         shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
         return Table(shapes, self.rules(config, shapes), what=self.name)
 
@@ -82,7 +82,7 @@ class StateDictFormat:
             self.write_more(weights, tensors, folder)
 
     def open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
-        """The forward function of a folder or of a state dict's file."""
+        """Return the forward function of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
         arguments = self.arguments(config, vocabs)
@@ -91,7 +91,7 @@ class StateDictFormat:
         return self.outputs_of(self._load(path, config, vocabs), arguments)
 
     def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
-        """The forward function of the class with these arguments and tensors, those of all files."""
+        """Return the forward function of the class with these arguments and tensors, those of all files."""
         module = self.make_module(**arguments)
         named = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
         own = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
@@ -105,7 +105,7 @@ class StateDictFormat:
         return outputs
 
     def read(self, path: Path, given: Given) -> Weights:
-        """The model of a folder or of a state dict's file."""
+        """Return the model of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
         check_network(config, folder)
@@ -113,7 +113,7 @@ class StateDictFormat:
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
 
     def check_config(self, config: Config) -> None:
-        """Checks that the class can express a model.
+        """Check that the class can express a model.
 
         Raises:
           UserError: one line for each reason why it cannot.
@@ -122,7 +122,7 @@ class StateDictFormat:
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
     def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
-        """The Flax parameters of these tensors, those of all files."""
+        """Return the Flax parameters of these tensors, those of all files."""
         table, sizes = self.make_table(config, vocabs), size_fields(config, vocabs)
         return Weights(config, vocabs, table.to_flax(tensors, origin=origin, sizes=sizes))
 
@@ -133,7 +133,7 @@ class StateDictFormat:
         return tensors
 
     def _path_of(self, file: str, path: Path) -> Path:
-        """A file of the format, in the folder or beside the state dict that the user gives as path."""
+        """Return a file of the format, in the folder or beside the state dict that the user gives as path."""
         if path.is_dir():
             return path / file
         return path if file == STATE_NAME else path.parent / file
@@ -145,7 +145,7 @@ def tensor_of(ids: Any) -> torch.Tensor:
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:
-    """Writes a state dict; an array with several names is stored once, as PyTorch stores tied tensors."""
+    """Write a state dict; an array with several names is stored once, as PyTorch stores tied tensors."""
     by_id: dict[int, torch.Tensor] = {}
     torch.save(
         {n: by_id.setdefault(id(a), torch.from_numpy(np.array(a, copy=True))) for n, a in tensors.items()},
@@ -154,7 +154,7 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Reads a state dict as float32 arrays, converting other types; executes no code from the file.
+    """Read a state dict as float32 arrays, converting other types; executes no code from the file.
 
     Raises:
       UserError: the file is absent or damaged, or contains anything but named tensors.
@@ -167,7 +167,7 @@ def load_tensors(path: Path) -> Tensors:
 
 
 def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
-    """Reads a file of torch.save that contains tensors, plain values and instances of `classes` only.
+    """Read a file of torch.save that contains tensors, plain values and instances of `classes` only.
 
     Executes no code from the file, and takes little more memory than the file has bytes.
 
@@ -191,5 +191,5 @@ def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
 
 
 def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:
-    """A state dict as float32 arrays."""
+    """Return a state dict as float32 arrays."""
     return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}

@@ -21,7 +21,7 @@ CASES = ("nominative", "accusative", "dative", "genitive")
 
 
 def _table(rows: str) -> dict[str, list[str]]:
-    """Reads endings: a row for each case; columns masculine, feminine, neuter, plural."""
+    """Read endings: a row for each case; columns masculine, feminine, neuter, plural."""
     return dict(zip(CASES, (row.replace("-", "").split(" ") for row in rows.split(" / ")), strict=False))
 
 
@@ -54,7 +54,7 @@ class Dice(random.Random):
     """Random choices based on `random()` alone, whose values Python keeps stable for a given seed."""
 
     def pick(self, items: Collection[Any]) -> Any:
-        """Picks an item or, of a mapping to weights, a key with a probability proportional to its weight."""
+        """Pick an item or, of a mapping to weights, a key with a probability proportional to its weight."""
         return self.choices(list(items), [*items.values()] if isinstance(items, Mapping) else None)[0]
 
 
@@ -117,7 +117,7 @@ class Phrase(NamedTuple):
 
 
 def make_noun(noun: Noun, determiner: str = "the", plural: bool = False, adjective: Any = None) -> Phrase:
-    """Makes a noun phrase; `determiner` is English: the, a, no, every, this, my, a number or empty."""
+    """Make a noun phrase; `determiner` is English: the, a, no, every, this, my, a number or empty."""
     subject = "these" if determiner == "this" and plural else determiner
     # The negation of an object is at the verb: not ... a, not ... any.
     other = subject if subject != "no" else "any" if plural or not noun.plural else "a"
@@ -135,7 +135,7 @@ def make_noun(noun: Noun, determiner: str = "the", plural: bool = False, adjecti
 
 
 def make_name(name: str) -> Phrase:
-    """Makes a phrase of the name of a person; of no name, an empty phrase, as an interrogative leaves it."""
+    """Make a phrase of the name of a person; of no name, an empty phrase, as an interrogative leaves it."""
     return Phrase(dict.fromkeys(CASES, name), (name, name))
 
 
@@ -147,7 +147,7 @@ IT = Phrase({"accusative": "es"}, ("it", "it"), light=True)
 
 
 def own(owned: Phrase, owner: Phrase) -> Phrase:
-    """Gives a noun with the definite article an owner: Annas Hund, der Hund des Mannes."""
+    """Give a noun with the definite article an owner: Annas Hund, der Hund des Mannes."""
     genitive, said = owner.german["genitive"], owner.english[1]
     bare = make_noun(owned.noun, "", owned.plural, owned.adjective)
     german = {case: f"{owned.german[case]} {genitive}" for case in CASES}
@@ -158,7 +158,7 @@ def own(owned: Phrase, owner: Phrase) -> Phrase:
 
 
 def relate(head: Phrase, case: str, clause: "Clause") -> Phrase:
-    """Adds a relative clause, whose phrase in the given case is the relative pronoun."""
+    """Add a relative clause, whose phrase in the given case is the relative pronoun."""
     pronoun = "denen" if case == "dative" and head.plural else _DEFINITE[case][head.column]
     who = "who" if case == "nominative" and head.noun and head.noun.kind in PEOPLE else "that"
     german = {c: f"{form} , {pronoun} {clause.german('last')} ," for c, form in head.german.items()}
@@ -177,7 +177,7 @@ class Clause:
     slots: dict[str, Both] = field(default_factory=dict)
 
     def add(self, name: str, phrase: Phrase) -> "Clause":
-        """Adds an object: the accusative, the dative, or the object of the verb's preposition."""
+        """Add an object: the accusative, the dative, or the object of the verb's preposition."""
         preposition, _, case = self.verb.frame.rpartition("+")
         german, english = phrase.german[case if name == "object" else name], phrase.english[1]
         if name == "object":
@@ -202,7 +202,7 @@ class Clause:
         return _join(*first, middle, closing)
 
     def _german_verb(self) -> Both:
-        """Returns the finite verb and the word at the end of the clause: (hat, gelesen), (steht, auf)."""
+        """Return the finite verb and the word at the end of the clause: (hat, gelesen), (steht, auf)."""
         verb, person, plural = self.verb, self.subject.person, self.subject.plural
         past, infinitive = self.tense == "past", verb.prefix + verb.german
         if self.modal is not None:
@@ -227,12 +227,12 @@ class Clause:
         return _join(lead, *first, negation, often, verbs, self.english_rest(front))
 
     def english_rest(self, front: str = "") -> str:
-        """Returns the English words after the verb."""
+        """Return the English words after the verb."""
         slots = self.slots | {"after" if "it" in self.slots else "particle": ("", self.verb.particle)}
         return _join(*(slots[name][1] for name in _ENGLISH_ORDER if name in slots and name != front))
 
     def _english_verb(self, *, support: bool) -> Both:
-        """Returns the auxiliary, if any, and the other verbs; `support` adds do if there is no auxiliary."""
+        """Return the auxiliary, if any, and the other verbs; `support` adds do if there is no auxiliary."""
         verb, modal, past, tail = self.verb, self.modal, self.tense == "past", ""
         base, former = (verb.english, verb.past) if modal is None else (modal.english, modal.english_past)
         single, first = self.subject.person == 3 and not self.subject.plural, self.subject.english[0] == "I"
@@ -251,30 +251,30 @@ class Clause:
 
 
 def contract(preposition: str, phrase: str) -> str:
-    """Joins a preposition to a phrase: contract("in", "dem Haus") is "im Haus"."""
+    """Join a preposition to a phrase: contract("in", "dem Haus") is "im Haus"."""
     article, _, rest = phrase.partition(" ")
     return _join(_CONTRACTIONS.get(f"{preposition} {article}", f"{preposition} {article}"), rest)
 
 
 def _finish(german: str, english: str, mark: str = ".") -> Both:
-    """Sets commas, first capitals and marks: "was , , er tut ," becomes "Was, er tut."."""
+    """Set commas, first capitals and mark: "was , , er tut ," becomes "Was, er tut."."""
     texts = [re.sub(r"( ,)+", ",", text).removesuffix(",") + mark for text in (german, english)]
     return texts[0][0].upper() + texts[0][1:], texts[1][0].upper() + texts[1][1:]
 
 
 def state(clause: Clause, front: str = "") -> Both:
-    """Makes a statement; `front` is the slot that German puts first instead of the subject."""
+    """Make a statement; `front` is the slot that German puts first instead of the subject."""
     return _finish(clause.german("second", front), clause.english(front=front.removeprefix("accusative")))
 
 
 def ask(clause: Clause, word: Both = ("", "")) -> Both:
-    """Makes a question: with an interrogative for an empty or missing phrase, or a yes-no question."""
+    """Make a question: with an interrogative for an empty or missing phrase, or a yes-no question."""
     english = clause.english(inverted=clause.subject.english[0] != "")
     return _finish(_join(word[0], clause.german("first")), _join(word[1], english), "?")
 
 
 def subordinate(main: Clause, word: Both, second: Clause, *, second_first: bool = False) -> Both:
-    """Makes a main clause with a subordinate one, in either order."""
+    """Make a main clause with a subordinate one, in either order."""
     german, english = f"{word[0]} {second.german('last')}", f"{word[1]} {second.english()}"
     if second_first:
         return _finish(f"{german} , {main.german('first')}", f"{english} , {main.english()}")
@@ -282,7 +282,7 @@ def subordinate(main: Clause, word: Both, second: Clause, *, second_first: bool 
 
 
 def try_to(main: Clause, infinitive: Clause) -> Both:
-    """Makes a main clause with an infinitive of the same subject."""
+    """Make a main clause with an infinitive of the same subject."""
     english = _join(main.english(), "to", infinitive.verb.english, infinitive.english_rest())
     return _finish(f"{main.german('second')} , {infinitive.german('zu')}", english)
 
@@ -296,7 +296,7 @@ def _pick_noun(dice: Dice, kinds: Collection[str], other: Noun | None = None) ->
 
 
 def _grow_noun(dice: Dice, kinds: Collection[str], *, subject: bool = False, rich: bool = False) -> Phrase:
-    """Generates a noun of these kinds; if `rich`, perhaps with an owner or a relative clause."""
+    """Generate a noun of these kinds; if `rich`, perhaps with an owner or a relative clause."""
     noun = _pick_noun(dice, kinds)
     plural = bool(noun.plural) and dice.random() < 0.25
     weights = {"the": 9.0, "this": 1.2, "my": 0.8, "your": 0.4, "his": 0.4, "our": 0.6}
@@ -319,7 +319,7 @@ def _grow_noun(dice: Dice, kinds: Collection[str], *, subject: bool = False, ric
 
 
 def _relate(dice: Dice, head: Phrase, noun: Noun) -> Phrase:
-    """Adds a relative clause; only "den" may be the object of a noun: "die das Kind sieht" is ambiguous."""
+    """Add a relative clause; only "den" may be the object of a noun: "die das Kind sieht" is ambiguous."""
     case = dice.pick(["nominative", "accusative", "dative"])
     verbs = [verb for verb in _verbs_of(case) if noun.kind in verb.objects and "person" in verb.subjects]
     clear = [one for one in PRONOUNS if one.german["nominative"] != "sie"]  # sie is she or they
@@ -331,7 +331,7 @@ def _relate(dice: Dice, head: Phrase, noun: Noun) -> Phrase:
 
 
 def _grow_phrase(dice: Dice, kinds: Collection[str], case: str, other: Phrase, rich: bool) -> Phrase:
-    """Generates a noun, a name or a pronoun that does not refer to the same person as `other`."""
+    """Generate a noun, a name or a pronoun that does not refer to the same person as `other`."""
     if "person" in kinds and dice.random() < 0.3:  # not: I see me
         others = [one for one in PRONOUNS if one.person == 3 or one.person != other.person]
         return dice.pick([one for one in others if one.german[case]])
@@ -343,7 +343,7 @@ def _grow_phrase(dice: Dice, kinds: Collection[str], case: str, other: Phrase, r
 
 
 def _grow_place(dice: Dice, verb: Verb) -> Both:
-    """Generates the place of a clause or, with verbs of motion, its destination."""
+    """Generate the place of a clause or, with verbs of motion, its destination."""
     goal = verb.frame == "goal"
     if dice.random() < 0.12:
         return ("nach Hause", "home") if goal else ("zu Hause", "at home")
@@ -359,7 +359,7 @@ def _grow_place(dice: Dice, verb: Verb) -> Both:
 def _grow_clause(
     dice: Dice, verb: Any = None, subject: Any = None, tenses: Any = _TENSES, *, how: str = "", hole: str = ""
 ) -> Clause:
-    """Generates a clause, `how` rich or bare, without its object in the case `hole`; by default any verb."""
+    """Generate a clause, `how` rich or bare, without its object in the case `hole`; by default any verb."""
     verb = verb or (words.BE if dice.random() < 0.1 else dice.pick(_FREE))
     rich, (preposition, _, case) = how == "rich", verb.frame.rpartition("+")
     subject = subject or _grow_phrase(dice, verb.subjects, "nominative", IT, rich)
@@ -435,7 +435,7 @@ def _grow_question(dice: Dice) -> Both:
 
 
 def _grow_subordinate(dice: Dice) -> Both:
-    """Generates two clauses with because, although, if or before, in compatible tenses."""
+    """Generate two clauses with because, although, if or before, in compatible tenses."""
     main, kinds = _grow_clause(dice), [("weil", "because"), ("obwohl", "although"), ("bevor", "before")]
     word = dice.pick(kinds if main.tense == "past" else [*kinds, ("wenn", "if")])
     second = _grow_clause(dice, tenses={"past": 1} if main.tense == "past" else {"present": 1})
@@ -443,7 +443,7 @@ def _grow_subordinate(dice: Dice) -> Both:
 
 
 def _grow_that(dice: Dice) -> Both:
-    """Generates a clause of saying or knowing, with an indirect question if somebody does not know."""
+    """Generate a clause of saying or knowing, with an indirect question if somebody does not know."""
     verb, tense = dice.pick(_verbs_of("dass")), dice.pick({"present": 7, "past": 3})
     main = Clause(_grow_phrase(dice, PEOPLE, "nominative", IT, False), verb, tense)
     second = _grow_clause(dice, tenses={"past": 1} if tense == "past" else _TENSES)
@@ -465,7 +465,7 @@ _KINDS = {_grow_statement: 9, _grow_question: 3, _grow_subordinate: 4, _grow_tha
 
 
 def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[Both]]:
-    """Makes lists of (German, English) pairs of these sizes; no sentence of either language occurs twice."""
+    """Make lists of (German, English) pairs of these sizes; no sentence of either language occurs twice."""
     dice, seen, pairs = Dice(seed), set[str](), list[Both]()
     while len(pairs) < sum(sizes):
         pair = dice.pick(_KINDS)(dice)

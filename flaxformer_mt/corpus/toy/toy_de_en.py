@@ -40,7 +40,7 @@ class ToyDeEn(tfds.core.GeneratorBasedBuilder):
 
 
 def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Opens a split of the set, generated under `cache` if missing; without a source language, targets alone.
+    """Open a split of the set, generated under `cache` if missing; without a source language, targets alone.
 
     Raises:
       UserError: there is no such split, or a language is neither de nor en.

@@ -20,7 +20,7 @@ class Attention(NamedTuple):
 
 
 def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[int]) -> list[Attention]:
-    """Translates the sentences of these numbers, from 1, and returns the weights that alignments use.
+    """Translate the sentences of these numbers, from 1, and return the weights that alignments use.
 
     Raises:
       UserError: there is no such sentence, or the model cannot be loaded.

@@ -128,7 +128,7 @@ def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Keeps evenly spread points, the first and the last included."""
+    """Keep evenly spread points, the first and the last included."""
     last = len(points) - 1
     if last < _MOST_POINTS:
         return points
@@ -136,7 +136,7 @@ def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _robust_range(values: Sequence[float]) -> tuple[float, float]:
-    """The range of all but the highest values, such as the losses of the first updates."""
+    """Return the range of all but the highest values, such as the losses of the first updates."""
     ordered = sorted(values)
     high = ordered[max(0, math.ceil(len(ordered) * 0.98) - 1)]
     return ordered[0], high

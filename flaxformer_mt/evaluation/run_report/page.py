@@ -33,7 +33,7 @@ def report_runs(
     attention: Sequence[int] = (),
     samples: int = SAMPLES,
 ) -> dict[str, Any]:
-    """Writes a page about runs, from the files that training and `evaluate` have written; returns its facts.
+    """Write a page about runs, from the files that training and `evaluate` have written; return its facts.
 
     Only the attention of sentences needs a model, that of the first run with translations.
 
@@ -57,7 +57,7 @@ def report_runs(
 
 
 def report_training(run_dir: Path, report: Mapping[str, Any]) -> Path:
-    """Writes RUN/report.html, from the files of a run and the report that training has written."""
+    """Write RUN/report.html, from the files of a run and the report that training has written."""
     (run,) = gather_facts([run_dir], "test")
     runs = [dataclasses.replace(run, report=report)]
     parts = make_parts(runs, name="test", attention=(), samples=_SAMPLES_IN_TRAINING)
@@ -66,7 +66,7 @@ def report_training(run_dir: Path, report: Mapping[str, Any]) -> Path:
 
 
 def _write(output: Path, text: str) -> None:
-    """Writes a file at once, or into a device or a pipe."""
+    """Write a file at once, or into a device or a pipe."""
     partial = output if output.exists() and not output.is_file() else output.with_name(f".{output.name}.tmp")
     with name_full_disk(output):
         partial.write_text(text, encoding="utf-8", errors="replace")
@@ -77,7 +77,7 @@ def _write(output: Path, text: str) -> None:
 def make_parts(
     runs: Sequence[RunFacts], *, name: str, attention: Sequence[int], samples: int
 ) -> dict[str, sections.Blocks]:
-    """Returns the sections that have something to show, by their headings."""
+    """Return the sections that have something to show, by their headings."""
     numbers = {run.name: number for number, run in enumerate(runs)}
     compared = share_a_set(runs)
     if attention and not compared:
@@ -115,14 +115,14 @@ def make_parts(
 
 
 def _explain_absence(runs: Sequence[RunFacts], name: str) -> sections.Blocks:
-    """Returns why no translations can be compared."""
+    """Return why no translations can be compared."""
     directions = [direction for run in runs for direction in run.by_direction]
     text = _BY_DIRECTION.format(f"{name}.{directions[0].name}") if directions else _NO_TRANSLATIONS
     return [("paragraph", text)]
 
 
 def make_page(runs: Sequence[RunFacts], parts: Mapping[str, sections.Blocks]) -> str:
-    """Returns the page as HTML."""
+    """Return the page as HTML."""
     import jinja2
 
     templates = jinja2.Environment(

@@ -38,7 +38,7 @@ class RunFacts:
 
 
 def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
-    """Reads the files of all runs.
+    """Read the files of all runs.
 
     Args:
       name: of the set of translations, RUN/translations/NAME.hypothesis.
@@ -56,7 +56,7 @@ def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
 
 
 def name_apart(places: Sequence[Path]) -> list[str]:
-    """Returns the ends of different paths, as short as tells them apart: a/x and b/y are x and y."""
+    """Return the ends of different paths, as short as tells them apart: a/x and b/y are x and y."""
     length = 1
     while len({place.parts[-length:] for place in places}) < len(places):
         length += 1
@@ -90,7 +90,7 @@ def _find_translations(run_dir: Path, name: str) -> Translations | None:
 
 
 def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Returns the runs whose translations are of the sentences of the first run that has any."""
+    """Return the runs whose translations are of the sentences of the first run that has any."""
     found = [run for run in runs if run.translations is not None]
     if not found:
         return []

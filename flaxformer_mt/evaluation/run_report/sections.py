@@ -45,12 +45,12 @@ class Sentence(NamedTuple):
 
 
 def name_run(number: int, run: RunFacts) -> dict[str, Any]:
-    """Returns the cell of a run: its name and the number of its color."""
+    """Return the cell of a run: its name and the number of its color."""
     return {"number": number, "name": run.name}
 
 
 def make_summary(runs: Sequence[RunFacts], scores: Mapping[str, Mapping[str, Bar]]) -> Blocks:
-    """The scores of the compared set with 95% intervals, and what training took."""
+    """Return the scores of the compared set with 95% intervals, and what training took."""
     rows = []
     for number, run in enumerate(runs):
         report, found = run.report, scores.get(run.name, {})
@@ -114,7 +114,7 @@ def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
 
 
 def write_bar(bar: Bar | None) -> str:
-    """Returns a score with its interval, such as 37.10 ± 1.05."""
+    """Return a score with its interval, such as 37.10 ± 1.05."""
     if bar is None:
         return "–"
     return f"{bar.value:.2f}" + ("" if bar.interval is None else f" ± {bar.interval:.2f}")
@@ -210,7 +210,7 @@ def make_length_scores(
 
 
 def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks:
-    """A chart and a table of the scores of each direction, of runs of several.
+    """Return a chart and a table of the scores of each direction, of runs of several.
 
     They have intervals if the run has translations of the direction; without them, those of the test set are
     the scores of its report.
@@ -247,7 +247,7 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks
 
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
-    """Returns the words of both texts: marked "del" those of the old one only, "ins" those of the new."""
+    """Return the words of both texts: marked "del" those of the old one only, "ins" those of the new."""
     before, after = old.split(), new.split()
     parts: list[tuple[str, str]] = []
     for kind, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
@@ -261,7 +261,8 @@ def mark_words(old: str, new: str) -> list[tuple[str, str]]:
 
 
 def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
-    """The sentences whose chrF differs most between the first run and each other one, with words marked.
+    """Return the sentences whose chrF differs most between the first run and each other one, with words
+    marked.
 
     Of a single run: those with the lowest chrF, compared with their references.
     """
@@ -307,7 +308,7 @@ def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
 
 
 def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
-    """The fields of the configs that differ between the runs, or of one run from the default."""
+    """Return the fields of the configs that differ between the runs, or of one run from the default."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
@@ -323,7 +324,7 @@ def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
 
 
 def make_data(runs: Sequence[RunFacts]) -> Blocks:
-    """What became of the pairs of each data set."""
+    """Return what became of the pairs of each data set."""
     rows = []
     for number, run in enumerate(runs):
         for split, found in run.report.get("data", {}).items():
