@@ -57,7 +57,7 @@ def start_run(
     new_vocab: bool = False,
     say: Callable[[str], object] | None = None,
 ) -> Config:
-    """Make a run directory that starts from another run, unless it exists; returns the config to train with.
+    """Make a run directory that starts from another run, unless it exists; return the config to train with.
 
     Args:
       config: the config of the new run; see `adopt_network`.
@@ -161,7 +161,7 @@ def _make_run(
     new_vocab: bool,
     say: Callable[[str], object] | None,
 ) -> None:
-    """Write the run beside its place, and moves it there when it is complete."""
+    """Write the run beside its place, and move it there when it is complete."""
     config = adopt_network(config, base.config, new_vocab=new_vocab)
     validate(config)
     vocabs, params = base.vocabs, jax.device_get(base.params)

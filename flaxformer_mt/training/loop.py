@@ -66,7 +66,7 @@ def fit(
     progress: TextIO | None = None,
     workers: int | None = None,
 ) -> dict[str, Any]:
-    """Train the model that a config describes, or resumes the run in `run_dir`; returns the run's report.
+    """Train the model that a config describes, or resume the run in `run_dir`; return the run's report.
 
     A run that is finished is not trained further: its report is returned as it is.
 
@@ -161,7 +161,7 @@ def _line_writer(stream: TextIO | None) -> Callable[[str], None] | None:
 
 
 def _finish_checkpoints(config: Config, checkpoints: Checkpoints) -> None:
-    """Wait until all checkpoints are written, and averages the last ones if the config asks for it."""
+    """Wait until all checkpoints are written, and average the last ones if the config asks for it."""
     checkpoints.wait()
     if config.train.average_last:
         trained = sum(step > IMPORTED_STEP for step in checkpoints.steps())

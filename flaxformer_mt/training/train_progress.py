@@ -51,7 +51,7 @@ class TrainProgress:
         self.metrics = {}
 
     def record_evaluation(self, metrics: dict[str, float], *, best_metric: str) -> bool:
-        """Record an evaluation; returns True if it is the best so far."""
+        """Record an evaluation; return True if it is the best so far."""
         self.metrics = dict(metrics)
         value, best = metrics[best_metric], self.best_value
         sign = -1 if best_metric == "loss" else 1
