@@ -19,7 +19,7 @@ _COMMAND = re.compile(
     r"(?:\$ |[A-Z_]+=\S+ )*(?:\S*/)?"
     r"(?:python[\d.]*|pip|flaxformer-mt|tensorboard|srun|echo|cat|cd|bash|\.ci/\w+) (?=\S)"
 )
-_KINDS = ("sh", "python", "mermaid", "")  # mermaid: a diagram; no kind: what a program prints, or a drawing
+_KINDS = ("sh", "python", "")  # no kind: what a program prints, or a drawing
 
 
 class Block(NamedTuple):
@@ -62,7 +62,7 @@ def read_blocks(page: str, root: Path = ROOT) -> list[Block]:
             start, kind = number, line[3:]
             if kind not in _KINDS:
                 raise ValueError(
-                    f"{page}:{number}: a block of {kind}; write sh, python, mermaid, or nothing for output"
+                    f"{page}:{number}: a block of {kind}; write sh, python, or nothing for output"
                 )
             continue
         body = lines[start : number - 1]
