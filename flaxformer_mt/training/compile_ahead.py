@@ -57,8 +57,9 @@ class ProgramsByShape:
         self._programs[_key(batch)] = program
 
 
-def _key(batch: BatchArray) -> Any:
-    return batch.numbers.shape, batch.source_length, batch.packed, batch.unpadded
+def _key(batch: Any) -> Any:
+    leaves, structure = jax.tree.flatten(batch)
+    return structure, tuple(leaf.shape for leaf in leaves)
 
 
 def compiles_ahead(config: Config, platform: str) -> bool:

@@ -16,7 +16,7 @@ from flaxformer_mt.tracking.work_progress import WorkProgress
 from flaxformer_mt.workers.open_crew import Hands
 
 
-def test_each_part_that_takes_long_is_shown(tiny_config):
+def test_each_part_that_takes_long_is_shown(tiny_config, tmp_path):
     parts = []
 
     class Progress(WorkProgress):
@@ -26,7 +26,8 @@ def test_each_part_that_takes_long_is_shown(tiny_config):
             yield counts.append
             parts.append((name, options.get("total"), sum(counts)))
 
-    preparing.prepare(tiny_config, progress=Progress(None))
+    data = dataclasses.replace(tiny_config.data, cache_dir=str(tmp_path))  # nothing is prepared there
+    preparing.prepare(dataclasses.replace(tiny_config, data=data), progress=Progress(None))
     assert parts == [
         ("reading parallel_text", None, 0),
         ("checking parallel_text", 64, 64),

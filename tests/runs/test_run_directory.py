@@ -66,6 +66,7 @@ FREE = {
     "train.bleu_tokenize": "char",
     "train.log_every": 7,
     "train.tensorboard": False,
+    "train.trackers": ["wandb"],
     "train.keep_checkpoints": 9,
     "model.remat": "full",
     "model.attention": "plain",
