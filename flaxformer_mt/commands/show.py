@@ -16,12 +16,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.data.buckets import make_longest_shape
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.lora import without_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_device_kind, default_platform
+from flaxformer_mt.runs.run_directory import check_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.hyperparameters import make_hyperparameters
@@ -36,15 +37,16 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     counts the operations of the model, `traced_teraflops` those of the program, which are more if
     `model.remat` computes layers twice. `at_peak` is the time on a device of the given kind, or of the kind
     in use here, at its peak rate, or None if the peak rate is unknown.
-    If `run_dir` has been prepared, vocabulary sizes and batches are those of its data; otherwise
-    vocabularies are assumed to have `vocab.size` entries; `batches`, and `stages` if there are any, are None.
+    If `run_dir` has been prepared for this config, vocabulary sizes and batches are those of its data;
+    otherwise vocabularies are assumed to have `vocab.size` entries; `batches`, and `stages` if there are
+    any, are None.
     For a language model, the source vocabulary has size 0 and the source length is 0.
 
     Raises:
       UserError: the prepared data cannot be read, or decides the size of a vocabulary and is missing.
     """
     sizes = batches = stages = None
-    if run_dir is not None and (run_dir / "vocab").is_dir():
+    if run_dir is not None and _is_prepared(run_dir, config):
         from flaxformer_mt.data.prepare import prepare
 
         report = prepare(config, run_dir).report
@@ -86,6 +88,19 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         "at_peak": _time_at_peak(config, flops, device_kind or default_device_kind()),
         "config": to_dict(config),
     }
+
+
+def _is_prepared(run_dir: Path, config: Config) -> bool:
+    """Tell whether the run has data for this config; warn if it was trained with another one."""
+    if not (run_dir / "vocab").is_dir():
+        return False
+    try:
+        check_run(run_dir, config)
+    except UserError as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        warn_user(f"{reason}; its vocabularies and batches are not those of the config that is shown")
+        return False
+    return True
 
 
 def plan_sizes(config: Config) -> tuple[int, int]:

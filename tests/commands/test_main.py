@@ -904,6 +904,12 @@ def test_show_takes_sizes_and_batches_from_data_that_is_prepared(capfd, monkeypa
     modules = shown["parameters"]["modules"]
     assert modules["source_embedding/embedding"] == 500 * Config().model.model_dim
     assert modules["target_embedding/embedding"] == 300 * Config().model.model_dim
+    # A run that was trained with another config does not keep anybody from looking at this one.
+    (run_dir / "checkpoints" / "40").mkdir(parents=True)
+    assert main(["show", *flags]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["batches"] is None and asked == [run_dir]
+    assert f"warning: {run_dir} was made with another config; its vocabularies and batches" in said.err
 
 
 def test_flops_of_products_are_counted_through_loops_and_gradients():
