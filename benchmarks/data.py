@@ -71,7 +71,7 @@ class MadeUpVocab:
     def tokenize_all(
         self, texts: Sequence[int], *, sampling: float, seed: int, threads: int
     ) -> list[np.ndarray]:
-        """Draws ids for sentences of the given lengths, in a Zipf-like distribution: small ids are common."""
+        """Draw ids for sentences of the given lengths, in a Zipf-like distribution: small ids are common."""
         ends = np.cumsum(texts)
         uniform = np.random.default_rng(seed).random(ends[-1], np.float32)
         ids = (_FIRST_WORD * (self.size / _FIRST_WORD) ** uniform).astype(np.int32)
@@ -85,7 +85,7 @@ class MadeUpPairs:
     has_source, weights, links_identity, scores, target_tags = True, None, "", (), ()
 
     def __init__(self, number: int) -> None:
-        """Draws lognormal lengths with mean 25; source and target of a pair have similar lengths."""
+        """Draw lognormal lengths with mean 25; source and target of a pair have similar lengths."""
         random = np.random.default_rng(0)
         source = np.exp(random.normal(3.0, 0.6, number))
         self._lengths = np.stack([source, source * np.exp(random.normal(0.0, 0.2, number))], axis=1)
@@ -117,7 +117,7 @@ def count_tokens(batch: Batch) -> int:
 
 
 def measure_large(pairs: int, root: Path, *, vocabulary: int) -> dict[str, Any]:
-    """Measures seconds and peak memory of each stage before the first update."""
+    """Measure seconds and peak memory of each stage before the first update."""
     base, found = _peak_mib(), {}
 
     def note(name: str, start: float, **facts: Any) -> None:

@@ -62,7 +62,7 @@ SYSTEMS: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
 
 
 def serve_api(run: str, sentence: str) -> dict[str, Any]:
-    """Measures the API in this process."""
+    """Measure the API in this process."""
     clock = time.perf_counter
     begin = clock()
     from flaxformer_mt import Translator
@@ -136,7 +136,7 @@ def combine(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures each system cold, each with an empty cache, then all of them warm, in turns."""
+    """Measure each system cold, each with an empty cache, then all of them warm, in turns."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         caches = {name: Path(folder) / name for name in options.systems}

@@ -17,7 +17,7 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 
 
 def make_lengths(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws lognormal lengths with mean 25; source and target of a pair have similar lengths."""
+    """Draw lognormal lengths with mean 25; source and target of a pair have similar lengths."""
     random = np.random.default_rng(0)
     source = np.exp(random.normal(3.0, 0.6, number))
     target = source * np.exp(random.normal(0.0, 0.2, number))

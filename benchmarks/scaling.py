@@ -131,7 +131,7 @@ def make_full_batch(case: Case) -> Batch:
 
 
 def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
-    """Measures one row in this process; repeats the update for about `seconds`, and at least three times."""
+    """Measure one row in this process; repeat the update for about `seconds`, and at least three times."""
     config = make_config(case)
     parallel = make_parallel(config)
     model = make_model(

@@ -163,7 +163,7 @@ def measure(
 def compare(
     run: Path, work: Path, *, requests: int, clients: Sequence[int], systems: Sequence[str]
 ) -> dict[str, Any]:
-    """Measures all systems."""
+    """Measure all systems."""
     config, words = read_config(run / "config.json"), read_words(run)
     pair = (config.data.source_language, config.data.target_language)
     texts = make_texts(words, requests)

@@ -94,7 +94,7 @@ def find_round(cell: Cell) -> int:
 
 
 def compile_cell(cell: Cell) -> dict[str, Any]:
-    """Compiles a cell in this process; the message of a user error stands in place of the result."""
+    """Compile a cell in this process; the message of a user error stands in place of the result."""
     import jax
 
     from flaxformer_mt.commands.experiment_options import ShowOptions
@@ -120,7 +120,8 @@ def compile_cell(cell: Cell) -> dict[str, Any]:
 
 
 def compile_apart(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
-    """Compiles cells one after the other in a second process, which survives none of the compiler's crashes.
+    """Compile cells one after the other in a second process, which survives none of the compiler's
+    crashes.
 
     Yields what `compile_cell` returns. The process imports JAX once.
     """
@@ -139,7 +140,7 @@ def compile_apart(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
 
 
 def run_cells(cells: Sequence[Cell], output: Path, *, minutes: float) -> list[dict[str, Any]]:
-    """Compiles the cells that the output file does not have, starting none after so many minutes.
+    """Compile the cells that the output file does not have, starting none after so many minutes.
 
     Returns all cells of the file, and those that are missing as {"recipe", "target", "flags"} alone.
     """
@@ -210,7 +211,7 @@ def _format_found(cell: dict[str, Any]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Compiles the cells that are missing, and prints the table."""
+    """Compile the cells that are missing, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

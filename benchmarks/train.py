@@ -219,7 +219,7 @@ def _one_of_each_shape(batches: list[Batch]) -> list[int]:
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the systems in turns; returns the results as JSON values."""
+    """Measure the systems in turns; return the results as JSON values."""
     systems_of = name_systems(options)
     names = list(systems_of)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

@@ -123,7 +123,7 @@ def measure_product(system: System, *, repeats: int) -> float:
 
 
 def serve(name: str, task: dict[str, Any]) -> None:
-    """Answers commands until standard input ends: {"train": [indices]} and {"product": repeats}."""
+    """Answer commands until standard input ends: {"train": [indices]} and {"product": repeats}."""
     start = time.perf_counter()
     system = make_system(name, task)
     for number in task["warm_up"]["ours" if name == "ours" else "peers"]:

@@ -97,7 +97,7 @@ def plan_batches(lengths: Sequence[int], search: SearchConfig, *, forced: bool) 
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the systems in turns; returns the results as JSON values."""
+    """Measure the systems in turns; return the results as JSON values."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         material = make_material(options, options.work or folder)

@@ -198,7 +198,7 @@ _MAKE = {"ours": make_ours, "hugging_face": make_hugging_face, "ctranslate2": ma
 
 
 def serve(name: str, task: dict[str, Any]) -> None:
-    """Answers {"variant": name, "keep": bool} until standard input ends; `keep` returns the translations."""
+    """Answer {"variant": name, "keep": bool} until standard input ends; `keep` returns the translations."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: task["threads"]])
     start = time.perf_counter()

@@ -196,7 +196,7 @@ def measure_layers(
 
 
 def main() -> None:
-    """Measures a run."""
+    """Measure a run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", required=True, help="a run of configs/toy_de_en.py, or of other data")
     parser.add_argument("--checkpoint", help="best, last, average or a step (default: the run's)")

@@ -23,7 +23,7 @@ class FileHasNoLock(Exception):
 
 
 def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Locks an open file or folder until it is closed, in place of a lock that this process has on it.
+    """Lock an open file or folder until it is closed, in place of a lock that this process has on it.
 
     Args:
       file: its descriptor.

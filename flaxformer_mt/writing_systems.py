@@ -71,13 +71,15 @@ def find_main_script(texts: Iterable[str]) -> str:
 
 
 def lacks_spaces(texts: Iterable[str]) -> bool:
-    """Whether most letters of texts are of scripts without spaces between words."""
+    """Return whether most letters of texts are of scripts without spaces between words."""
     counts = count_scripts(texts)
     return 2 * sum(counts[script] for script in _WITHOUT_SPACES) > counts.total()
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing of a text can be seen: white space, marks of direction, byte order marks and so on."""
+    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks and
+    so on.
+    """
     return not text or text.isspace() or all(map(_is_invisible, text))
 
 

@@ -155,7 +155,7 @@ def _list_programs(run: str | Path) -> list[dict[str, Any]]:
 
 
 def _check_packages() -> tuple[dict[str, str | None], list[str]]:
-    """Versions of the required packages, None for a package that is missing or cannot be imported."""
+    """Return versions of the required packages, None for a package that is missing or cannot be imported."""
     versions: dict[str, str | None] = {}
     problems = []
     for distribution, module in REQUIRED.items():
@@ -215,7 +215,7 @@ def _host_memory_gib() -> float | None:
 
 
 def _describe_bfloat16() -> str:
-    """Whether the processor multiplies bfloat16 numbers, and what follows for `--dtype`."""
+    """Return whether the processor multiplies bfloat16 numbers, and what follows for `--dtype`."""
     if reason := slow_bfloat16_reason():
         return f"on this CPU models run in float32, since {reason}"
     found = " and ".join(bfloat16_instructions())

@@ -15,7 +15,7 @@ from flaxformer_mt.errors import UserError, name_urls
 
 
 def evaluate(options: EvaluateOptions) -> object:
-    """Scores translations of a test set, or the loss of a language model; returns the scores."""
+    """Score translations of a test set, or the loss of a language model; return the scores."""
     from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 
     language_model = not read_config(options.run / "config.json").data.source_language

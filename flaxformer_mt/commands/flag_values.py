@@ -66,7 +66,7 @@ def _refuse_choice(text: str, choices: Sequence[str]) -> NoReturn:
 
 
 def describe_type(kind: Any) -> str:
-    """Spells a type for `--help`, without its bounds: INT, {bucket,pack}, FLOAT|none."""
+    """Spell a type for `--help`, without its bounds: INT, {bucket,pack}, FLOAT|none."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return describe_type(arguments[0])

@@ -48,7 +48,7 @@ run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
 
 
 def takes_config(kind: type) -> bool:
-    """Whether a command with this dataclass of options accepts --config and --config.* flags."""
+    """Return whether a command with this dataclass of options accepts --config and --config.* flags."""
     return issubclass(kind, ExperimentOptions)
 
 

@@ -25,7 +25,7 @@ _CORES_OF_A_HEAP = 4
 
 
 def use_huge_pages(*, keep: bool) -> None:
-    """Restarts this program once, with the GNU C library set to request huge pages.
+    """Restart this program once, with the GNU C library set to request huge pages.
 
     The restart is needed because the library reads the settings only when a process starts. The function
     returns without a restart if the user has set GLIBC_TUNABLES, and on any system but Linux with the GNU C

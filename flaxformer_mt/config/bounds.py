@@ -47,22 +47,22 @@ class Bounds:
 
 
 def at_least(low: float) -> Bounds:
-    """Numbers from `low` on; whole numbers also have the limit of 32 bits."""
+    """Return numbers from `low` on; whole numbers also have the limit of 32 bits."""
     return Bounds(low)
 
 
 def above(low: float, *, at_most: float = math.inf) -> Bounds:
-    """Numbers greater than `low`, up to `at_most`."""
+    """Return numbers greater than `low`, up to `at_most`."""
     return Bounds(low, at_most, low_open=True)
 
 
 def between(low: float, high: float) -> Bounds:
-    """Numbers from `low` to `high`, both included."""
+    """Return numbers from `low` to `high`, both included."""
     return Bounds(low, high)
 
 
 def share() -> Bounds:
-    """Numbers from 0 to below 1, such as dropout rates."""
+    """Return numbers from 0 to below 1, such as dropout rates."""
     return Bounds(0, 1, high_open=True)
 
 

@@ -123,7 +123,7 @@ class Format:
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
-    """Shapes of the parameters of a model, by path."""
+    """Return shapes of the parameters of a model, by path."""
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
     return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
 

@@ -117,7 +117,7 @@ def import_run(
 
 
 def _is_hub_name(text: str) -> bool:
-    """Whether a path looks like OWNER/NAME."""
+    """Return whether a path looks like OWNER/NAME."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", text) is not None
 
 

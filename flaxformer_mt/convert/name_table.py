@@ -229,7 +229,7 @@ class Table:
 
 
 def _explain_shapes(pairs: Iterable[tuple[Shape, Shape]], sizes: Mapping[str, int]) -> str:
-    """Names the size that most expected and found shapes differ in: `: model.ffn_dim is 12, here 16`.
+    """Name the size that most expected and found shapes differ in: `: model.ffn_dim is 12, here 16`.
 
     A size of another array that has the expected shape is no cause: nothing is named instead of it.
     """
@@ -283,12 +283,12 @@ def _make_leaf(shape: Shape) -> np.ndarray:
 
 
 def _broadcast_zeros(shape: Shape) -> np.ndarray:
-    """Zeros of a shape, broadcast from one number so that they take no memory."""
+    """Return zeros of a shape, broadcast from one number so that they take no memory."""
     return np.broadcast_to(np.float32(0), shape)
 
 
 def rules_for(prefixes: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> list[Rule]:
-    """Repeats rules under several pairs of a Flax path prefix and a foreign name prefix.
+    """Repeat rules under several pairs of a Flax path prefix and a foreign name prefix.
 
     [("encoder/", "enc.")] and Rule("a", "b") give Rule("encoder/a", "enc.b").
     """

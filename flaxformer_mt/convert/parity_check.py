@@ -43,7 +43,9 @@ class Parity:
     checked_on: str
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether the difference is within a tolerance, which grows with outputs that are larger than 1."""
+        """Return whether the difference is within a tolerance, which grows with outputs that are larger
+        than 1.
+        """
         return self.largest_difference <= tolerance * max(1.0, self.largest_output)
 
 
@@ -103,7 +105,7 @@ def _run(params: dict, batch: Batch, *, model: Model, quantity: str) -> jax.Arra
 
 
 def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batch], str]:
-    """Batches of the first validation pairs of the run's data, and a description of them.
+    """Return batches of the first validation pairs of the run's data, and a description of them.
 
     Random tokens replace the pairs if the data cannot be read, or not `read_data`: a config of another origin
     must not choose which files are opened, or which data sets are downloaded.
@@ -156,7 +158,7 @@ def make_batch(
 
 
 def _pad(rows: Sequence[Sequence[int]], pad_id: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids in rows of at least this length, and which of them are no padding."""
+    """Return ids in rows of at least this length, and which of them are no padding."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max(initial=length))[None] < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int32)

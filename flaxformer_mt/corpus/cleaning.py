@@ -186,7 +186,7 @@ def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def occur_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
+    """Return whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
     if not len(ordered):
         return np.zeros(len(values), bool)
     places = np.searchsorted(ordered, values)

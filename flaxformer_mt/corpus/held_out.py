@@ -33,7 +33,7 @@ def hold_out(
     keys: Sequence[np.ndarray],
     sizes: Mapping[str, int],
 ) -> HeldOut:
-    """Chooses the rows that are held out from the first data set of each direction, and those to train on.
+    """Choose the rows that are held out from the first data set of each direction, and those to train on.
 
     Args:
       splits: the training splits of the data sets.

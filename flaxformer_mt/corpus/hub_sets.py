@@ -75,7 +75,7 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
 
 
 def has_hub_split(name: str, split: str) -> bool:
-    """Whether the set has the split.
+    """Return whether the set has the split.
 
     Raises:
       UserError: datasets is not installed, or there is no such set.

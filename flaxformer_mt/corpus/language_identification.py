@@ -70,7 +70,7 @@ class LanguageIdentifier:
         ]
 
     def is_same(self, one: str, language: str) -> bool:
-        """Whether a language, as the model calls it, is this one of the config."""
+        """Return whether a language, as the model calls it, is this one of the config."""
         return _find_base(one) in find_codes(language)
 
     def _find_codes(self, language: str) -> frozenset[str]:

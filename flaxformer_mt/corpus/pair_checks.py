@@ -116,7 +116,7 @@ def digest_sentence(text: bytes) -> int:
 
 
 def _hash_all(texts: Sequence[bytes]) -> np.ndarray:
-    """Hashes texts to 64 bits each."""
+    """Hash texts to 64 bits each."""
     digests = b"".join([hashlib.blake2b(text, digest_size=8).digest() for text in texts])
     return np.frombuffer(digests, "<u8")
 

@@ -74,7 +74,7 @@ def read_weights(path: Path) -> np.ndarray:
 def drop_weightless(
     split: RawSplit, rows: np.ndarray | None, report: dict[str, Any]
 ) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """Leaves pairs of weight 0 out of the rows that cleaning has kept (None: all), and reports them."""
+    """Leave pairs of weight 0 out of the rows that cleaning has kept (None: all), and report them."""
     if split.weights is None:
         return rows, report
     kept = np.arange(len(split)) if rows is None else np.asarray(rows)

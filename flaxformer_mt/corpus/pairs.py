@@ -175,7 +175,7 @@ class Pairs:
         links: Sequence[WordLinks | None] = (),
         scores: Sequence[ScoreFile | None] = (),
     ) -> None:
-        """Concatenates `splits`; `kept[k]` holds the rows of split k to keep (None: all of them).
+        """Concatenate `splits`; `kept[k]` holds the rows of split k to keep (None: all of them).
 
         hashes: of the sources and targets of all rows of each split, uint64 [N, 2].
         links: the word alignments of each split, None for a split without; (): there are none at all.

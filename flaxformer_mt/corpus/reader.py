@@ -150,7 +150,7 @@ def _choose_members(config: DataConfig, split: Split) -> list[Member]:
 
 
 def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
-    """Refuses a table of two columns in both directions: its columns have no names."""
+    """Refuse a table of two columns in both directions: its columns have no names."""
     tables = {
         (member.dataset, member.direction): split.sides[0]
         for member, split in zip(members, splits, strict=True)
@@ -229,7 +229,8 @@ def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile |
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Whether the first set of `data.dataset` has the split; of several directions, that of any of them.
+    """Return whether the first set of `data.dataset` has the split; of several directions, that of any of
+    them.
 
     Raises:
       UserError: the data set is missing.
@@ -265,7 +266,7 @@ def _hold_out(
 
 
 def _is_held_out(member: Member, config: DataConfig, split: Split) -> bool:
-    """Whether the pairs of a split are held out from the training split of a set.
+    """Return whether the pairs of a split are held out from the training split of a set.
 
     Raises:
       UserError: they are to be held out, but the set has the split as well.

@@ -78,7 +78,7 @@ def find_table(path: Path) -> str:
 
 
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
-    """Whether the folder holds any file of the split.
+    """Return whether the folder holds any file of the split.
 
     Raises:
       UserError: the folder does not exist.

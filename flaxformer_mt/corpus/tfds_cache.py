@@ -82,7 +82,7 @@ def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses TFDS's output: standard output is for results, and TFDS's warnings concern TensorFlow.
+    """Suppress TFDS's output: standard output is for results, and TFDS's warnings concern TensorFlow.
 
     Progress bars are shown when standard error is a terminal.
     """
@@ -193,7 +193,7 @@ def _record(folder: Path) -> Path:
 
 
 def _describe_files(folder: Path) -> dict[str, str]:
-    """Sizes of all files, and digests of those that are not shards, by name."""
+    """Return sizes of all files, and digests of those that are not shards, by name."""
     return {
         path.name: f"{path.stat().st_size}"
         + (hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.suffix == ".json" else "")

@@ -58,7 +58,7 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
 
 
 def has_tfds_split(name: str, split: str, *, folder: Path) -> bool:
-    """Whether the set has the split.
+    """Return whether the set has the split.
 
     Raises:
       UserError: the set is unknown, not prepared or not in ArrayRecord format.

@@ -54,7 +54,7 @@ class Lexicon:
     def __init__(
         self, source: Sentences, target: Sentences, rows: np.ndarray, *, empty: bool, passes: int
     ) -> None:
-        """Learns from the pairs `rows`; `empty` adds word 0 to the end of each source."""
+        """Learn from the pairs `rows`; `empty` adds word 0 to the end of each source."""
         self._sides, self._empty = (source, target), empty
         self._width = int(target.tokens.max(initial=0)) + 1
         lengths = np.stack([target.lengths[rows], source.lengths[rows]]).astype(np.int64)
@@ -107,7 +107,7 @@ class Lexicon:
         return keys
 
     def _code(self, group: np.ndarray) -> np.ndarray:
-        """Codes the combinations of pairs [N, T, S] as source * width + target, -1 for padding."""
+        """Code the combinations of pairs [N, T, S] as source * width + target, -1 for padding."""
         sources, targets = (_pad(side, group) for side in self._sides)
         if self._empty:
             sources = np.pad(sources, ((0, 0), (0, 1)))
@@ -137,7 +137,7 @@ def align_corpus(
     intersect: bool = False,
     say: Callable[[str], object] = lambda text: None,
 ) -> list[np.ndarray]:
-    """Aligns the words of sentence pairs; returns for each the points [K, 2] of source and target positions.
+    """Align the words of sentence pairs; return for each the points [K, 2] of source and target positions.
 
     Case is ignored, and so are the marks around a word. Points are sorted by target position, then by source
     position; a pair with a side without words has none.
@@ -161,7 +161,7 @@ def align_corpus(
 
 
 def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
-    """Numbers the different words from 1, without case and the marks around them; 0 is the empty word."""
+    """Give each different word a number from 1, without case and the marks around it; 0: the empty word."""
     numbers: dict[str, int] = {}
 
     def number(word: str) -> int:

@@ -146,7 +146,8 @@ def plan_epoch(
     shapes: tuple[Shape, ...] | None = None,
     drawn: np.ndarray | None = None,
 ) -> EpochPlan:
-    """Shuffles all pairs and groups them into batches in random order; without weights each pair occurs once.
+    """Shuffle all pairs and group them into batches in random order; without weights each pair occurs
+    once.
 
     Args:
       source_lengths, target_lengths: [N] number of tokens of each pair, end symbols included.
@@ -181,7 +182,7 @@ def plan_epoch(
 
 
 def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> EpochPlan:
-    """Plans evaluation: all pairs once, in fixed order, in buckets of at most `config.num_shapes` shapes.
+    """Plan evaluation: all pairs once, in fixed order, in buckets of at most `config.num_shapes` shapes.
 
     Pairs above the config's maximum lengths are included: the last shape is as long as the longest pair.
     """
@@ -280,7 +281,7 @@ def _group_into_buckets(
     shapes: tuple[Shape, ...],
     random: np.random.Generator | None = None,
 ) -> _Groups:
-    """Cuts the pairs of each shape into batches; the last one may be partly filled.
+    """Cut the pairs of each shape into batches; the last one may be partly filled.
 
     Args:
       examples: numbers of pairs.
@@ -312,7 +313,7 @@ def _group_into_buckets(
 def _group_in_order(
     examples: np.ndarray, source_lengths: np.ndarray, target_lengths: np.ndarray, shapes: tuple[Shape, ...]
 ) -> _Groups:
-    """Cuts the pairs, in the given order, into batches, each of the smallest shape that holds its pairs."""
+    """Cut the pairs, in the given order, into batches, each of the smallest shape that holds its pairs."""
     rows = shapes[-1].rows
     starts = np.arange(0, len(examples), rows)
     longest = longest_of_groups(source_lengths, rows), longest_of_groups(target_lengths, rows)
@@ -350,7 +351,7 @@ def _group_into_packs(
     shape: Shape,
     random: np.random.Generator,
 ) -> _Groups:
-    """Packs the pairs into rows and the shuffled rows into batches; the last batch may be partly filled."""
+    """Pack the pairs into rows and the shuffled rows into batches; the last batch may be partly filled."""
     rows, num_rows = pack_rows(source_lengths, target_lengths, source=shape.source, target=shape.target)
     rows = random.permutation(num_rows)[rows]
     by_row = np.argsort(rows, kind="stable")

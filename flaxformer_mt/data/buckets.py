@@ -39,7 +39,8 @@ def make_shapes(
     config: DataConfig,
     least: tuple[int, int] = (0, 0),
 ) -> tuple[Shape, ...]:
-    """Chooses at most `config.num_shapes` shapes that hold all pairs, each at least as large as the previous.
+    """Choose at most `config.num_shapes` shapes that hold all pairs, each at least as large as the
+    previous.
 
     Among all such chains of shapes, dynamic programming finds the one with the least work, padding included.
     Source and target length of a shape are chosen separately, in multiples of `config.length_multiple`. The
@@ -65,7 +66,7 @@ def make_shapes(
 def make_training_shapes(
     source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig, headroom: bool = False
 ) -> tuple[Shape, ...]:
-    """Chooses the batch shapes from data and config alone, so that all epochs share them.
+    """Choose the batch shapes from data and config alone, so that all epochs share them.
 
     Args:
       source_lengths, target_lengths: [N] number of tokens of each pair; pairs above the maximum lengths are

@@ -21,7 +21,7 @@ class Curriculum:
     def __init__(
         self, stages: Sequence[Stage], parts: Sequence[Part], *, seed: int, accumulation: int = 1
     ) -> None:
-        """Draws nothing.
+        """Draw nothing.
 
         Args:
           stages: at least one.
@@ -36,7 +36,7 @@ class Curriculum:
         self._permutations: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
 
     def is_over(self, place: Position) -> bool:
-        """Whether the last stage has ended."""
+        """Return whether the last stage has ended."""
         return place.stage >= len(self.stages)
 
     def draw(self, place: Position) -> np.ndarray:
@@ -54,7 +54,7 @@ class Curriculum:
         return np.concatenate(found)
 
     def _take(self, stage: int, number: int, begin: int, end: int) -> list[np.ndarray]:
-        """Pairs `begin` to `end` of the sequence of a stage's random passes over one set."""
+        """Return pairs `begin` to `end` of the sequence of a stage's random passes over one set."""
         size, found = self._sizes[number], []
         while begin < end:
             turn, at = divmod(begin, size)

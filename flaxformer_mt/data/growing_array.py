@@ -33,7 +33,7 @@ class GrowingArray:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Completes the file, and waits until it is on the disk."""
+        """Complete the file, and wait until it is on the disk."""
         with self._file:
             self._file.seek(0)
             self._write_header()

@@ -16,7 +16,7 @@ _MAX_PAIRS = 500_000
 
 
 def learn_lexicon(store: TokenStore) -> Lexicon:
-    """Learns p(target piece | source piece), eos included, from up to half a million evenly spaced pairs."""
+    """Learn p(target piece | source piece), eos included, from up to half a million evenly spaced pairs."""
     rows = np.unique(np.linspace(0, len(store) - 1, min(len(store), _MAX_PAIRS)).astype(np.int64))
     return Lexicon(Sentences(*store.source), Sentences(*store.target), rows, empty=False, passes=5)
 

@@ -25,7 +25,7 @@ class _Pairs(Protocol):
 
 
 def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
-    """Tokenizes and detokenizes targets, and reports those that come back as other text.
+    """Tokenize and detokenize targets, and report those that come back as other text.
 
     Runs of spaces, and spaces at the ends, are no loss: they are one space, and none, in every translation.
 

@@ -54,7 +54,7 @@ class PieceLinker:
         ids: Sequence[list[np.ndarray]],
         alignments: Sequence[np.ndarray],
     ) -> ChunkLinks:
-        """Links the pieces of pairs.
+        """Link the pieces of pairs.
 
         Args:
           texts, ids: of both sides; ids end in eos.
@@ -72,7 +72,9 @@ class PieceLinker:
 
 
 def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each piece begins a word, and whether counting such pieces alone does not find the words."""
+    """Return whether each piece begins a word, and whether counting such pieces alone does not find the
+    words.
+    """
     pieces = vocab.pieces(range(vocab.size))
     begins = np.array([piece.startswith(SPACE) for piece in pieces])
     unclear = np.array([SPACE in piece[1:] or piece == SPACE for piece in pieces])
@@ -100,7 +102,7 @@ def _number_words(
 def link_pieces(
     points: np.ndarray, owners: np.ndarray, sides: Sequence[list[np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Links each piece of a source word to each piece of the aligned target word, for many pairs at once.
+    """Link each piece of a source word to each piece of the aligned target word, for many pairs at once.
 
     Source words of pieces [0 0 1] and target words [0 1 1] with the points (0, 0) and (1, 1) give (0, 0),
     (1, 0), (2, 1), (2, 2).

@@ -198,7 +198,7 @@ def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
 
 
 def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
-    """Warns of sides that are swapped, shifted or in another language, and returns these findings."""
+    """Warn of sides that are swapped, shifted or in another language, and return these findings."""
     findings = find_side_problems(splits, load_identifier(model) if model else None)
     if is_first():
         for warning in describe_side_problems(findings):

@@ -13,7 +13,7 @@ from flaxformer_mt.data.position import Position
 
 
 def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
-    """Plans the first epoch of each stage of a config with stages; returns JSON values for each.
+    """Plan the first epoch of each stage of a config with stages; return JSON values for each.
 
     `updates` is exact for a stage that ends after steps. For one that ends after epochs it is computed from
     the first of them, and for one that lasts until training ends it is None. `from_update` is

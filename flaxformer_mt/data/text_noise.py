@@ -107,7 +107,7 @@ def drop_end_mark(source: str, target: str) -> tuple[str, str]:
 
 
 def _has_text(text: str) -> bool:
-    """Whether a text has more than spaces, punctuation and symbols that are held."""
+    """Return whether a text has more than spaces, punctuation and symbols that are held."""
     return any(map(str.isalnum, text))
 
 
@@ -175,7 +175,7 @@ def _near(letter: str) -> list[str]:
 
 
 def _similar(letter: str) -> list[str]:
-    """Letters that look like one: without its accent, or by the table; Hangul is not taken apart."""
+    """Return letters that look like one: without its accent, or by the table; Hangul is not taken apart."""
     plain = unicodedata.normalize("NFD", letter)
     accented = len(plain) > 1 and unicodedata.category(plain[1])[0] == "M"
     return _like(letter, plain[0] if accented else _SIMILAR.get(letter.lower(), ""))

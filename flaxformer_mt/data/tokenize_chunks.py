@@ -62,7 +62,7 @@ class TokenizeChunks:
     threads: int
 
     def __post_init__(self) -> None:
-        """Tabulates the pieces, for links."""
+        """Tabulate the pieces, for links."""
         self._linker = PieceLinker(self.vocabs) if self.linked else None
 
     def __call__(self, block: TextChunk) -> TokenizedChunk:

@@ -49,7 +49,7 @@ class Members:
         *,
         common: np.ndarray | None,
     ) -> None:
-        """Casts the kernels.
+        """Cast the kernels.
 
         Args:
           common: with shortlists, the ids of the tokens that all lines may use.

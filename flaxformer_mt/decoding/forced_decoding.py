@@ -122,7 +122,7 @@ class TokenScorer:
         return make_models(configs, (self.vocabs.source.size, self.vocabs.target.size))
 
     def warm_up(self, *, params: Sequence[Any], watched: Sequence[Watched]) -> None:
-        """Compiles the programs for a few pairs, whatever the lengths of their sources."""
+        """Compile the programs for a few pairs, whatever the lengths of their sources."""
         longest = self._longest[0]
         for length in {min(_FEW_LENGTH << power, longest) for power in range(longest.bit_length())}:
             self.read_all([Pair(np.zeros(length, np.int32), (0,))], params=params, watched=watched)

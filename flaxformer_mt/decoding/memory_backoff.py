@@ -51,7 +51,7 @@ class TokenBudget:
                     raise
 
     def halve_after(self, error: jax.errors.JaxRuntimeError) -> bool:
-        """Halves the tokens after an error by too little memory; returns whether it was such an error.
+        """Halve the tokens after an error by too little memory; return whether it was such an error.
 
         Raises:
           UserError: the device ran out of memory with the smallest batch.

@@ -254,7 +254,7 @@ def report_paired_tests(
     own: Sequence[str],
     others: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-    """Results of the paired tests of each compared system, as JSON values, after its description."""
+    """Return results of the paired tests of each compared system, as JSON values, after its description."""
     return [
         {
             **facts,

@@ -28,7 +28,7 @@ class DirectionScorer:
     """Scores translations of the pairs of a set, each direction by itself."""
 
     def __init__(self, pairs: Pairs, config: TrainConfig) -> None:
-        """Chooses the tokenizer of each target language, with a warning for one that is not installed."""
+        """Choose the tokenizer of each target language, with a warning for one that is not installed."""
         self._lowercase, self._rows, start = config.lowercase, list[_Rows](), 0
         for part, languages in zip(pairs.parts, pairs.languages, strict=True):
             direction = Direction(*languages)

@@ -367,5 +367,5 @@ class MetricSums:
         return totals
 
     def reset(self) -> None:
-        """Discards all pairs added so far."""
+        """Discard all pairs added so far."""
         self._pairs.clear()

@@ -87,7 +87,7 @@ def score_text(
     progress: TextIO | None = None,
     warn: Warn = warn_user,
 ) -> ScoredText:
-    """Scores sentences with the language model in `run_dir`.
+    """Score sentences with the language model in `run_dir`.
 
     Args:
       sentences: scored independently, at full length; an empty sentence is scored by its end symbol alone.

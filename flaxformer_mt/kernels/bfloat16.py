@@ -46,7 +46,7 @@ def _take_by_bits(table: Array, ids: Array) -> Array:
 
 @_take_by_bits.defjvp
 def _differentiate_rows(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Bits have no derivative: without this rule, that of the table would silently be zero."""
+    """Differentiate by the table: bits have no derivative, and without this rule it would silently be 0."""
     table, ids = primals
     return _take_by_bits(table, ids), jnp.take(tangents[0], ids, axis=0)
 

@@ -106,7 +106,7 @@ def _describe(owner: dict[str, Any]) -> str:
 
 
 def _name_machine() -> str:
-    """Names this boot of this machine, and the processes that can be seen here; "" if it cannot be told."""
+    """Name this boot of this machine, and the processes that can be seen here; "" if it cannot be told."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -115,6 +115,6 @@ def _name_machine() -> str:
 
 
 def _has_died(owner: dict[str, Any]) -> bool:
-    """Whether the owner was a process of this very machine that lives no more."""
+    """Return whether the owner was a process of this very machine that lives no more."""
     here = owner.get("machine") and owner.get("machine") == _name_machine()
     return bool(here) and not Path(f"/proc/{owner.get('process')}").exists()

@@ -30,7 +30,7 @@ def read_compiler_options(flags: Sequence[str], platform: str) -> dict[str, str 
 
 
 def check_compiler_options(options: Mapping[str, str | bool]) -> None:
-    """Compiles a small program with each of the options for the default devices.
+    """Compile a small program with each of the options for the default devices.
 
     Raises:
       UserError: the compiler does not know an option, or refuses its value.

@@ -170,7 +170,7 @@ def _describe_surroundings() -> dict[str, Any]:
 
 @functools.cache
 def _digest_code() -> str:
-    """Digests the modules that programs are traced from: a checkout may change without its version."""
+    """Digest the modules that programs are traced from: a checkout may change without its version."""
     package = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
     for wing in ("model", "kernels", "search", "decoding", "parallel", "shapes.py", "config/schema.py"):

@@ -107,7 +107,7 @@ def map_parts(
 
 
 def _split_axes() -> dict[str, int]:
-    """Sizes of the mesh axes that are left to XLA."""
+    """Return sizes of the mesh axes that are left to XLA."""
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: mesh.shape[axis] for axis in mesh.auto_axes if mesh.shape[axis] > 1}
 

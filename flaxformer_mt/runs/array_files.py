@@ -102,7 +102,7 @@ def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
 
 
 def finish_shared_item(folder: Path) -> None:
-    """Completes an item once all processes have written their shards; only process 0 calls it."""
+    """Complete an item once all processes have written their shards; only process 0 calls it."""
     from etils import epath  # the paths of orbax, which brings it along
 
     with _raise_storage_errors(folder):
@@ -169,7 +169,7 @@ def _raise_storage_errors(folder: Path) -> Iterator[None]:
 
 
 def _ignore_late_writes() -> None:
-    """Hides what the storage library below orbax prints when one of several writes has failed.
+    """Hide what the storage library below orbax prints when one of several writes has failed.
 
     Orbax then closes its event loop, and each other write that ends later calls it, in a thread of its own:
     Python prints that traceback. The error itself is raised where orbax was called.

@@ -50,7 +50,7 @@ def begin_folder(final: Path, *, unique: bool = False) -> Path:
 
 
 def digest_files(folder: Path, *, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, FileDigest]:
-    """Flushes the files of `folder` to disk; returns their digests by their names relative to `folder`."""
+    """Flush the files of `folder` to disk; return their digests by their names relative to `folder`."""
     files: dict[str, FileDigest] = {}
     for name, path in _walk_files(folder):
         if wanted(name):
@@ -68,7 +68,7 @@ def seal_folder(
     wanted: Callable[[str], bool] = lambda name: True,
     written: Mapping[str, FileDigest] = MappingProxyType({}),
 ) -> None:
-    """Flushes all files of `folder` to disk, then writes the manifest that lists them.
+    """Flush all files of `folder` to disk, then write the manifest that lists them.
 
     Args:
       facts: JSON values that the manifest stores in addition to the list of files.

@@ -196,7 +196,9 @@ def _newest_step(run_dir: Path) -> int | None:
 
 
 def is_step(name: str) -> bool:
-    """Whether an entry of the checkpoints folder is named as a step, in digits and without leading zeros."""
+    """Return whether an entry of the checkpoints folder is named as a step, in digits and without leading
+    zeros.
+    """
     return name.isascii() and name.isdigit() and len(name) <= STEP_DIGITS and name == str(int(name))
 
 

@@ -48,7 +48,7 @@ class TargetLengths(NamedTuple):
 
 
 def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
-    """Fits the line with 99.9% of the pairs below it that is lowest on average; None for few pairs.
+    """Fit the line with 99.9% of the pairs below it that is lowest on average; None for few pairs.
 
     The slope is at least the mean ratio of the lengths, so that the line holds for sources that are longer
     than those of the training set.

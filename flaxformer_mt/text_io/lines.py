@@ -266,7 +266,9 @@ def check_writable(folder: Path) -> None:
 
 
 def is_device(path: str) -> bool:
-    """Whether a path is an existing device, pipe or socket, or a link to one: no file can take its place."""
+    """Return whether a path is an existing device, pipe or socket, or a link to one: no file can take its
+    place.
+    """
     file = Path(path).expanduser()
     return file.exists() and not file.is_file() and not file.is_dir()
 

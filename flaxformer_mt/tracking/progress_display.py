@@ -243,7 +243,7 @@ def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Di
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether lines can be updated in place: on a terminal that has cursor movements."""
+    """Return whether lines can be updated in place: on a terminal that has cursor movements."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 

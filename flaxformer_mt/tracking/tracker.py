@@ -142,7 +142,9 @@ class Tracker:
         self._display.say(text)
 
     def is_silent(self) -> bool:
-        """Whether nothing has been shown for so long that a user may wonder; `show_step` ends the silence."""
+        """Return whether nothing has been shown for so long that a user may wonder; `show_step` ends the
+        silence.
+        """
         return time.monotonic() - self._shown_at > self._display.silent_seconds
 
     def show_step(self, step: int) -> None:

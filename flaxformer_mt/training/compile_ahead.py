@@ -49,7 +49,7 @@ class ProgramsByShape:
         return _key(batch) in self._programs
 
     def lower(self, *arguments: Any) -> Any:
-        """Traces the program for arguments of which only shapes, dtypes and shardings are read."""
+        """Trace the program for arguments of which only shapes, dtypes and shardings are read."""
         return self._jitted.lower(*arguments)  # type: ignore[attr-defined]
 
     def add(self, batch: BatchArray, program: Callable[..., Any]) -> None:

@@ -18,7 +18,7 @@ from flaxformer_mt.trees import flatten_tree, nest_leaves, unflatten_like
 
 
 def is_frozen(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches the path of a parameter, or the beginning of its path.
+    """Return whether a pattern matches the path of a parameter, or the beginning of its path.
 
     `encoder` and `*/layers_0/*` both match `encoder/layers_0/norm/scale`.
     """
@@ -26,7 +26,9 @@ def is_frozen(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_trained(path: str, optim: OptimConfig) -> bool:
-    """Whether the parameter at a path is trained; with optim.lora, a factor or one of `also_train`."""
+    """Return whether the parameter at a path is trained; with optim.lora, a factor or one of
+    `also_train`.
+    """
     if optim.lora.rank:
         return is_factor(path) or is_frozen(path, optim.lora.also_train)
     return not is_frozen(path, optim.freeze)

@@ -255,12 +255,12 @@ def _evaluate(
 
 
 def _starts_from_import(checkpoints: Checkpoints, progress: TrainProgress) -> bool:
-    """Whether training starts from an imported model: only `import` writes a checkpoint of step 0."""
+    """Return whether training starts from an imported model: only `import` writes a checkpoint of step 0."""
     return progress.step == IMPORTED_STEP and IMPORTED_STEP in checkpoints.steps()
 
 
 def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:
-    """Whether to stop now; several processes stop together, and ask each other at log steps only."""
+    """Return whether to stop now; several processes stop together, and ask each other at log steps only."""
     if process_count() == 1:
         return stop.received is not None
     if not at_log_step:

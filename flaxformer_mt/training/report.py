@@ -30,7 +30,7 @@ def make_report(
     parameters: int,
     hardware: str,
 ) -> dict[str, Any]:
-    """Scores the final checkpoint on the test set, if there is one, and collects the facts of the run."""
+    """Score the final checkpoint on the test set, if there is one, and collect the facts of the run."""
     report: dict[str, Any] = {
         "step": progress.step,
         "stopped_early": progress.step < config.train.steps,

@@ -17,7 +17,7 @@ class StopRequest:
     """
 
     def __init__(self, *, announce: bool = True) -> None:
-        """Installs nothing yet.
+        """Install nothing yet.
 
         Args:
           announce: acknowledge the signal on standard error.

@@ -73,5 +73,5 @@ class TrainProgress:
 
 
 def has_ended(data: DataConfig, progress: TrainProgress) -> bool:
-    """Whether the last of the stages has ended, which ends training; False without stages."""
+    """Return whether the last of the stages has ended, which ends training; False without stages."""
     return 0 < len(data.stages) <= progress.stage

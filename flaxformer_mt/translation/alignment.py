@@ -16,7 +16,7 @@ Alignment = tuple[tuple[int, int], ...]
 
 
 def align_pieces(weights: Array) -> Alignment:
-    """Aligns each target piece with the source piece of the largest weight.
+    """Align each target piece with the source piece of the largest weight.
 
     Weights [[.1 .9] [.8 .2]] give (1, 0), (0, 1): target piece 0 attends most to source piece 1.
 
@@ -51,7 +51,7 @@ def weigh_down_marks(
 def align_words(
     weights: Array, source_words: Sequence[int], target_words: Sequence[int], *, cover: bool = False
 ) -> Alignment:
-    """Aligns each target word with the source word of the largest weight, in the order of target words.
+    """Align each target word with the source word of the largest weight, in the order of target words.
 
     The weight of a source word is the sum over its pieces; the weight for a target word is the mean over its
     pieces. With `cover`, each source word that no target word is aligned with is aligned with the target word

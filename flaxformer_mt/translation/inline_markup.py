@@ -331,7 +331,7 @@ class _Layout:
         ]
 
     def _has_marks(self, item: _Item, words: Sequence[int], *, before: bool) -> bool:
-        """Whether the marks before the first word, or after the last, belong into an element.
+        """Return whether the marks before the first word, or after the last, belong into an element.
 
         They do if the element contains such marks in the line, or all words of the line.
         """

@@ -44,7 +44,7 @@ class LiveTranslator:
         return len(self._lines) + len(self._blank)
 
     def warm_up(self) -> Iterator[object]:
-        """Compiles the programs that most lines need, and those of alignments of all their hypotheses.
+        """Compile the programs that most lines need, and those of alignments of all their hypotheses.
 
         Yields now and then, so that lines can be translated in between.
         """

@@ -19,7 +19,7 @@ def place_models(
     spread: bool | SplitParameters,
     quantization: Quantization | None,
 ) -> tuple[tuple[Any, ...], str]:
-    """Casts or quantizes the matrices of models, and puts the parameters where programs expect them.
+    """Cast or quantize the matrices of models, and put the parameters where programs expect them.
 
     Returns the parameters of each model, and a digest of all of them if several processes hold them together,
     which only these processes can compute together; otherwise an empty one.

@@ -39,7 +39,7 @@ class Scorer:
         long_lines: Literal["refuse", "cut"] = "refuse",
         warn: Warn = warn_user,
     ) -> None:
-        """Places the parameters on the device; `config.search` gives the length and coverage penalties.
+        """Place the parameters on the device; `config.search` gives the length and coverage penalties.
 
         Args:
           checkpoint: name of the checkpoint that the parameters come from, for reports.
@@ -96,7 +96,7 @@ class Scorer:
         source_language: str | None = None,
         target_language: str | None = None,
     ) -> list[PairScore]:
-        """Scores each line of `targets` as the translation of its source, in order.
+        """Score each line of `targets` as the translation of its source, in order.
 
         The vocabulary determines the pieces of the text. A search may write the same text with other pieces,
         which have another probability; `score_tokens` scores these pieces.
@@ -126,7 +126,7 @@ class Scorer:
         window: int = 2048,
         is_ready: Callable[[], bool] | None = None,
     ) -> Iterator[PairScore]:
-        """Scores lines in order as they arrive, `window` lines at a time, so that memory is bounded.
+        """Score lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Args:
           is_ready: asked before each pair but the first of a window; False scores the pairs so far. None: a
@@ -153,7 +153,7 @@ class Scorer:
     def score_tokens(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
     ) -> list[PairScore]:
-        """Scores token ids in the form of `Translation.tokens`: without bos; sources end in eos.
+        """Score token ids in the form of `Translation.tokens`: without bos; sources end in eos.
 
         For the result of a search with this model, scores and log-probabilities equal those of the search.
 

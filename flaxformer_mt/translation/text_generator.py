@@ -39,7 +39,7 @@ def generate_text(
     checkpoint: str | None = None,
     warn: Warn = warn_user,
 ) -> list[GeneratedText]:
-    """Continues a prompt with the language model of a run directory; the best texts first.
+    """Continue a prompt with the language model of a run directory; the best texts first.
 
     Args:
       prompt: the beginning of every text; empty: texts from their beginning.

@@ -181,7 +181,7 @@ class UnigramSampling(SubwordSampler):
             yield from generator.random(_DRAWN).tolist()
 
     def _sample_unit(self, unit: str, numbers: Iterator[float]) -> Sequence[int]:
-        """Draws the pieces from the last to the first."""
+        """Draw the pieces from the last to the first."""
         last_pieces = self._segment(unit)
         drawn, end = [], len(unit)
         while end:

@@ -20,7 +20,7 @@ class Segmenter(Protocol):
 
 
 def is_one_piece(vocab: Segmenter, symbol: str) -> bool:
-    """Tells whether a vocabulary keeps a symbol whole; the space before it may be a piece of its own."""
+    """Tell whether a vocabulary keeps a symbol whole; the space before it may be a piece of its own."""
     pieces = vocab.pieces(vocab.tokenize(symbol)[:-1])
     return [piece.removeprefix(SPACE) for piece in pieces if piece != SPACE] == [symbol]
 

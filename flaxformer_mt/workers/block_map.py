@@ -92,7 +92,7 @@ class WorkPlace:
         return self._attempt(self._describe)
 
     def answer(self, block: Any) -> Answer:
-        """Works on a block."""
+        """Work on a block."""
         assert self._work is not None
         return self._attempt(self._work, block)
 
@@ -131,7 +131,7 @@ class Crew:
             self._busy[engine.start(place)] = None
 
     def describe(self) -> dict[str, Any]:
-        """Return what results depend on; waits for the first worker that has loaded."""
+        """Return what results depend on; wait for the first worker that has loaded."""
         while self._description is None:
             self._receive()
         return self._description

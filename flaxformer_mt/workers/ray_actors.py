@@ -93,7 +93,7 @@ class RayActors:
         self._make = ray.put(make)
 
     def start(self, place: int) -> RayWorker:
-        """Asks Ray for another actor."""
+        """Ask Ray for another actor."""
         return RayWorker(self._actor.remote(self._make, os.getcwd()), place)
 
     def wait(self, workers: Sequence[RayWorker]) -> RayWorker:
@@ -102,6 +102,6 @@ class RayActors:
         return next(worker for worker in workers if worker.answer == ready)
 
     def close(self) -> None:
-        """Leaves the cluster."""
+        """Leave the cluster."""
         with contextlib.suppress(ConnectionError):
             ray.shutdown()

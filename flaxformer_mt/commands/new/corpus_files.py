@@ -29,7 +29,7 @@ class CorpusFiles(NamedTuple):
 
 
 def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
-    """Says how a config reads these files.
+    """Say how a config reads these files.
 
     Args:
       files: two files of text, or one table.

@@ -136,7 +136,7 @@ class _Server:
         return respond
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
-        """Answers a request for an unknown path, or with the wrong method."""
+        """Answer a request for an unknown path, or with the wrong method."""
         assert isinstance(error, HTTPException)
         response = self._refuse(request, error.status_code, f"{error.detail}: {request.method}")
         response.headers.update(error.headers or {})

@@ -52,7 +52,7 @@ class _ImpliedEnd(NamedTuple):
     within: frozenset[str]
 
     def stops_at(self, name: str) -> bool:
-        """Whether the elements around one of this name stay open."""
+        """Return whether the elements around one of this name stay open."""
         return name in self.within if self.within else name not in _TRANSPARENT
 
 

@@ -47,7 +47,7 @@ class LineSystem(Protocol):
         """Remove a line, if it is not done yet."""
 
     def advance(self) -> Iterator[tuple[Any, Any]]:
-        """Works for a short time; yields what is done then: names, and what `finish` takes, or an error."""
+        """Work for a short time; yield what is done then: names, and what `finish` takes, or an error."""
 
     def finish(self, found: Any) -> Translation:
         """Return the translation; may be called by another thread."""

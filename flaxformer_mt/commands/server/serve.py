@@ -81,7 +81,7 @@ def serve(options: ServeOptions) -> None:
 
 
 def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
-    """Compiles the programs of a system, and says when it begins and ends; yields in between."""
+    """Compile the programs of a system, and say when it begins and ends; yield in between."""
     start = time.monotonic()
     _say(f"{name}: compiling or loading programs; requests are answered meanwhile")
     try:

@@ -155,7 +155,7 @@ class TargetCompiler:
         return make_parallel(config, devices=self._devices)
 
     def compile_update(self, config: Config, batch: Batch) -> list[Compiled]:
-        """Compiles one update for a batch of this shape; with gradient accumulation, its three programs.
+        """Compile one update for a batch of this shape; with gradient accumulation, its three programs.
 
         Args:
           batch: shapes of the whole batch; rows are added until the devices divide them.
@@ -201,7 +201,7 @@ class TargetCompiler:
         return [gradient, add, self._compile("update", parallel, update, (state, numbers, sums), donate=(0,))]
 
     def compile_decoding_step(self, config: Config) -> tuple[Compiled, dict[str, int]]:
-        """Compiles one step of decoding the longest sources on one device, and returns its sizes too.
+        """Compile one step of decoding the longest sources on one device, and return its sizes too.
 
         A device searches lines of its own with all parameters, in the batches of `search.batch_tokens`.
         """
@@ -295,7 +295,7 @@ class TargetCompiler:
 
 
 def _compile_lowered(lowered: Any) -> Any:
-    """Compiles; without Triton's products where it needs a GPU to choose their tiles (XLA of JAX 0.10)."""
+    """Compile; without Triton's products where it needs a GPU to choose their tiles (XLA of JAX 0.10)."""
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -322,7 +322,7 @@ def find_needed_memory(message: str) -> int | None:
 
 @contextlib.contextmanager
 def name_missing_library(target: Target) -> Iterator[None]:
-    """Names cuDNN as missing where JAX does not find it while it traces attention.
+    """Name cuDNN as missing where JAX does not find it while it traces attention.
 
     Raises:
       UserError: cuDNN is not installed, and the programs are to call it.
@@ -347,7 +347,7 @@ def _missing_library(message: str) -> str:
 
 @contextlib.contextmanager
 def _without_messages_of_xla() -> Iterator[None]:
-    """Discards what compilers write to standard error, where only errors that JAX raises concern a user."""
+    """Discard what compilers write to standard error, where only errors that JAX raises concern a user."""
     saved = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:

@@ -69,7 +69,7 @@ def show_for_target(
 def describe_target(
     config: Config, target: Target, *, sizes: tuple[int, int], say: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Compiles the update and a decoding step of a config, and describes both as JSON values.
+    """Compile the update and a decoding step of a config, and describe both as JSON values.
 
     If the update does not fit, `settings_tried` has the changes that were tried, first those that fit, by
     distance, and `pairs_left_out` is the number of pairs that were not tried; otherwise both are None.
@@ -88,7 +88,7 @@ def describe_target(
 def describe_update(
     config: Config, compiler: TargetCompiler, *, say: Callable[[str], object] = lambda text: None
 ) -> dict[str, Any]:
-    """Compiles the update of the longest batch, and describes it as JSON values."""
+    """Compile the update of the longest batch, and describe it as JSON values."""
     target, layout, batch = compiler.target, compiler.parallel(config).layout, longest_batch(config)
     (rows, source), length = batch.source.shape, batch.target_in.shape[1]
     memory = usable_memory(target)
@@ -118,7 +118,9 @@ def describe_update(
 
 
 def usable_memory(target: Target) -> int:
-    """Bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves."""
+    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX
+    reserves.
+    """
     memory = target.accelerator.memory
     if target.accelerator.platform == "tpu":
         return memory

@@ -132,7 +132,8 @@ class LiveBatches:
         return len(self._waiting)
 
     def seed(self, first_line: int) -> None:
-        """Seeds the samples of a text that goes on at a line; no effect once a sentence has been translated.
+        """Seed the samples of a text that goes on at a line; no effect once a sentence has been
+        translated.
 
         The samples depend on the seed, and unlike those of this package on all sentences before.
         """

@@ -104,7 +104,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _special_tokens(vocabs: Vocabs) -> list[str]:
-    """Spellings of unk, bos and eos.
+    """Return spellings of unk, bos and eos.
 
     Raises:
       UserError: the spellings differ between the vocabularies; CTranslate2 has one for both languages.
@@ -143,7 +143,7 @@ def _open(folder: Path) -> Outputs:
 
 
 def _without_eos(ids: np.ndarray, vocab: Vocab) -> list[str]:
-    """Pieces of a sentence without its end symbol, which CTranslate2 appends itself.
+    """Return pieces of a sentence without its end symbol, which CTranslate2 appends itself.
 
     Raises:
       ValueError: the last id is not the end symbol.

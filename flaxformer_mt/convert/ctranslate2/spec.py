@@ -187,7 +187,7 @@ def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np
 
 
 def _put_head_first(config: ModelConfig, path: str, leaf: np.ndarray, *, axis: int) -> np.ndarray:
-    """Exchanges the head that has learned alignments with the first one; other arrays are unchanged."""
+    """Exchange the head that has learned alignments with the first one; other arrays are unchanged."""
     chosen = config.alignment
     layer = f"decoder/layers_{chosen.layer % config.num_decoder_layers}/cross_attention/"
     if not chosen.weight or not chosen.head or not path.startswith(layer):
@@ -244,7 +244,9 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
 
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
-    """Arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that have none."""
+    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that
+    have none.
+    """
     if config.positions in ("sinusoidal", "sinusoidal_halves"):
         first, longest = config.first_position, config.longest_input or 0
         make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table

@@ -57,7 +57,7 @@ _TYING: dict[tuple[bool, bool], Literal["all", "target_output", "embeddings", "n
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is such a file, by its name."""
+    """Return whether a path is such a file, by its name."""
     return path.suffix == ".chkpt" and path.is_file()
 
 

@@ -61,7 +61,7 @@ class AiaynTransformer(nn.Module):
             self.encoder.src_word_emb.weight = self.decoder.trg_word_emb.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Logits [B * T, V] of ids [B, S] and [B, T]."""
+        """Return logits [B * T, V] of ids [B, S] and [B, T]."""
         source_visible = (source != self.src_pad_idx)[:, None, None, :]
         length = target.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool, device=target.device).tril()

@@ -104,7 +104,7 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
 
 
 def _position_rows(model: ModelConfig) -> int:
-    """Rows of the position table; one_vector has the table too, although its inputs are unbounded."""
+    """Return rows of the position table; one_vector has the table too, although its inputs are unbounded."""
     return model.max_positions or 512
 
 
@@ -122,7 +122,7 @@ def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]
 
 
 def _pad(rows: list[torch.Tensor], length: int) -> torch.Tensor:
-    """Stacks rows [t, V] of t <= T tokens to [B, T, V], with zeros after the last real token."""
+    """Stack rows [t, V] of t <= T tokens to [B, T, V], with zeros after the last real token."""
     padded = rows[0].new_zeros(len(rows), length, rows[0].shape[-1])
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row

@@ -41,11 +41,11 @@ class TransformerDecoder(nn.Module):
         self.positions = positions
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits [B, V] of the token after the last of ids [B, T]."""
+        """Return logits [B, V] of the token after the last of ids [B, T]."""
         return self.all_logits(ids)[:, -1]
 
     def all_logits(self, ids: Tensor) -> Tensor:
-        """Logits [B, T, V] of the token after each of ids [B, T]."""
+        """Return logits [B, T, V] of the token after each of ids [B, T]."""
         x = self.embedding(ids)
         if self.positions == "as_written":
             rows = self.position.embedding.in_features
@@ -115,5 +115,5 @@ class _Block(nn.Module):
 
 
 def _normalise(x: Tensor) -> Tensor:
-    """Normalises the last axis to mean 0 and variance 1; a row of equal numbers becomes NaN."""
+    """Normalise the last axis to mean 0 and variance 1; a row of equal numbers becomes NaN."""
     return (x - x.mean(-1, keepdim=True)) / x.std(-1, correction=0, keepdim=True)

@@ -15,7 +15,7 @@ class Embeddings(nn.Module):
         self.d_model = d_model
 
     def forward(self, x: Tensor) -> Tensor:
-        """Vectors [B, T, D] of ids [B, T]."""
+        """Return vectors [B, T, D] of ids [B, T]."""
         return self.lut(x) * math.sqrt(self.d_model)
 
 
@@ -30,5 +30,5 @@ class PositionalEncoding(nn.Module):
         self.register_buffer("pe", torch.zeros(1, max_len, d_model))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Vectors [B, T, D] with their positions."""
+        """Return vectors [B, T, D] with their positions."""
         return self.dropout(x + self.pe[:, : x.shape[1]])

@@ -25,7 +25,7 @@ class KokoyiTransformer(nn.Module):
         self.W = init_matrix(embed_dim, out_dim)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Logits [..., T, V] from embedded source [..., S, D] and target [..., T, D]."""
+        """Return logits [..., T, V] from embedded source [..., S, D] and target [..., T, D]."""
         memory = _add_positions(x)
         for layer in self.EncLayers:
             memory = layer(memory)

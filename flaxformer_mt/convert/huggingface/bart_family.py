@@ -83,7 +83,7 @@ class HuggingFaceFormat:
         )
 
     def problems(self, config: Config) -> list[str]:
-        """Reasons why the class cannot express the model, one line each."""
+        """Return reasons why the class cannot express the model, one line each."""
         model = config.model
         size, rest = divmod(model.model_dim, model.num_heads)
         allowed = _ALLOWED | {
@@ -171,5 +171,5 @@ class HuggingFaceFormat:
 
 
 def _class_ties_arrays(config: Config) -> bool:
-    """Whether the class shares what model.tying shares; with tying=embeddings it stores copies."""
+    """Return whether the class shares what model.tying shares; with tying=embeddings it stores copies."""
     return config.model.tying in ("all", "target_output")

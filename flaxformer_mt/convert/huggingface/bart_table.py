@@ -137,7 +137,7 @@ def tied_names(model: ModelConfig) -> list[str]:
 
 
 def _constants(model: ModelConfig, shapes: Any, final_norm: bool) -> Iterable[Constant]:
-    """Arrays that the class has and the Flax model lacks: biases of 0 and scales of 1."""
+    """Return arrays that the class has and the Flax model lacks: biases of 0 and scales of 1."""
     width, inner = np.zeros(model.model_dim, np.float32), np.zeros(model.ffn_dim, np.float32)
     if not model.output_bias and model.positions != "sinusoidal_halves":  # M2M100 has none
         table = "target_embedding" if "target_embedding/embedding" in shapes else "shared_embedding"

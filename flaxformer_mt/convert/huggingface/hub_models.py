@@ -107,7 +107,7 @@ def _make_table(config: Config, vocabs: Vocabs) -> Table:
 
 
 def _tied_names(config: Config) -> list[str]:
-    """Names of one array, as tensors, of which files have the first one at least."""
+    """Return names of one array, as tensors, of which files have the first one at least."""
     if _is_t5(config):
         return [f"{name}.weight" for name in t5_table.tied_names(config.model)]
     return bart_table.tied_names(config.model)
@@ -173,7 +173,9 @@ def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Wei
 
 
 def _is_tied(facts: Facts, tensors: Mapping[str, Any]) -> bool:
-    """Whether the output matrix is the embedding: as transformers decides it, by what the file has."""
+    """Return whether the output matrix is the embedding: as transformers decides it, by what the file
+    has.
+    """
     shared = "shared.weight" if facts.is_t5 else "model.shared.weight"
     if "lm_head.weight" not in tensors or shared not in tensors:
         return True

@@ -41,7 +41,9 @@ _TYING = {
 
 
 def num_positions(config: Config) -> int:
-    """Rows of the position tables: at least 512, more for longer inputs, at most model.max_positions."""
+    """Return rows of the position tables: at least 512, more for longer inputs, at most
+    model.max_positions.
+    """
     longest = config.model.longest_input or bart_fields.LONGEST
     return min(longest, max(bart_fields.LONGEST, config.data.max_source_length, longest_target(config)))
 

@@ -189,7 +189,9 @@ def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelCo
 
 
 def _scales_output(facts: Facts) -> bool:
-    """Whether the output is divided by sqrt(d_model): in the first T5 models, which tie the output matrix."""
+    """Return whether the output is divided by sqrt(d_model): in the first T5 models, which tie the output
+    matrix.
+    """
     if facts.model_type == "mt5":
         return False
     tied = facts.fields.get("tie_word_embeddings", True) is not False

@@ -240,7 +240,7 @@ _NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
 def _feedforward(network: ModelConfig) -> list[Rule]:
-    """Return the gate of two input matrices is the one that all networks have."""
+    """Return the rules of a feed-forward layer; of two input matrices, the gate is the one of all nets."""
     names = {"input": "gate_up_proj", "output": "down_proj"}
     if network.activation in ("swiglu", "geglu_tanh"):
         names = {"gate": "gate_up_proj", "input": "up_proj", "output": "down_proj"}
@@ -251,7 +251,7 @@ def _feedforward(network: ModelConfig) -> list[Rule]:
 
 
 def _make_constants(network: ModelConfig) -> list[Constant]:
-    """Tables of positions, and the factor of each decoder layer, which is 1 in these networks."""
+    """Return tables of positions, and the factor of each decoder layer, which is 1 in these networks."""
     make = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
     table = make(_POSITIONS, network.model_dim)[:, None]
     tables = [

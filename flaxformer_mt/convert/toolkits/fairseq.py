@@ -294,7 +294,7 @@ def _rename(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor
 
 
 def _has_final_norm(state: Mapping[str, torch.Tensor], options: Mapping[str, Any], file: Path) -> bool:
-    """Whether both stacks end in a norm: in pre-norm models, but for those of the first versions."""
+    """Return whether both stacks end in a norm: in pre-norm models, but for those of the first versions."""
     if not options["encoder_normalize_before"]:
         return False
     stored = "decoder.layer_norm.weight" in state

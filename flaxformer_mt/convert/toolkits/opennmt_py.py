@@ -254,7 +254,7 @@ _NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
 def _feedforward(network: ModelConfig) -> list[Rule]:
-    """Return the gate of two input matrices is the first one."""
+    """Return the rules of a feed-forward layer; of two input matrices, the gate is the first one."""
     names = {"input": "w_1", "output": "w_2"}
     if network.activation == "swiglu":
         names = {"gate": "w_1", "input": "w_3", "output": "w_2"}

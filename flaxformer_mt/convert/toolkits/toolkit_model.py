@@ -104,7 +104,7 @@ def check_options(
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; numbers of different types are, but for truth values."""
+    """Return whether two values are equal; numbers of different types are, but for truth values."""
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 

@@ -300,7 +300,7 @@ class _Attention(nn.Module):
         self.dropout = nn.Dropout(m.attention_dropout_rate)
 
     def project(self, memory: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys [B, H, M, K] and values [B, H, M, E] of memory [B, M, D]."""
+        """Return keys [B, H, M, K] and values [B, H, M, E] of memory [B, M, D]."""
         return _rotate(self._heads(self.key(memory)), angles), self._heads(self.value(memory))
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Any, angles: Any = None) -> Tensor:
@@ -348,7 +348,7 @@ def _sinusoids(rows: int, width: int) -> Tensor:
 
 
 def _rotate(vectors: Tensor, angles: Tensor | None) -> Tensor:
-    """Rotates numbers i and i + K / 2 of each vector [B, H, T, K] as a pair."""
+    """Rotate numbers i and i + K / 2 of each vector [B, H, T, K] as a pair."""
     if angles is None:
         return vectors
     first, second = vectors.chunk(2, dim=-1)

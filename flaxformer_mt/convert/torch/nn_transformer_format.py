@@ -47,7 +47,7 @@ _STACKS = {
 
 
 def _problems(config: Config) -> list[str]:
-    """Reasons why the class cannot express the model; its heads all have the size d_model / nhead."""
+    """Return reasons why the class cannot express the model; its heads all have the size d_model / nhead."""
     model = config.model
     size = model.model_dim / model.num_heads
     sizes = (None, int(size)) if size.is_integer() else (None,)
@@ -92,7 +92,7 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
 
 
 def _zeros(model: ModelConfig) -> list[Constant]:
-    """Zeros for the biases that PyTorch's layers have and a model without biases lacks."""
+    """Return zeros for the biases that PyTorch's layers have and a model without biases lacks."""
     width, zeros = model.model_dim, []
     layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     for stack, attentions in _STACKS.items():

@@ -128,7 +128,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _facts(vocabs: Vocabs) -> dict[str, Any]:
-    """Arguments of the class, beside the config of the model."""
+    """Return arguments of the class, beside the config of the model."""
     return {
         "sizes": {"source": vocabs.source.size, "target": vocabs.target.size},
         "special_ids": {

@@ -140,7 +140,7 @@ class StateDictFormat:
 
 
 def tensor_of(ids: Any) -> torch.Tensor:
-    """Ids of a batch as an int64 tensor."""
+    """Return ids of a batch as an int64 tensor."""
     return torch.from_numpy(np.asarray(ids, np.int64))
 
 

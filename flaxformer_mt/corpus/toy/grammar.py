@@ -63,7 +63,7 @@ def _join(*parts: str) -> str:
 
 
 def decline_noun(noun: Noun, case: str, plural: bool) -> str:
-    """Declines a noun: decline_noun(Kind, "dative", True) is Kindern."""
+    """Decline a noun: decline_noun(Kind, "dative", True) is Kindern."""
     if plural:
         return noun.plural + ("n" if case == "dative" and noun.plural[-1] not in "ns" else "")
     if "/" in noun.gender and case != "nominative":  # weak, as Student
@@ -77,7 +77,7 @@ def decline_noun(noun: Noun, case: str, plural: bool) -> str:
 
 
 def conjugate(verb: Verb, person: int, plural: bool) -> str:
-    """Conjugates a verb in the present, without its prefix: conjugate(lesen, 2, False) is liest."""
+    """Conjugate a verb in the present, without its prefix: conjugate(lesen, 2, False) is liest."""
     if verb.german in _PRESENT:
         return _PRESENT[verb.german].split()[person - 1 + 3 * plural]
     stem = verb.german.removesuffix("en")
@@ -88,7 +88,7 @@ def conjugate(verb: Verb, person: int, plural: bool) -> str:
 
 
 def _inflect(singular: str, plural_form: str, person: int, plural: bool) -> str:
-    """Inflects a modal verb or a preterite: kann, kannst, kann, können, könnt, können."""
+    """Inflect a modal verb or a preterite: kann, kannst, kann, können, könnt, können."""
     if plural:
         stem = plural_form.removesuffix("n" if singular[-1] == "e" else "en")
         return f"{stem}t" if person == 2 else plural_form
@@ -96,7 +96,7 @@ def _inflect(singular: str, plural_form: str, person: int, plural: bool) -> str:
 
 
 def third_person(verb: str) -> str:
-    """Conjugates an English verb in the third person singular: third_person("carry") is carries."""
+    """Conjugate an English verb in the third person singular: third_person("carry") is carries."""
     if verb[-1] == "y" and verb[-2] not in "aeiou":
         return f"{verb[:-1]}ies"
     return "has" if verb == "have" else verb + "e" * verb.endswith(("s", "sh", "ch", "x", "z", "o")) + "s"
@@ -189,7 +189,7 @@ class Clause:
         return self
 
     def german(self, order: str, front: str = "") -> str:
-        """Orders the German words: the verb second after `front` or the subject, or first, last, with zu."""
+        """Order the German words: the verb second after `front` or the subject, or first, last, with zu."""
         subject, prefix = self.subject.german["nominative"], self.verb.prefix
         slots, (finite, closing) = self.slots, self._german_verb()
         middle = _join(*(slots[slot][0] for slot in _GERMAN_ORDER if slot in slots and slot != front))
@@ -217,7 +217,7 @@ class Clause:
         return _PRESENT[auxiliary].split()[person - 1 + 3 * plural], participle if past else infinitive
 
     def english(self, *, inverted: bool = False, front: str = "") -> str:
-        """Orders the English words: `front` (a time or place), the auxiliary (`inverted`) or the subject."""
+        """Order the English words: `front` (a time or place), the auxiliary (`inverted`) or the subject."""
         negation = "not" if "not" in self.slots else ""
         auxiliary, verbs = self._english_verb(support=inverted or bool(negation))
         if auxiliary == "can" and negation and not inverted:
@@ -397,7 +397,7 @@ def _grow_clause(
 
 
 def _negate(dice: Dice, clause: Clause, objects: dict[str, Phrase]) -> None:
-    """Negates some clauses: with kein if the accusative is indefinite, never with every or a number."""
+    """Negate some clauses: with kein if the accusative is indefinite, never with every or a number."""
     if clause.subject.determiner in ("no", "every") or dice.random() < 0.8:
         return
     phrase, unfit = objects.get("accusative", IT), ("a", "", "every", *words.NUMBERS)

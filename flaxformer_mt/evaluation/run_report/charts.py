@@ -51,7 +51,7 @@ class Chart(NamedTuple):
 
 
 def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
-    """Draws curves over the same axis; nothing if no curve has two finite points."""
+    """Draw curves over the same axis; nothing if no curve has two finite points."""
     kept = [line._replace(points=_thin(_finite(line.points))) for line in lines]
     kept = [line for line in kept if len(line.points) > 1]
     if not kept:
@@ -73,7 +73,7 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]
 
 
 def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
-    """Draws groups of bars, one of each run, with whiskers for their intervals; nothing without any.
+    """Draw groups of bars, one of each run, with whiskers for their intervals; nothing without any.
 
     Values are scores of at most 100.
     """

@@ -132,7 +132,9 @@ def _time(seconds: float) -> str:
 
 
 def make_curves(runs: Sequence[RunFacts]) -> Blocks:
-    """Losses, BLEU and learning rate over updates; dashed: of the validation set beside that of training."""
+    """Return losses, BLEU and learning rate over updates; dashed: of the validation set beside that of
+    training.
+    """
     charts: list[Chart] = []
     for field, title in _PANELS.items():
         lines = []
@@ -150,7 +152,7 @@ def make_curves(runs: Sequence[RunFacts]) -> Blocks:
 
 
 def score_groups(runs: Sequence[RunFacts], samples: int) -> dict[str, dict[str, dict[str, Bar]]]:
-    """Scores all sentences ("all") and those of each range of source lengths, by group, run and metric."""
+    """Score all sentences ("all") and those of each range of source lengths, by group, run and metric."""
     first = runs[0].translations
     assert first is not None
     groups = {"all": list(range(len(first.sources))), **group_by_length(first.sources)}
@@ -166,7 +168,7 @@ def score_groups(runs: Sequence[RunFacts], samples: int) -> dict[str, dict[str, 
 def _score(
     run: RunFacts, translations: Translations, indices: Sequence[int], language: str, samples: int
 ) -> dict[str, Bar]:
-    """Scores some sentences, whose references are in a language, as the run's config says."""
+    """Score some sentences, whose references are in a language, as the run's config says."""
     train, references = run.config.train, translations.references
     found = score_with_intervals(
         [translations.hypotheses[i] for i in indices],
@@ -186,7 +188,7 @@ def make_length_scores(
     sizes: Mapping[str, int],
     numbers: Mapping[str, int],
 ) -> Blocks:
-    """Charts and a table of the scores by source length.
+    """Return charts and a table of the scores by source length.
 
     Args:
       sizes: number of sentences of each range of lengths.
