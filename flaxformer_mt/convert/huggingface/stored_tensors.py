@@ -6,33 +6,32 @@ PyTorch reads without running code (`weights_only`) and by mapping the file into
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import safe_open
 
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_limits import check_tensors
+from flaxformer_mt.convert.stored_array import StoredArray
 from flaxformer_mt.errors import UserError
 
 WEIGHTS_NAME = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
 
 
-class StoredTensor:
-    """An array in a file: its shape is known, and its numbers are read whenever it becomes a numpy array."""
-
-    def __init__(self, read: Any, shape: tuple[int, ...]) -> None:
-        self._read, self.shape = read, shape
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self._read().float().numpy(), dtype)
+def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredArray]:
+    """Return tensors as arrays, which become float32 when they are read."""
+    return {name: _as_array(tensor.detach, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
-def open_tensors(folder: Path) -> dict[str, StoredTensor]:
+def _as_array(read: Callable[[], torch.Tensor], shape: tuple[int, ...]) -> StoredArray:
+    return StoredArray(lambda: read().float().numpy(), shape)
+
+
+def open_tensors(folder: Path) -> dict[str, StoredArray]:
     """Return the arrays of a folder by name, as float32 when they are read.
 
     Raises:
@@ -74,18 +73,18 @@ def _find_files(folder: Path, name: str) -> list[Path]:
     return [folder / shard for shard in names]
 
 
-def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
     """Return the arrays of all these files by name, as float32 when they are read.
 
     Raises:
       UserError: a file is damaged, or two have an array of the same name.
     """
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredArray] = {}
     for path in paths:
         with _naming_damage(path), safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         for name, shape in shapes.items():
-            _add(tensors, name, StoredTensor(functools.partial(_read_tensor, path, name), shape), path)
+            _add(tensors, name, _as_array(functools.partial(_read_tensor, path, name), shape), path)
     return tensors
 
 
@@ -99,8 +98,8 @@ def _read_tensor(path: Path, name: str) -> torch.Tensor:
     return tensor
 
 
-def _open_pickles(folder: Path) -> dict[str, StoredTensor]:
-    tensors: dict[str, StoredTensor] = {}
+def _open_pickles(folder: Path) -> dict[str, StoredArray]:
+    tensors: dict[str, StoredArray] = {}
     for path in _find_files(folder, _PICKLE):
         with _naming_damage(path):
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -110,12 +109,12 @@ def _open_pickles(folder: Path) -> dict[str, StoredTensor]:
         ):
             raise UserError(f"{path} is no state dict: it must have a tensor for each name")
         check_tensors(dict(found), path)
-        for name, tensor in found.items():
-            _add(tensors, name, StoredTensor(lambda tensor=tensor: tensor, tuple(tensor.shape)), path)
+        for name, tensor in as_arrays(found).items():
+            _add(tensors, name, tensor, path)
     return tensors
 
 
-def _add(tensors: dict[str, StoredTensor], name: str, tensor: StoredTensor, path: Path) -> None:
+def _add(tensors: dict[str, StoredArray], name: str, tensor: StoredArray, path: Path) -> None:
     if name in tensors:
         raise UserError(f"{path} has {name}, which another shard has too; download the model again")
     tensors[name] = tensor

@@ -15,11 +15,21 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.array_layouts import FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
 from flaxformer_mt.convert.format_interface import CONFIG_NAME, Format, Given, Weights, read_config_json
 from flaxformer_mt.convert.huggingface.stored_tensors import open_safetensors
-from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, rules_for
+from flaxformer_mt.convert.name_table import Constant, Rule
 from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.toolkits.layer_names import (
+    StackNames,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+    find_tying,
+    stack_rules,
+    table_constants,
+    tied_names,
+)
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of
 from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
@@ -103,10 +113,10 @@ def _read(path: Path, given: Given) -> Weights:
         network,
         vocabs,
         open_safetensors(files),
-        [*_make_rules(network), *_make_constants(network)],
+        _make_rules(network),
         path=files[0],
         what=_NAME,
-        tied=_tied_names(network),
+        tied=tied_names(network, _TABLES),
     )
 
 
@@ -161,12 +171,6 @@ def _present(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_network(options: Mapping[str, Any]) -> ModelConfig:
-    tying: Any = {
-        (False, False): "none",
-        (False, True): "target_output",
-        (True, False): "embeddings",
-        (True, True): "all",
-    }[bool(options["share_embeddings"]), bool(options["share_decoder_embeddings"])]
     return ModelConfig(
         num_encoder_layers=options["encoder_layers"],
         num_decoder_layers=options["decoder_layers"],
@@ -181,7 +185,7 @@ def _make_network(options: Mapping[str, Any]) -> ModelConfig:
         ffn_bias=bool(options["add_ffnbias"]),
         output_bias=bool(options["generator_bias"]),
         source_end=False,
-        tying=tying,
+        tying=find_tying(embeddings=options["share_embeddings"], output=options["share_decoder_embeddings"]),
     )
 
 
@@ -195,78 +199,42 @@ def _find_files(folder: Path) -> list[Path]:
     return files
 
 
-def _make_rules(network: ModelConfig) -> list[Rule]:
-    shared = network.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    rules = [
-        Rule(f"{source}/embedding", "src_emb.embeddings.weight"),
-        Rule(f"{target}/embedding", "tgt_emb.embeddings.weight"),
-        Rule("output_bias", "generator.bias"),
-    ]
-    if network.tying in ("all", "target_output"):
-        rules.append(Rule(f"{target}/embedding", "generator.weight"))
-    else:
-        rules.append(Rule("output_kernel", "generator.weight", TRANSPOSED))
-    for side, sublayers in _SUBLAYERS.items():
-        ours, theirs = f"{side}/layers_{{n}}/", f"{side}.transformer_layers.{{n}}."
-        for name, (other, norm) in sublayers.items():
-            own = _feedforward(network) if name == "feedforward" else _ATTENTION
-            rules += rules_for([(ours + name, theirs + other)], own)
-            rules += rules_for([(f"{ours}{name}_residual/norm", theirs + norm)], _NORM)
-        rules += rules_for([(f"{side}/final_norm", f"{side}.layer_norm")], _NORM)
-    return rules
-
-
-# Stack -> sublayer -> its name, and that of its norm.
-_SUBLAYERS = {
-    "encoder": {
-        "self_attention": ("self_attn", "input_layernorm"),
-        "feedforward": ("mlp", "post_attention_layernorm"),
-    },
-    "decoder": {
-        "self_attention": ("self_attn", "input_layernorm"),
-        "cross_attention": ("context_attn", "precontext_layernorm"),
-        "feedforward": ("mlp", "post_attention_layernorm"),
-    },
+_TABLES = TableNames("src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight")
+_SELF_ATTENTION = ("self_attn", "input_layernorm")
+_FEEDFORWARD = ("mlp", "post_attention_layernorm")
+_STACKS = {
+    "encoder": StackNames(
+        "transformer_layers", {"self_attention": _SELF_ATTENTION, "feedforward": _FEEDFORWARD}
+    ),
+    "decoder": StackNames(
+        "transformer_layers",
+        {
+            "self_attention": _SELF_ATTENTION,
+            "cross_attention": ("context_attn", "precontext_layernorm"),
+            "feedforward": _FEEDFORWARD,
+        },
+    ),
 }
-_PROJECTIONS = {"query": "linear_query", "key": "linear_keys", "value": "linear_values"}
-_ATTENTION = [
-    *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in _PROJECTIONS.items()),
-    *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in _PROJECTIONS.items()),
-    Rule("/output/kernel", ".final_linear.weight", HEADS_OUT),
-    Rule("/output/bias", ".final_linear.bias"),
-]
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
-def _feedforward(network: ModelConfig) -> list[Rule]:
-    """Return the rules of a feed-forward layer; of two input matrices, the gate is the one of all nets."""
-    names = {"input": "gate_up_proj", "output": "down_proj"}
+def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
+    """Return the rules of a network; the factor of each decoder layer is 1 in these networks."""
+    attention = attention_rules(("linear_query", "linear_keys", "linear_values"), "final_linear")
+    inputs = {"input": "gate_up_proj"}
     if network.activation in ("swiglu", "geglu_tanh"):
-        names = {"gate": "gate_up_proj", "input": "up_proj", "output": "down_proj"}
-    return [
-        *(Rule(f"/{ours}/kernel", f".{theirs}.weight", TRANSPOSED) for ours, theirs in names.items()),
-        *(Rule(f"/{ours}/bias", f".{theirs}.bias") for ours, theirs in names.items()),
-    ]
-
-
-def _make_constants(network: ModelConfig) -> list[Constant]:
-    """Return tables of positions, and the factor of each decoder layer, which is 1 in these networks."""
-    make = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
-    table = make(_POSITIONS, network.model_dim)[:, None]
-    tables = [
-        Constant(f"{side}_emb.pe.pe", table, optional=True, tolerance=TABLE_TOLERANCE)
-        for side in ("src", "tgt")
-    ]
+        inputs = {"gate": "gate_up_proj", "input": "up_proj"}
+    make_table = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
+    positions = make_table(_POSITIONS, network.model_dim)[:, None]
     factors = (f"decoder.transformer_layers.{n}.layer_scalar" for n in range(network.num_decoder_layers))
-    return [*tables, *(Constant(name, np.ones(1, np.float32), optional=True) for name in factors)]
-
-
-def _tied_names(network: ModelConfig) -> list[str]:
-    names = ["src_emb.embeddings.weight"] if network.tying in ("all", "embeddings") else []
-    names += ["tgt_emb.embeddings.weight"]
-    names += ["generator.weight"] if network.tying in ("all", "target_output") else []
-    return names if len(names) > 1 else []
+    return [
+        *embedding_rules(network, _TABLES),
+        Rule("output_bias", "generator.bias"),
+        *stack_rules(
+            _STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "down_proj"})
+        ),
+        *table_constants(positions, ("src_emb.pe.pe", "tgt_emb.pe.pe")),
+        *(Constant(name, np.ones(1, np.float32), optional=True) for name in factors),
+    ]
 
 
 # ---- vocabulary ----

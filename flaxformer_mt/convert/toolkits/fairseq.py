@@ -15,11 +15,20 @@ import torch
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.array_layouts import FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
 from flaxformer_mt.convert.format_interface import Format, Given, Weights
-from flaxformer_mt.convert.huggingface.stored_tensors import StoredTensor
-from flaxformer_mt.convert.name_table import Rule, rules_for
+from flaxformer_mt.convert.huggingface.stored_tensors import as_arrays
+from flaxformer_mt.convert.name_table import Rule
 from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.toolkits.layer_names import (
+    StackNames,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+    norm_rules,
+    stack_rules,
+    tied_names,
+)
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
@@ -141,11 +150,11 @@ def _read(path: Path, given: Given) -> Weights:
     return make_weights(
         network,
         vocabs,
-        {name: StoredTensor(lambda one=one: one, tuple(one.shape)) for name, one in tensors.items()},
+        as_arrays(tensors),
         _make_rules(network),
         path=file,
         what=_NAME,
-        tied=_tied_names(network),
+        tied=tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -212,56 +221,34 @@ def _make_network(options: Mapping[str, Any], *, final_norm: bool) -> ModelConfi
 # ---- arrays ----
 
 
-def _make_rules(network: ModelConfig) -> list[Rule]:
-    shared = network.tying == "all"
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    rules = [
-        Rule(f"{source}/embedding", "encoder.embed_tokens.weight"),
-        Rule(f"{target}/embedding", "decoder.embed_tokens.weight"),
-    ]
-    if network.tying == "none":
-        rules.append(Rule("output_kernel", "decoder.output_projection.weight", TRANSPOSED))
-    else:
-        rules.append(Rule(f"{target}/embedding", "decoder.output_projection.weight"))
-    for side, attentions in _ATTENTIONS.items():
-        ours, theirs = f"{side}/layers_{{n}}/", f"{side}.layers.{{n}}."
-        norms = [("feedforward_residual/norm", "final_layer_norm")]
-        for name, other in attentions.items():
-            rules += rules_for([(ours + name, theirs + other)], _ATTENTION)
-            norms.append((f"{name}_residual/norm", f"{other}_layer_norm"))
-        rules += rules_for([(f"{ours}feedforward", theirs[:-1])], _FEEDFORWARD)
-        rules += rules_for([(ours + name, theirs + other) for name, other in norms], _NORM)
-        rules += rules_for([(f"{side}/final_norm", f"{side}.layer_norm")], _NORM)
-        rules += rules_for([(f"{side}/embedding_norm", f"{side}.layernorm_embedding")], _NORM)
-        rules.append(Rule(f"{side}/positions/embedding", f"{side}.embed_positions.weight"))
-    return rules
-
-
-_ATTENTIONS = {
-    "encoder": {"self_attention": "self_attn"},
-    "decoder": {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
+_TABLES = TableNames(
+    "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"
+)
+_SELF_ATTENTION = ("self_attn", "self_attn_layer_norm")
+_FEEDFORWARD = ("", "final_layer_norm")
+_STACKS = {
+    "encoder": StackNames("layers", {"self_attention": _SELF_ATTENTION, "feedforward": _FEEDFORWARD}),
+    "decoder": StackNames(
+        "layers",
+        {
+            "self_attention": _SELF_ATTENTION,
+            "cross_attention": ("encoder_attn", "encoder_attn_layer_norm"),
+            "feedforward": _FEEDFORWARD,
+        },
+    ),
 }
-_PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-_ATTENTION = [
-    *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in _PROJECTIONS.items()),
-    *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in _PROJECTIONS.items()),
-    Rule("/output/kernel", ".out_proj.weight", HEADS_OUT),
-    Rule("/output/bias", ".out_proj.bias"),
-]
-_FEEDFORWARD = [
-    Rule("/input/kernel", ".fc1.weight", TRANSPOSED),
-    Rule("/input/bias", ".fc1.bias"),
-    Rule("/output/kernel", ".fc2.weight", TRANSPOSED),
-    Rule("/output/bias", ".fc2.bias"),
-]
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
-def _tied_names(network: ModelConfig) -> list[str]:
-    names = ["decoder.embed_tokens.weight", "decoder.output_projection.weight"]
-    if network.tying == "all":
-        return ["encoder.embed_tokens.weight", *names]
-    return names if network.tying == "target_output" else []
+def _make_rules(network: ModelConfig) -> list[Rule]:
+    attention = attention_rules(("q_proj", "k_proj", "v_proj"), "out_proj")
+    rules = embedding_rules(network, _TABLES)
+    rules += stack_rules(
+        _STACKS, attention=attention, feedforward=feedforward_rules({"input": "fc1", "output": "fc2"})
+    )
+    for stack in _STACKS:
+        rules += norm_rules(f"{stack}/embedding_norm", f"{stack}.layernorm_embedding")
+        rules.append(Rule(f"{stack}/positions/embedding", f"{stack}.embed_positions.weight"))
+    return rules
 
 
 def _rename_old(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -12,11 +12,21 @@ from typing import Any
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.array_layouts import FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
 from flaxformer_mt.convert.format_interface import Format, Given, Weights
-from flaxformer_mt.convert.huggingface.stored_tensors import StoredTensor
-from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, rules_for
+from flaxformer_mt.convert.huggingface.stored_tensors import as_arrays
+from flaxformer_mt.convert.name_table import Constant, Rule
 from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.toolkits.layer_names import (
+    StackNames,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+    find_tying,
+    stack_rules,
+    table_constants,
+    tied_names,
+)
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
@@ -75,11 +85,11 @@ def _read(path: Path, given: Given) -> Weights:
     return make_weights(
         network,
         vocabs,
-        {name: StoredTensor(lambda one=one: one, tuple(one.shape)) for name, one in state.items()},
-        [*_make_rules(network), *_make_tables(network)],
+        as_arrays(state),
+        _make_rules(network),
         path=file,
         what=_NAME,
-        tied=_tied_names(network),
+        tied=tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -118,12 +128,6 @@ def _read_sides(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, d
 
 def _make_network(sides: Mapping[str, Mapping[str, Any]], model: Mapping[str, Any]) -> ModelConfig:
     encoder, decoder = sides["encoder"], sides["decoder"]
-    tying: Any = {
-        (False, False): "none",
-        (False, True): "target_output",
-        (True, False): "embeddings",
-        (True, True): "all",
-    }[bool(model.get("tied_embeddings", False)), bool(model.get("tied_softmax", False))]
     return ModelConfig(
         num_encoder_layers=encoder["num_layers"],
         num_decoder_layers=decoder["num_layers"],
@@ -135,7 +139,7 @@ def _make_network(sides: Mapping[str, Mapping[str, Any]], model: Mapping[str, An
         norm_epsilon=1e-6,
         max_positions=_POSITIONS,
         embedding_scale=bool(encoder["scale"]),
-        tying=tying,
+        tying=find_tying(embeddings=model.get("tied_embeddings"), output=model.get("tied_softmax")),
         dropout_rate=float(encoder["dropout"]),
         embedding_dropout_rate=float(encoder["emb_dropout"]),
     )
@@ -166,66 +170,32 @@ def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
 # ---- arrays ----
 
 
-def _make_rules(network: ModelConfig) -> list[Rule]:
-    shared = network.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    rules = [
-        Rule(f"{source}/embedding", "src_embed.lut.weight"),
-        Rule(f"{target}/embedding", "trg_embed.lut.weight"),
-    ]
-    if network.tying in ("all", "target_output"):
-        rules.append(Rule(f"{target}/embedding", "decoder.output_layer.weight"))
-    else:
-        rules.append(Rule("output_kernel", "decoder.output_layer.weight", TRANSPOSED))
-    for side, sublayers in _SUBLAYERS.items():
-        ours, theirs = f"{side}/layers_{{n}}/", f"{side}.layers.{{n}}."
-        for name, (other, norm) in sublayers.items():
-            own = _FEEDFORWARD if name == "feedforward" else _ATTENTION
-            rules += rules_for([(ours + name, theirs + other)], own)
-            rules += rules_for([(f"{ours}{name}_residual/norm", theirs + norm)], _NORM)
-        rules += rules_for([(f"{side}/final_norm", f"{side}.layer_norm")], _NORM)
-    return rules
-
-
-# Stack -> sublayer -> its name, and that of its norm.
-_SUBLAYERS = {
-    "encoder": {
-        "self_attention": ("src_src_att", "layer_norm"),
-        "feedforward": ("feed_forward", "feed_forward.layer_norm"),
-    },
-    "decoder": {
-        "self_attention": ("trg_trg_att", "x_layer_norm"),
-        "cross_attention": ("src_trg_att", "dec_layer_norm"),
-        "feedforward": ("feed_forward", "feed_forward.layer_norm"),
-    },
+_TABLES = TableNames("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
+_FEEDFORWARD = ("feed_forward", "feed_forward.layer_norm")
+_STACKS = {
+    "encoder": StackNames(
+        "layers", {"self_attention": ("src_src_att", "layer_norm"), "feedforward": _FEEDFORWARD}
+    ),
+    "decoder": StackNames(
+        "layers",
+        {
+            "self_attention": ("trg_trg_att", "x_layer_norm"),
+            "cross_attention": ("src_trg_att", "dec_layer_norm"),
+            "feedforward": _FEEDFORWARD,
+        },
+    ),
 }
-_PROJECTIONS = {"query": "q_layer", "key": "k_layer", "value": "v_layer"}
-_ATTENTION = [
-    *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in _PROJECTIONS.items()),
-    *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in _PROJECTIONS.items()),
-    Rule("/output/kernel", ".output_layer.weight", HEADS_OUT),
-    Rule("/output/bias", ".output_layer.bias"),
-]
-_FEEDFORWARD = [
-    Rule("/input/kernel", ".pwff_layer.0.weight", TRANSPOSED),
-    Rule("/input/bias", ".pwff_layer.0.bias"),
-    Rule("/output/kernel", ".pwff_layer.3.weight", TRANSPOSED),
-    Rule("/output/bias", ".pwff_layer.3.bias"),
-]
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
-def _make_tables(network: ModelConfig) -> list[Constant]:
-    table = sinusoidal_table(_POSITIONS, network.model_dim)[None]
-    names = ("encoder.pe.pe", "decoder.pe.pe")
-    return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
-
-
-def _tied_names(network: ModelConfig) -> list[str]:
-    names = ["src_embed.lut.weight"] if network.tying in ("all", "embeddings") else []
-    names += ["trg_embed.lut.weight"]
-    names += ["decoder.output_layer.weight"] if network.tying in ("all", "target_output") else []
-    return names if len(names) > 1 else []
+def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
+    attention = attention_rules(("q_layer", "k_layer", "v_layer"), "output_layer")
+    feedforward = feedforward_rules({"input": "pwff_layer.0", "output": "pwff_layer.3"})
+    positions = sinusoidal_table(_POSITIONS, network.model_dim)[None]
+    return [
+        *embedding_rules(network, _TABLES),
+        *stack_rules(_STACKS, attention=attention, feedforward=feedforward),
+        *table_constants(positions, ("encoder.pe.pe", "decoder.pe.pe")),
+    ]
 
 
 # ---- vocabulary ----

@@ -12,9 +12,9 @@ import contextlib
 import functools
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from flaxformer_mt.convert.array_layouts import SAME, TRANSPOSED, Layout
 from flaxformer_mt.convert.format_interface import Format, Given, Weights
 from flaxformer_mt.convert.name_table import Rule, rules_for
 from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.stored_array import StoredArray
+from flaxformer_mt.convert.toolkits.layer_names import find_tying
 from flaxformer_mt.convert.toolkits.piece_lists import PieceList, choose_sides, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
     COUNT,
@@ -144,7 +146,6 @@ def _make_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
     every, source, target = (
         bool(options.get(f"tied-embeddings{end}", False)) for end in ("-all", "-src", "")
     )
-    tying: Any = {(False, False): "none", (False, True): "target_output", (True, False): "embeddings"}
     attention, ffn = (options.get(f"transformer-dropout-{name}") for name in ("attention", "ffn"))
     autoregression = options.get("transformer-decoder-autoreg", "self-attention")
     return ModelConfig(
@@ -161,7 +162,7 @@ def _make_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
         embedding_norm=embedding == "n",
         positions="sinusoidal_halves",
         output_bias=True,
-        tying="all" if every else tying.get((source, target), "all"),
+        tying=find_tying(embeddings=every or source, output=every or target),
         dropout_rate=float(options.get("transformer-dropout") or 0),
         attention_dropout_rate=float(attention or 0),
         ffn_dropout_rate=float(ffn or 0),
@@ -171,18 +172,8 @@ def _make_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
 # ---- arrays ----
 
 
-class _StoredArray(NamedTuple):
-    """An array in a file: its shape is known, and its numbers are read when it becomes a numpy array."""
-
-    read: Callable[[], np.ndarray]
-    shape: tuple[int, ...]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.read(), dtype)
-
-
 @contextlib.contextmanager
-def _open_arrays(file: Path) -> Iterator[dict[str, _StoredArray]]:
+def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
     """Yield the arrays of a file by name."""
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -192,7 +183,7 @@ def _open_arrays(file: Path) -> Iterator[dict[str, _StoredArray]]:
             arrays = {}
             for entry in entries:
                 name, shape = entry.filename.removesuffix(".npy"), _read_shape(archive.zip, entry, file)
-                arrays[name] = _StoredArray(functools.partial(archive.__getitem__, name), shape)
+                arrays[name] = StoredArray(functools.partial(archive.__getitem__, name), shape)
             yield arrays
     except UserError:
         raise
@@ -220,8 +211,8 @@ def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) ->
 
 
 def _pad_arrays(
-    arrays: Mapping[str, _StoredArray], network: ModelConfig, sizes: Mapping[str, int]
-) -> Iterator[tuple[str, _StoredArray]]:
+    arrays: Mapping[str, StoredArray], network: ModelConfig, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, StoredArray]]:
     """Yield the arrays of a network, with entries for the symbols that Marian does not have."""
     target = sizes["target"]
     for name, array in arrays.items():
@@ -236,17 +227,17 @@ def _pad_arrays(
     if f"{_OUTPUT}_b" not in arrays:  # output-omit-bias
         table = next((arrays[name] for name in ("decoder_Wemb", "Wemb") if name in arrays), None)
         rows = table.shape[0] if table is not None and table.shape else target
-        none = _StoredArray(lambda: np.zeros((1, rows), np.float32), (1, rows))
+        none = StoredArray(lambda: np.zeros((1, rows), np.float32), (1, rows))
         yield f"{_OUTPUT}_b", _extend(none, 1, target, value=_NEVER)
 
 
-def _extend(array: _StoredArray, axis: int, size: int, *, value: float = 0.0) -> _StoredArray:
+def _extend(array: StoredArray, axis: int, size: int, *, value: float = 0.0) -> StoredArray:
     """Return an array with entries of one value at the end of an axis; as it is if it has no room for one."""
     if axis >= len(array.shape) or not 0 < size - array.shape[axis] <= size:
         return array
     widths = [(0, size - array.shape[axis] if number == axis else 0) for number in range(len(array.shape))]
     shape = tuple(length + after for length, (_, after) in zip(array.shape, widths, strict=True))
-    return _StoredArray(lambda: np.pad(np.asarray(array), widths, constant_values=value), shape)
+    return StoredArray(lambda: np.pad(np.asarray(array), widths, constant_values=value), shape)
 
 
 # [D, H, K] -> [D, HK], [H, E, D] -> [HE, D]: matrices from inputs to outputs.

@@ -18,11 +18,21 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.array_layouts import FLAT, HEADS_IN, HEADS_OUT, TRANSPOSED
 from flaxformer_mt.convert.format_interface import Format, Given, Weights
-from flaxformer_mt.convert.huggingface.stored_tensors import StoredTensor
-from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, rules_for
+from flaxformer_mt.convert.huggingface.stored_tensors import as_arrays
+from flaxformer_mt.convert.name_table import Constant, Rule
 from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.toolkits.layer_names import (
+    StackNames,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+    find_tying,
+    stack_rules,
+    table_constants,
+    tied_names,
+)
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import (
     Record,
     attributes_of,
@@ -104,10 +114,10 @@ def _read(path: Path, given: Given) -> Weights:
     options = _read_options(checkpoint, file)
     tensors = dict(_rename_old(_read_tensors(checkpoint, file)))
     source, target, start = _read_lists(checkpoint.get("vocab"), file)
-    if _EOS not in source and _EMBEDDINGS["encoder"] in tensors:
+    if _EOS not in source and _TABLES.source in tensors:
         # Of versions 1 and 2, which have no symbols in a vocabulary of sources alone. No network reads it.
-        table = tensors[_EMBEDDINGS["encoder"]]
-        source, tensors[_EMBEDDINGS["encoder"]] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
+        table = tensors[_TABLES.source]
+        source, tensors[_TABLES.source] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
     languages = Languages()
     lists = [_make_list(names, start, file) for names in (source, target)]
     vocabs = read_vocabs(folder, lists, languages)
@@ -115,11 +125,11 @@ def _read(path: Path, given: Given) -> Weights:
     return make_weights(
         network,
         vocabs,
-        {name: StoredTensor(lambda one=one: one, tuple(one.shape)) for name, one in tensors.items()},
-        [*_make_rules(network), *_make_tables(network)],
+        as_arrays(tensors),
+        _make_rules(network),
         path=file,
         what=_NAME,
-        tied=_tied_names(network),
+        tied=tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -153,12 +163,6 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _make_network(options: Mapping[str, Any], tensors: Mapping[str, Any]) -> ModelConfig:
-    tying: Any = {
-        (False, False): "none",
-        (False, True): "target_output",
-        (True, False): "embeddings",
-        (True, True): "all",
-    }[bool(options["share_embeddings"]), bool(options["share_decoder_embeddings"])]
     first = "encoder.transformer.0."
     dropout, attention = options["dropout"], options.get("attention_dropout")
     return ModelConfig(
@@ -175,7 +179,7 @@ def _make_network(options: Mapping[str, Any], tensors: Mapping[str, Any]) -> Mod
         ffn_bias=f"{first}feed_forward.w_1.bias" in tensors,
         output_bias="generator.bias" in tensors,
         source_end=False,
-        tying=tying,
+        tying=find_tying(embeddings=options["share_embeddings"], output=options["share_decoder_embeddings"]),
         dropout_rate=float(dropout or 0),
         attention_dropout_rate=None if attention is None else float(attention),
     )
@@ -209,72 +213,39 @@ def _rename_old(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torc
             yield name.replace("generator.0.", "generator."), tensor
 
 
-def _make_rules(network: ModelConfig) -> list[Rule]:
-    shared = network.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    rules = [Rule(f"{source}/embedding", _EMBEDDINGS["encoder"])]
-    rules += [Rule(f"{target}/embedding", _EMBEDDINGS["decoder"])]
-    if network.tying in ("all", "target_output"):
-        rules += [Rule(f"{target}/embedding", "generator.weight")]
-    rules += [Rule("output_kernel", "generator.weight", TRANSPOSED)] if network.tying in _UNTIED else []
-    rules += [Rule("output_bias", "generator.bias")]
-    for side, (layers, attentions) in _LAYERS.items():
-        ours, theirs = f"{side}/layers_{{n}}/", f"{side}.{layers}.{{n}}."
-        for name, (other, norm) in attentions.items():
-            rules += rules_for([(ours + name, theirs + other)], _ATTENTION)
-            rules += rules_for([(f"{ours}{name}_residual/norm", theirs + norm)], _NORM)
-        rules += rules_for([(f"{ours}feedforward", f"{theirs}feed_forward")], _feedforward(network))
-        rules += rules_for([(f"{ours}feedforward_residual/norm", f"{theirs}feed_forward.layer_norm")], _NORM)
-        rules += rules_for([(f"{side}/final_norm", f"{side}.layer_norm")], _NORM)
-    return rules
-
-
-_UNTIED = ("none", "embeddings")
-_EMBEDDINGS = {side: f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder")}
-_TABLES = tuple(f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder"))
-# Stack -> name of its layers, and of each attention and its norm.
-_LAYERS = {
-    "encoder": ("transformer", {"self_attention": ("self_attn", "layer_norm")}),
-    "decoder": (
+_TABLES = TableNames(
+    "encoder.embeddings.make_embedding.emb_luts.0.weight",
+    "decoder.embeddings.make_embedding.emb_luts.0.weight",
+    "generator.weight",
+)
+_POSITION_TABLES = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
+_FEEDFORWARD = ("feed_forward", "feed_forward.layer_norm")
+_STACKS = {
+    "encoder": StackNames(
+        "transformer", {"self_attention": ("self_attn", "layer_norm"), "feedforward": _FEEDFORWARD}
+    ),
+    "decoder": StackNames(
         "transformer_layers",
         {
             "self_attention": ("self_attn", "layer_norm_1"),
             "cross_attention": ("context_attn", "layer_norm_2"),
+            "feedforward": _FEEDFORWARD,
         },
     ),
 }
-_PROJECTIONS = {"query": "linear_query", "key": "linear_keys", "value": "linear_values"}
-_ATTENTION = [
-    *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in _PROJECTIONS.items()),
-    *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in _PROJECTIONS.items()),
-    Rule("/output/kernel", ".final_linear.weight", HEADS_OUT),
-    Rule("/output/bias", ".final_linear.bias"),
-]
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
-def _feedforward(network: ModelConfig) -> list[Rule]:
-    """Return the rules of a feed-forward layer; of two input matrices, the gate is the first one."""
-    names = {"input": "w_1", "output": "w_2"}
-    if network.activation == "swiglu":
-        names = {"gate": "w_1", "input": "w_3", "output": "w_2"}
+def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
+    attention = attention_rules(("linear_query", "linear_keys", "linear_values"), "final_linear")
+    inputs = {"gate": "w_1", "input": "w_3"} if network.activation == "swiglu" else {"input": "w_1"}
+    make_table = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
+    positions = make_table(_POSITIONS, network.model_dim)[:, None]
     return [
-        *(Rule(f"/{ours}/kernel", f".{theirs}.weight", TRANSPOSED) for ours, theirs in names.items()),
-        *(Rule(f"/{ours}/bias", f".{theirs}.bias") for ours, theirs in names.items()),
+        *embedding_rules(network, _TABLES),
+        Rule("output_bias", "generator.bias"),
+        *stack_rules(_STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "w_2"})),
+        *table_constants(positions, _POSITION_TABLES),
     ]
-
-
-def _make_tables(network: ModelConfig) -> list[Constant]:
-    make = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
-    table = make(_POSITIONS, network.model_dim)[:, None]
-    return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in _TABLES]
-
-
-def _tied_names(network: ModelConfig) -> list[str]:
-    names = [_EMBEDDINGS["decoder"]]
-    names += [_EMBEDDINGS["encoder"]] if network.tying in ("all", "embeddings") else []
-    names += ["generator.weight"] if network.tying in ("all", "target_output") else []
-    return names if len(names) > 1 else []
 
 
 # ---- vocabulary ----
