@@ -40,8 +40,8 @@ def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
         with contextlib.ExitStack() as stack:
             if packing == ".zst":
                 file = stack.enter_context(open_zst(path))
-                while start:
-                    start -= len(file.read(min(start, _SKIPPED)))
+                while start and (skipped := len(file.read(min(start, _SKIPPED)))):
+                    start -= skipped
             else:
                 opened = gzip.open(path) if packing else path.open("rb")
                 file = cast(io.BufferedReader, stack.enter_context(opened))

@@ -19,6 +19,7 @@ from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, cleaning, has_split, read_pairs, text_files
 from flaxformer_mt.corpus.cached_json import read_cached, write_cached
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
+from flaxformer_mt.corpus.packed_files import open_unpacked
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.reader import open_train_set
 from flaxformer_mt.corpus.text_files import read_lines, read_stamp, scan
@@ -304,6 +305,15 @@ def test_mistakes_are_named_with_the_remedy(config, files, message):
     write(config, **files)
     with pytest.raises(UserError, match=message):
         read_pairs(config, "train")
+
+
+@pytest.mark.parametrize("name", ["text", "text.gz", "text.zst"])
+def test_a_file_has_no_bytes_after_its_last(name, tmp_path):
+    with pyarrow.output_stream(tmp_path / name) as file:  # packed as the name says
+        file.write(b"ein Hund\n")
+    for start, rest in ((4, b"Hund\n"), (9, b""), (10**7, b"")):
+        with open_unpacked(tmp_path / name, start=start) as file:
+            assert file.read() == rest
 
 
 @pytest.mark.parametrize(("packing", "name"), [("gzip", "gz"), ("Zstandard", "zst")])

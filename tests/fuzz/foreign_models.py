@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from damage import Payload, damaged_copy, draw_for, mutate, mutate_json
-from toolkit_files import TOOLKITS, make_toolkit, mutate_options, mutate_weights
+from toolkit_files import TOOLKITS, make_toolkit, mutate_options, mutate_weights, put_changed
 
 POST = {"norm_position": "post", "max_positions": 40}
 UNTIED = POST | {"embedding_scale": False, "tying": "none"}
@@ -128,15 +128,7 @@ def mutate_tensors(path: Path, draw: random.Random) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch, about its own kinds of tensors
         changed = TENSORS[kind](state[name], path)
-        if kind == "missing":
-            del state[name]
-        elif kind == "number as name":
-            state[7] = changed
-        elif kind == "all of them":
-            content = changed
-        else:
-            state[name] = changed
-        torch.save(content, path)
+        torch.save(put_changed(content, state, name, kind, changed), path)
     return f"{path.name}: {name} {kind}"
 
 

@@ -140,6 +140,7 @@ def test_commands_on_damaged_runs(server, tiny_run, tiny_text, tmp_path, name):
     assert config["kind"] == "refused", describe([config])
 
 
+@pytest.mark.usefixtures("tiny_run")  # whose training fills the cache
 def test_damage_to_any_file_of_the_cache(server, tiny_config, tmp_path):
     whole, cache, config = tmp_path / "whole", tmp_path / "cache", tmp_path / "config.json"
     shutil.copytree(tiny_config.data.cache_dir, whole)

@@ -91,16 +91,19 @@ def mutate_weights(name: str, folder: Path, draw: random.Random, changes: dict[s
     state = content[_STATES[name]]
     chosen, kind = draw.choice(sorted(state)), draw.choice(sorted(changes))
     changed = changes[kind](state[chosen], path)
-    if kind == "missing":
-        del state[chosen]
-    elif kind == "number as name":
-        state[7] = changed
-    elif kind == "all of them":
-        content = changed
-    else:
-        state[chosen] = changed
-    torch.save(content, path)
+    torch.save(put_changed(content, state, chosen, kind, changed), path)
     return f"{path.name}: {chosen} {kind}"
+
+
+def put_changed(content: Any, state: dict[Any, Any], name: str, kind: str, changed: Any) -> Any:
+    """Puts a changed tensor into the state of a checkpoint; returns what the checkpoint is then."""
+    if kind == "all of them":
+        return changed
+    if kind == "missing":
+        del state[name]
+    else:
+        state[7 if kind == "number as name" else name] = changed
+    return content
 
 
 def _save_arrays(arrays: dict[str, Any], path: Path) -> None:

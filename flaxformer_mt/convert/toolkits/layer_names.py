@@ -73,13 +73,10 @@ def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
       projections: names of the layers that compute queries, keys and values.
       output: the name of the layer after them.
     """
-    ours = ("query", "key", "value")
+    pairs = list(zip(("query", "key", "value"), projections, strict=True))
     return [
-        *(
-            Rule(f"/{our}/kernel", f".{one}.weight", HEADS_IN)
-            for our, one in zip(ours, projections, strict=True)
-        ),
-        *(Rule(f"/{our}/bias", f".{one}.bias", FLAT) for our, one in zip(ours, projections, strict=True)),
+        *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in pairs),
+        *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in pairs),
         Rule("/output/kernel", f".{output}.weight", HEADS_OUT),
         Rule("/output/bias", f".{output}.bias"),
     ]
