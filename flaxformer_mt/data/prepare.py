@@ -238,9 +238,8 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         seal_vocabs(folder)
     if run_dir is not None:
         open_run(run_dir, config)
-        with name_full_disk(run_dir / "vocab"):
-            vocabs.save(run_dir / "vocab")
-            seal_vocabs(run_dir / "vocab")
+        vocabs.save(run_dir / "vocab")
+        seal_vocabs(run_dir / "vocab")
     return vocabs
 
 

@@ -1,11 +1,11 @@
 """Single files and folders in object stores: inputs are fetched, complete outputs are uploaded."""
 
 import json
-import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, find_url, local_path, show_as
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.mirror import Mirror, cache_of
@@ -59,9 +59,7 @@ def fetch_files(
     except FileNotFoundError as error:
         raise UserError(f"{url} has changed while it was read ({error}); run the command again") from error
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{_EQUAL}.{os.getpid()}.tmp"
-    partial.write_text(json.dumps(mirror.equal), encoding="utf-8")
-    os.replace(partial, record)
+    write_atomically(record, json.dumps(mirror.equal).encode())
     return sorted(mirror.objects)
 
 

@@ -87,7 +87,7 @@ class _Copy(Mirror):
         self.check_owner()
         within = "" if folder == self.root else f"{self.name(folder)}/"
         names = [n for n in self.files() if n.startswith(within) or not n.startswith(_CHECKPOINTS)]
-        changed = {n for n in names if not n.endswith(".tmp") and not self.is_equal(n)}
+        changed = {n for n in names if not self.is_equal(n)}
         for manifest in [n for n in changed if n in self.objects and n.startswith(_CHECKPOINTS)]:
             # Other metrics change nothing but the manifest; what has other arrays is another checkpoint.
             if any(n != manifest and n.startswith(f"{_folder_of(manifest)}/") for n in changed):

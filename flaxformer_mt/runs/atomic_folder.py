@@ -21,7 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
+from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.object_store import working_copies
 
 MANIFEST_NAME = "manifest.json"
@@ -54,7 +56,7 @@ def digest_files(folder: Path, *, wanted: Callable[[str], bool] = lambda name: T
     files: dict[str, FileDigest] = {}
     for name, path in _walk_files(folder):
         if wanted(name):
-            with path.open("rb") as file:
+            with name_full_disk(path), path.open("rb") as file:
                 digest = _digest_file(file)
                 os.fsync(file.fileno())
             files[name] = {"bytes": path.stat().st_size, "blake2b": digest}
@@ -178,15 +180,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
-    unfinished = folder / f".{MANIFEST_NAME}.{secrets.token_hex(4)}"
-    try:
-        with unfinished.open("wb") as file:
-            file.write(_manifest_bytes(body))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, folder / MANIFEST_NAME)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_atomically(folder / MANIFEST_NAME, _manifest_bytes(body), sync=True)
 
 
 @functools.lru_cache(maxsize=16)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.trees import Leaves, Specs, make_specs
 
@@ -15,12 +14,11 @@ from flaxformer_mt.trees import Leaves, Specs, make_specs
 def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, Any]) -> None:
     """Write host arrays as the checkpoint `final`, which appears when it is complete."""
     folder = atomic_folder.begin_folder(final)
-    with name_full_disk(folder):
-        for name, leaves in trees.items():
-            if filled := without_empty(leaves):
-                array_files.write_item(folder / name, filled)
-        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        seal_checkpoint(folder, specs, progress)
+    for name, leaves in trees.items():
+        if filled := without_empty(leaves):
+            array_files.write_item(folder / name, filled)
+    specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+    seal_checkpoint(folder, specs, progress)
     atomic_folder.publish_folder(final)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.lora import merge_leaves
 from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.parallel.processes import is_first, process_count, wait_for_all
@@ -105,7 +105,7 @@ class Checkpoints:
         if is_first():
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
-            with self._explain_failed_write(), name_full_disk(folder):
+            with self._explain_failed_write():
                 facts = atomic_folder.read_facts(folder)
                 atomic_folder.replace_facts(folder, {**facts, "progress": progress})
 
@@ -323,8 +323,7 @@ class Checkpoints:
                 return folder
 
         def publish(folder: Path, written: dict[str, atomic_folder.FileDigest]) -> None:
-            with name_full_disk(folder):
-                seal_checkpoint(folder, specs, progress, written)
+            seal_checkpoint(folder, specs, progress, written)
             atomic_folder.publish_folder(final, folder)
             self._prune(step)
 

@@ -62,7 +62,7 @@ def test_a_run_is_the_same_on_another_machine(open_elsewhere):
     url = f"{new_bucket()}/runs/x"
     writer = open_elsewhere(url)
     make_run(writer)
-    for name in ("tensorboard/events", "vocab/manifest.json", "vocab/joint.model", ".hidden", "config.tmp"):
+    for name in ("tensorboard/events", "vocab/manifest.json", "vocab/joint.model", ".config.json.1a2b3c4d"):
         (writer.root / name).parent.mkdir(exist_ok=True)
         (writer.root / name).write_text(name)
     writer.publish(write_checkpoint(writer, 5, "five"))
@@ -73,7 +73,7 @@ def test_a_run_is_the_same_on_another_machine(open_elsewhere):
     expected = {"config.json": "config", "metrics.jsonl": "a", "vocab/joint.model": "vocab/joint.model"}
     expected["vocab/manifest.json"] = "vocab/manifest.json"
     assert read_run(reader) == expected | {"5": "five"}
-    assert "tensorboard/events" in objects(url) and ".hidden" not in objects(url)
+    assert "tensorboard/events" in objects(url) and ".config.json.1a2b3c4d" not in objects(url)
     # What the store lacks is deleted; what has changed there is fetched again, and nothing else is.
     (reader.root / "left over").write_text("x")
     (reader.root / "metrics.jsonl").write_text("changed here")
