@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ class Hands(NamedTuple):
         """Return these, or no workers for fewer blocks than `least`: their start would take longer."""
         return HERE if blocks < least else self
 
+
+# Seconds that a head of a cluster gets to accept a connection.
+_PATIENCE = 10.0
 
 # The work is done in this process.
 HERE = Hands()
@@ -95,4 +99,22 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
 def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> Engine:
     with importing("ray", what=f"--ray={address}"):
         from flaxformer_mt.workers.ray_actors import RayActors
+    check_reachable(address)
     return RayActors(make, workers, address=address)
+
+
+def check_reachable(address: str) -> None:
+    """Raise UserError unless somebody answers at HOST:PORT or ray://HOST:PORT; Ray itself tries for minutes.
+
+    What is no such address, as auto and local, is left to Ray.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not (colon and port.isascii() and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UserError(
+            f"--ray={address}: nobody answers there ({error}); start a cluster with `ray start --head`, "
+            "which prints its address, or give --ray=local for one on this machine"
+        ) from error
