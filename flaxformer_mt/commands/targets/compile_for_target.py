@@ -32,8 +32,8 @@ from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.setup import compile_train_step
 from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
-from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 
 # libtpu otherwise asks the machine which TPU it has, and lets only one process load it at a time.
 _TPU_ENVIRONMENT = {
@@ -161,44 +161,32 @@ class TargetCompiler:
           batch: shapes of the whole batch; rows are added until the devices divide them.
         """
         parallel = self.parallel(config)
-        model = self._make_model(config)
+        model = self._make_model(config, gathers_twice=parallel.layout.gathers_twice)
+        step = compile_train_step(model, config, parallel)
 
         def make_state() -> TrainState:
             return init_state(init_training_params(model, config, config.seed), config.optim)
 
-        state = _with_shardings(parallel, jax.eval_shape(make_state))
-        numbers = _with_shardings(parallel, make_hyperparameters(config))
+        state, numbers = (
+            _with_shardings(shapes, parallel.shardings(shapes))
+            for shapes in (jax.eval_shape(make_state), make_hyperparameters(config))
+        )
         padded, special = _pad_rows(batch, parallel.layout.row_parts), config.vocab
         rows = parallel.put_shapes(to_array(padded, pad_id=special.pad_id, bos_id=special.bos_id))
-        if config.optim.accumulation == 1:
-            step = make_train_step(model, config, parallel)
-            return [self._compile("update", parallel, step, (state, numbers, rows), donate=(0,))]
-        number = _with_shardings(parallel, jax.ShapeDtypeStruct((), jnp.int32))
-        inputs = (state.params, numbers, number, rows, number)
-        gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3)
-        sums = _with_shardings(
-            parallel, jax.eval_shape(gradient_step, state.params, numbers, number, padded, number)
-        )
-        one, held = _bytes_on_device(sums), _bytes_on_device(state)
-        gradient = self._compile(
-            "gradient of a batch",
-            parallel,
-            gradient_step,
-            inputs,
-            times=config.optim.accumulation,
-            held=held - _bytes_on_device(state.params) + one,
-        )
-        add = self._compile(
-            "sum of two gradients",
-            parallel,
-            add_sums,
-            (sums, sums),
-            donate=(0,),
-            times=config.optim.accumulation - 1,
-            held=held,
-        )
-        update = make_update(config, platform=self.target.accelerator.platform)
-        return [gradient, add, self._compile("update", parallel, update, (state, numbers, sums), donate=(0,))]
+        inputs = step.arguments_of(state, numbers, rows)
+        if not step.of_sums:
+            return [self._compile("update", step.by_shape, inputs)]
+        add, update = step.of_sums
+        shapes = jax.eval_shape(step.by_shape, *inputs)
+        sums = _with_shardings(shapes, parallel.partial_shardings(shapes))
+        times, state_bytes = config.optim.accumulation, _bytes_on_device(state)
+        # Beside the parameters, which it reads: the rest of the state, and the sum of the batches before.
+        held = state_bytes - _bytes_on_device(state.params) + _bytes_on_device(sums)
+        return [
+            self._compile("gradient of a batch", step.by_shape, inputs, times=times, held=held),
+            self._compile("sum of two gradients", add, (sums, sums), times=times - 1, held=state_bytes),
+            self._compile("update", update, (state, numbers, sums)),
+        ]
 
     def compile_decoding_step(self, config: Config) -> tuple[Compiled, dict[str, int]]:
         """Compile one step of decoding the longest sources on one device, and return its sizes too.
@@ -238,37 +226,23 @@ class TargetCompiler:
             "source_length": size.source_length,
             "capacity": size.capacity,
         }
-        return self._finish("decoding step", jitted, inputs), shape
+        return self._compile("decoding step", jitted, inputs), shape
 
-    def _make_model(self, config: Config) -> Any:
+    def _make_model(self, config: Config, *, gathers_twice: bool = False) -> Any:
         source_size, target_size = self.sizes
-        platform = self.target.accelerator.platform
         return make_model(
-            choose_scan(config), source_size=source_size, target_size=target_size, platform=platform
+            choose_scan(config),
+            source_size=source_size,
+            target_size=target_size,
+            platform=self.target.accelerator.platform,
+            gathers_twice=gathers_twice,
         )
 
     def _compile(
-        self,
-        name: str,
-        parallel: Parallel,
-        function: Any,
-        inputs: Sequence[Any],
-        *,
-        donate: tuple[int, ...] = (),
-        **more: int,
-    ) -> Compiled:
-        compiled = parallel.compile(function, donate=donate)
-        return self._finish(name, compiled, inputs, **more)
-
-    def _finish(
-        self, name: str, function: Any, inputs: Sequence[Any], *, times: int = 1, held: int = 0
+        self, name: str, jitted: Any, inputs: Sequence[Any], *, times: int = 1, held: int = 0
     ) -> Compiled:
         start = time.monotonic()
-        platforms = (self.target.accelerator.platform,)
-        traces = hasattr(function, "trace")  # jit; pmap lowers for the platform of its devices
-        lowered = (
-            function.trace(*inputs).lower(lowering_platforms=platforms) if traces else function.lower(*inputs)
-        )
+        lowered = jitted.lower(*inputs)
         try:
             with _without_messages_of_xla():
                 compiled = _compile_lowered(lowered)
@@ -358,11 +332,11 @@ def _without_messages_of_xla() -> Iterator[None]:
         os.close(saved)
 
 
-def _with_shardings(parallel: Parallel, tree: Any) -> Any:
+def _with_shardings(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
-        parallel.shardings(tree),
+        shardings,
     )
 
 

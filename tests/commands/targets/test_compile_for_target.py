@@ -91,6 +91,20 @@ def test_accumulation_is_three_programs_and_what_the_update_keeps_meanwhile(two_
     assert gradient.collectives and gradient.accessed > 0 and gradient.peak > 0
 
 
+def test_the_programs_are_those_of_training(two_cpus):
+    """Gradients of several batches are added up once, and matrices gathered as often as the config says."""
+    accumulated = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3))
+    compiler = TargetCompiler(two_cpus, sizes=(40, 40))
+    gradient, add, update = compiler.compile_update(accumulated, longest_batch(accumulated))
+    assert not gradient.collectives and not add.collectives and update.collectives["all-reduce"].bytes > 4000
+    once, twice = (
+        compiler.compile_update(config, longest_batch(config))[0].collectives["all-gather"].bytes
+        for gathers in ("once", "twice")
+        if (config := dataclasses.replace(TINY, parallel=ParallelConfig(fsdp=2, fsdp_gathers=gathers)))
+    )
+    assert once < twice
+
+
 def test_the_shapes_of_a_batch_are_those_that_put_makes():
     compiler = TargetCompiler.__new__(TargetCompiler)
     compiler._devices = jax.devices()[:2]
