@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.commands.targets.collectives import Traffic, count_loops, read_collectives
 from flaxformer_mt.commands.targets.target_names import Target, describe_gpu
 from flaxformer_mt.config import Config
@@ -28,7 +29,6 @@ from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.hyperparameters import make_hyperparameters
@@ -154,11 +154,10 @@ class TargetCompiler:
         """
         return make_parallel(config, devices=self._devices)
 
-    def compile_update(self, config: Config, batch: Batch) -> list[Compiled]:
-        """Compile one update for a batch of this shape; with gradient accumulation, its three programs.
+    def compile_update(self, config: Config) -> list[Compiled]:
+        """Compile one update for the longest batch; with gradient accumulation, its three programs.
 
-        Args:
-          batch: shapes of the whole batch; rows are added until the devices divide them.
+        Rows are added to the batch until the devices divide them.
         """
         parallel = self.parallel(config)
         model = self._make_model(config, gathers_twice=parallel.layout.gathers_twice)
@@ -171,7 +170,7 @@ class TargetCompiler:
             _with_shardings(shapes, parallel.shardings(shapes))
             for shapes in (jax.eval_shape(make_state), make_hyperparameters(config))
         )
-        padded, special = _pad_rows(batch, parallel.layout.row_parts), config.vocab
+        padded, special = _pad_rows(longest_batch(config), parallel.layout.row_parts), config.vocab
         rows = parallel.put_shapes(to_array(padded, pad_id=special.pad_id, bos_id=special.bos_id))
         inputs = step.arguments_of(state, numbers, rows)
         if not step.of_sums:
@@ -193,7 +192,7 @@ class TargetCompiler:
 
         A device searches lines of its own with all parameters, in the batches of `search.batch_tokens`.
         """
-        config = _without_scan(config)
+        config = config.replace({"model.scan_layers": False})
         model = self._make_model(config)
         data, search = config.data, config.search
         longest = data.max_source_length if data.source_language else 1
@@ -213,7 +212,7 @@ class TargetCompiler:
             return params, jnp.zeros((size.rows, width), jnp.int32), cache
 
         def step(params: Any, tokens: Any, cache: Any) -> Any:
-            return model.apply({"params": unstack_layers(params)}, tokens, cache, method="decode_step")
+            return model.apply({"params": params}, tokens, cache, method="decode_step")
 
         inputs = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device),
@@ -352,10 +351,6 @@ def _bytes_on_device(tree: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def _without_scan(config: Config) -> Config:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
 
 
 def _first_line(error: Exception) -> str:

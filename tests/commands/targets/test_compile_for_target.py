@@ -16,7 +16,6 @@ import pytest
 from jax.experimental import topologies
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.commands.targets import compile_for_target
 from flaxformer_mt.commands.targets.compile_for_target import TargetCompiler, find_needed_memory
 from flaxformer_mt.commands.targets.target_names import ACCELERATORS, Accelerator, parse_target
@@ -84,7 +83,7 @@ def test_accumulation_is_three_programs_and_what_the_update_keeps_meanwhile(two_
     """The state stays on the devices while gradients are computed and summed."""
     config = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3), parallel=ParallelConfig(fsdp=2))
     compiler = TargetCompiler(two_cpus, sizes=(40, 40))
-    gradient, add, update = compiler.compile_update(config, longest_batch(config))
+    gradient, add, update = compiler.compile_update(config)
     assert [program.times for program in (gradient, add, update)] == [3, 2, 1]
     assert update.held == 0 and gradient.held == add.held + 2 * 4 > 0  # the sums of loss and weight
     assert all(program.needed == program.peak + program.held for program in (gradient, add, update))
@@ -95,10 +94,10 @@ def test_the_programs_are_those_of_training(two_cpus):
     """Gradients of several batches are added up once, and matrices gathered as often as the config says."""
     accumulated = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3))
     compiler = TargetCompiler(two_cpus, sizes=(40, 40))
-    gradient, add, update = compiler.compile_update(accumulated, longest_batch(accumulated))
+    gradient, add, update = compiler.compile_update(accumulated)
     assert not gradient.collectives and not add.collectives and update.collectives["all-reduce"].bytes > 4000
     once, twice = (
-        compiler.compile_update(config, longest_batch(config))[0].collectives["all-gather"].bytes
+        compiler.compile_update(config)[0].collectives["all-gather"].bytes
         for gathers in ("once", "twice")
         if (config := dataclasses.replace(TINY, parallel=ParallelConfig(fsdp=2, fsdp_gathers=gathers)))
     )
