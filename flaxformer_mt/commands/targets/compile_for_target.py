@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxformer_mt.commands.show import longest_batch
-from flaxformer_mt.commands.targets.collectives import Traffic, count_loops, read_collectives
+from flaxformer_mt.commands.targets.collectives import Traffic, read_collectives
 from flaxformer_mt.commands.targets.target_names import Target, describe_gpu
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import search_width
@@ -254,14 +254,15 @@ class TargetCompiler:
                 ) from error
             return Compiled(name, needed, time.monotonic() - start, times=times, held=held)
         text = compiled.as_text()
+        collectives, loops = read_collectives(text)
         return Compiled(
             name,
             int(compiled.memory_analysis().peak_memory_in_bytes),
             time.monotonic() - start,
             int(compiled.cost_analysis().get("bytes accessed", 0)),
-            read_collectives(text),
+            collectives,
             Counter(re.findall(r'"kernel_name":\s*"([^"]*)"', text) or _KERNELS.findall(text)),
-            count_loops(text),
+            loops,
             times,
             held,
         )
