@@ -105,8 +105,11 @@ class Tracker:
         """
         if self._file is None:
             return
-        plain = {name: _to_plain(value) for name, value in values.items()}
-        finite = {name: value if _is_recordable(value) else None for name, value in plain.items()}
+        plain = {n: value.item() if hasattr(value, "item") else value for n, value in values.items()}
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in plain.items()
+        }
         record = {"step": int(step), "time": round(time.time(), 3), "split": split}
         if clash := record.keys() & finite.keys():
             raise ValueError(f"values of a log line cannot be named {', '.join(sorted(clash))}")
@@ -241,14 +244,6 @@ def _read_lines(path: Path) -> list[bytes]:
         return read_file(path, most=_METRICS_BYTES).split(b"\n")
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; remove it") from error
-
-
-def _to_plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
-
-
-def _is_recordable(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:

@@ -42,6 +42,15 @@ _TPU_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+# Platform -> modules of which one is needed, what they are, and the extra that installs them.
+_COMPILERS = {
+    "tpu": (("libtpu",), "the TPU compiler (libtpu)", "tpu"),
+    "cuda": (
+        ("jax_cuda13_plugin", "jax_cuda12_plugin"),
+        "JAX's CUDA compiler (jax-cuda13-plugin)",
+        "gpu",
+    ),
+}
 _KERNELS = re.compile(r'custom_call_target="([^"]*)"')
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -81,7 +90,12 @@ def find_devices(target: Target) -> list[jax.Device]:
     from jax.experimental import topologies
 
     platform = target.accelerator.platform
-    _require_compiler(target)
+    modules, what, extra = _COMPILERS[platform]
+    if not any(importlib.util.find_spec(module) for module in modules):
+        raise UserError(
+            f"--target={target.name} needs {what}, but not the device itself; install it with: "
+            f"{install_command(extra=extra)}"
+        )
     if platform == "tpu":
         for name, value in _TPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -105,24 +119,8 @@ def find_devices(target: Target) -> list[jax.Device]:
         raise UserError(
             f"--target={target.name}: the installed compiler does not know these devices "
             f"({_first_line(error)}); install its newest version: "
-            f"{install_command(extra=_extra_of(target))} --upgrade"
+            f"{install_command(extra=extra)} --upgrade"
         ) from error
-
-
-def _extra_of(target: Target) -> str:
-    return "tpu" if target.accelerator.platform == "tpu" else "gpu"
-
-
-def _require_compiler(target: Target) -> None:
-    if target.accelerator.platform == "tpu":
-        modules, what = ["libtpu"], "the TPU compiler (libtpu)"
-    else:
-        modules, what = ["jax_cuda13_plugin", "jax_cuda12_plugin"], "JAX's CUDA compiler (jax-cuda13-plugin)"
-    if not any(importlib.util.find_spec(module) for module in modules):
-        raise UserError(
-            f"--target={target.name} needs {what}, but not the device itself; install it with: "
-            f"{install_command(extra=_extra_of(target))}"
-        )
 
 
 class TargetCompiler:
