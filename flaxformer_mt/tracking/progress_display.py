@@ -60,11 +60,9 @@ class Sample(NamedTuple):
 
 
 @contextlib.contextmanager
-def announce_if_slow(
-    text: str, say: Callable[[str], object], *, seconds: float | None = None
-) -> Iterator[None]:
-    """Call `say` with `text` if what the context does takes longer than `seconds`, or two seconds."""
-    timer = threading.Timer(_SLOW if seconds is None else seconds, say, [text])
+def announce_if_slow(text: str, say: Callable[[str], object]) -> Iterator[None]:
+    """Call `say` with `text` if what the context does takes longer than two seconds."""
+    timer = threading.Timer(_SLOW, say, [text])
     timer.daemon = True
     timer.start()
     try:

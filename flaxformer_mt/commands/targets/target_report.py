@@ -31,6 +31,7 @@ from flaxformer_mt.commands.targets.nearest_fit import (
 from flaxformer_mt.commands.targets.target_names import Target, parse_target
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.shapes import Batch
@@ -117,17 +118,21 @@ def describe_update(
 
 
 def usable_memory(target: Target) -> int:
-    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX
-    reserves.
+    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves.
+
+    Raises:
+      UserError: XLA_PYTHON_CLIENT_MEM_FRACTION is no number.
     """
-    memory = target.accelerator.memory
     if target.accelerator.platform == "tpu":
-        return memory
+        return target.accelerator.memory
+    share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)
     try:
-        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE))
-    except ValueError:
-        share = _GPU_MEMORY_SHARE
-    return int(memory * share)
+        return int(target.accelerator.memory * float(share))
+    except ValueError as error:
+        raise UserError(
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION is {share!r}, but JAX reserves a share of the memory, such as "
+            f"{_GPU_MEMORY_SHARE}; set it to a number, or not at all"
+        ) from error
 
 
 def estimate_time(

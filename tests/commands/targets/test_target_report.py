@@ -11,6 +11,7 @@ from flaxformer_mt.commands.targets.collectives import Traffic
 from flaxformer_mt.commands.targets.compile_for_target import Compiled
 from flaxformer_mt.commands.targets.target_names import parse_target
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import padded_work, training_flops
 from flaxformer_mt.parallel import make_parallel
 
@@ -50,6 +51,9 @@ def test_memory_of_a_gpu_is_the_share_that_jax_reserves(monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     assert target_report.usable_memory(parse_target("h100:8")) == int(84_942_979_072 * 0.9)
     assert target_report.usable_memory(parse_target("v5e")) == int(15.75 * 2**30)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "ninety")
+    with pytest.raises(UserError, match="MEM_FRACTION is 'ninety', .* such as 0.75"):
+        target_report.usable_memory(parse_target("h100:8"))
 
 
 class FakeCompiler:
