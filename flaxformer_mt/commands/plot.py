@@ -28,7 +28,7 @@ from flaxformer_mt.figures import (
     save_figure,
 )
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_half_table, sinusoidal_table
-from flaxformer_mt.object_store.working_copies import open_copy, publish_files
+from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
@@ -99,7 +99,7 @@ def plot(
         (attention, learned),
     ]
     files = [file for figures, title in titled for file in _save(figures, output, title)]
-    publish_files(run_dir)  # RUN/plots
+    publish(run_dir)  # RUN/plots
     return {"files": files, **result}
 
 

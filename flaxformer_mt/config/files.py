@@ -14,9 +14,10 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import make_section
-from flaxformer_mt.errors import UserError, local_path, name_full_disk
+from flaxformer_mt.errors import UserError, local_path
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
@@ -77,11 +78,10 @@ def from_dict(values: dict[str, Any]) -> Config:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write a config as JSON, with a digest of its values: a changed number would go unnoticed."""
+    """Write a config as JSON, at once, with a digest of its values: a changed number would go unnoticed."""
     values = to_dict(config)
     text = json.dumps(values | {_DIGEST: _digest_of(values)}, indent=2)
-    with name_full_disk(path):
-        path.write_text(text + "\n", encoding="utf-8")
+    write_atomically(path, f"{text}\n".encode())
 
 
 def _digest_of(values: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from flaxformer_mt.convert.language_subset import check_cuttable, choose_languag
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, compare, compute_own
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.transfers import fetch_input
-from flaxformer_mt.object_store.working_copies import open_copy, publish_run
+from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.runs.new_run import write_new_run
 from flaxformer_mt.trees import nest_leaves
 
@@ -110,7 +110,7 @@ def import_run(
         os.replace(partial, run_dir)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    publish_run(run_dir)
+    publish(run_dir)
     unchecked = {"checked_on": f"nothing: {source.name} files are read without their toolkit"}
     checked = unchecked if parity is None else dataclasses.asdict(parity)
     return {"format": source.name, "run": str(run_dir)} | counts | checked

@@ -10,7 +10,6 @@ import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.corpus.cached_json import digest_file, read_cached, write_cached
-from flaxformer_mt.errors import name_full_disk
 
 # The entry of the values with the digests of the arrays, by name.
 _DIGESTS = "arrays"
@@ -35,18 +34,17 @@ def read_arrays(folder: Path, key: str) -> tuple[dict[str, np.ndarray], dict[str
 def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **values: Any) -> None:
     """Write arrays and JSON values, the digests last: readers see all of them or none."""
     digests = {}
-    with name_full_disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, array in arrays.items():
-            array, header = np.ascontiguousarray(array), io.BytesIO()
-            np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-            parts = (header.getvalue(), array.data)  # as np.save writes them, without another copy
-            write_atomically(_name_file(folder, key, name), *parts)
-            content = hashlib.blake2b(digest_size=16)
-            for part in parts:
-                content.update(part)
-            digests[name] = content.hexdigest()
-        write_cached(folder / f"{key}.json", values | {_DIGESTS: digests})
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, array in arrays.items():
+        array, header = np.ascontiguousarray(array), io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+        parts = (header.getvalue(), array.data)  # as np.save writes them, without another copy
+        write_atomically(_name_file(folder, key, name), *parts)
+        content = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            content.update(part)
+        digests[name] = content.hexdigest()
+    write_cached(folder / f"{key}.json", values | {_DIGESTS: digests})
 
 
 def load_or_make(folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

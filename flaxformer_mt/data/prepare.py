@@ -28,7 +28,7 @@ from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
-from flaxformer_mt.object_store.working_copies import open_copy, publish_files
+from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import check_run, forget_preparation, open_run
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
@@ -101,7 +101,7 @@ def prepare(
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
         _check_tags(vocabs, train_pairs)
     if run_dir is not None and is_first():
-        publish_files(run_dir)
+        publish(run_dir)
     with progress.part("tokenizing", total=len(train_pairs)) as count:
         train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, count)
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
@@ -142,7 +142,7 @@ def _learn_lengths(
         lengths["several_sentences"] = _count_several_sentences(train, vocabs, language)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
-        publish_files(run_dir)
+        publish(run_dir)
     return lengths
 
 
@@ -238,9 +238,8 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         seal_vocabs(folder)
     if run_dir is not None:
         open_run(run_dir, config)
-        with name_full_disk(run_dir / "vocab"):
-            vocabs.save(run_dir / "vocab")
-            seal_vocabs(run_dir / "vocab")
+        vocabs.save(run_dir / "vocab")
+        seal_vocabs(run_dir / "vocab")
     return vocabs
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flaxformer_mt.errors import name_full_disk
-from flaxformer_mt.object_store.working_copies import publish_files
+from flaxformer_mt.object_store.working_copies import publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.text_io.lines import open_input, read_lines
 
@@ -44,7 +44,7 @@ def save_translations(run_dir: Path, name: str, translations: Translations) -> N
     for field, kind in _KINDS.items():
         _write(folder / f"{name}.{kind}", [_one_line(text) for text in getattr(translations, field)])
     _differences_file(run_dir, name).unlink(missing_ok=True)
-    publish_files(run_dir)
+    publish(run_dir)
 
 
 def load_translations(run_dir: Path, name: str) -> Translations:
@@ -66,7 +66,7 @@ def save_differences(
     file.parent.mkdir(parents=True, exist_ok=True)
     cells = [[_one_line(text).replace("\t", " ") for text in row] for row in (heading, *rows)]
     _write(file, ["\t".join(row) for row in cells])
-    publish_files(run_dir)
+    publish(run_dir)
     return file
 
 

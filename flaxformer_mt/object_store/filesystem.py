@@ -1,4 +1,4 @@
-"""The objects below a URL such as gs://bucket/runs/x: listed, read, written, copied and removed.
+"""The objects below a URL such as gs://bucket/runs/x: listed, read, written and removed.
 
 The only module that imports fsspec, which in turn imports gcsfs for gs:// and s3fs for s3://; these transfer
 several objects at a time, and again what has failed. Knows nothing of runs.
@@ -28,7 +28,7 @@ _VERSION_FACTS = ("size", "ETag", "etag", "generation", "md5Hash", "LastModified
 
 
 class ObjectStore:
-    """The objects below one URL; their names are relative to it, as `checkpoints/500/progress.json`.
+    """The objects below one URL; their names are relative to it, as `checkpoints/500/manifest.json`.
 
     All methods raise UserError, which names the URL and a remedy, if the store cannot be reached.
     """
@@ -102,11 +102,6 @@ class ObjectStore:
                 large[str(path)] = self._path(name)
         self._call("written", self._files.pipe, small)
         self._call("written", self._files.put, list(large), list(large.values()))
-
-    def copy(self, pairs: dict[str, str]) -> None:
-        """Copy objects within the store."""
-        old, new = map(self._path, pairs), map(self._path, pairs.values())
-        self._call("written", self._files.copy, list(old), list(new))
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects, in order; those that are absent are left out."""

@@ -1,19 +1,19 @@
 """Single files and folders in object stores: inputs are fetched, complete outputs are uploaded."""
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from flaxformer_mt.config.user_cache import user_cache_dir
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, find_url, local_path, show_as
 from flaxformer_mt.object_store.filesystem import ObjectStore
+from flaxformer_mt.object_store.mirror import Mirror, cache_of
 
 # The folders of outputs that are being made, and where they go.
 _outputs: dict[Path, tuple[ObjectStore, str]] = {}
-_VERSIONS = ".versions.json"
+# What a folder of inputs knows of the files in it, for the next command.
+_EQUAL = ".equal.json"
 
 
 def fetch_input(path: str | Path) -> Path:
@@ -44,28 +44,23 @@ def fetch_files(
       below: the name of an object, or of a folder; "": all objects.
       wanted: the names of the objects to fetch; None: all of them.
     """
-    store = ObjectStore(url)
-    objects = store.list(below)
-    record = folder / _VERSIONS
+    mirror, record = Mirror(ObjectStore(url), folder), folder / _EQUAL
     try:
-        before = json.loads(record.read_text(encoding="utf-8"))
+        mirror.equal = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        before = {}
-    versions = {name: version for name, version in objects.items() if wanted is None or name in wanted}
-    for name in [name for name in before if name == below or name.startswith(f"{below}/" if below else "")]:
-        if versions.get(name) != before[name] and (wanted is None or name in wanted):
+        pass
+    mirror.look(below)
+    for name in [name for name in mirror.equal if f"{name}/".startswith(f"{below}/" if below else "")]:
+        if name not in mirror.objects:
             (folder / name).unlink(missing_ok=True)
-            del before[name]
-    absent = [name for name in versions if name not in before or not (folder / name).is_file()]
+            del mirror.equal[name]
     try:
-        store.download([(name, folder / name) for name in absent])
+        mirror.fetch(name for name in mirror.objects if wanted is None or name in wanted)
     except FileNotFoundError as error:
         raise UserError(f"{url} has changed while it was read ({error}); run the command again") from error
-    if absent:
-        partial = folder / f"{_VERSIONS}.{os.getpid()}.tmp"
-        partial.write_text(json.dumps(before | versions), encoding="utf-8")
-        os.replace(partial, record)
-    return sorted(objects)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(record, json.dumps(mirror.equal).encode())
+    return sorted(mirror.objects)
 
 
 def open_output(path: str | Path, *, empty: bool = False) -> Path:
@@ -100,9 +95,3 @@ def publish_output(path: Path) -> None:
             (file, f"{name}/{file.relative_to(path).as_posix()}".removesuffix("/.")) for file in files
         )
         shutil.rmtree(path.parent, ignore_errors=True)
-
-
-def cache_of(url: str) -> Path:
-    """Return the folder for local copies of what is at a URL."""
-    digest = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
-    return user_cache_dir().resolve() / "stores" / digest

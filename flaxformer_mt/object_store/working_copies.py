@@ -5,9 +5,8 @@ written: they do nothing for a folder that is no copy of a run in a store. The s
 
     Reading     Small files are fetched when the run is opened, the arrays of a checkpoint when they are read.
     Publishing  An object appears at once, a folder does not. So the manifest of a checkpoint is written last,
-                and a checkpoint without one does not exist; nor does a run without config.json. What replaces
-                a checkpoint is first written to `checkpoints/.replacing-STEP/`, which counts once it has a
-                manifest.
+                and a checkpoint without one does not exist; nor does a run without config.json. One that is
+                written again does not exist until it is complete.
     Parts       The processes of a job have copies of their own. Each uploads its shards of a checkpoint to
                 `checkpoints/.writing-...`; the first one fetches those of the others, to seal all of them.
 
@@ -34,84 +33,77 @@ from flaxformer_mt.errors import (
 )
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store.filesystem import ObjectStore
+from flaxformer_mt.object_store.mirror import Mirror, cache_of
 from flaxformer_mt.object_store.owner_lock import OwnerLock
-from flaxformer_mt.object_store.transfers import cache_of
 
 P = ParamSpec("P")
 
 _CONFIG, _MANIFEST = "config.json", "/manifest.json"
-_CHECKPOINTS, _WRITING, _REPLACING = "checkpoints/", "checkpoints/.writing-", "checkpoints/.replacing-"
+_CHECKPOINTS, _WRITING = "checkpoints/", "checkpoints/.writing-"
 # Folders that no command reads.
 _NOT_READ = ("tensorboard/", "profile/", "plots/", "wandb/")
 
 
-class _Copy:
+class _Copy(Mirror):
     """The copy of one run; `guard` is held while one of its methods runs."""
 
     def __init__(self, url: str) -> None:
-        self.store, self.guard = ObjectStore(url), threading.RLock()
-        self.folder_lock, self.root = _take_folder(url)
+        store = ObjectStore(url)
+        self.folder_lock, root = _take_folder(url)
+        super().__init__(store, root)
+        self.guard = threading.RLock()
         weakref.finalize(self, self.folder_lock.close)
         self.owner_lock: OwnerLock | None = None
-        # All objects with their versions. Of files that equal their objects: these, and their own stamps.
-        self.objects: dict[str, str] = {}
-        self.equal: dict[str, tuple[str, str, tuple[int, int]]] = {}
 
     def refresh(self, folder: Path) -> None:
         """Make the copy equal to the store, unless this process owns the run."""
         if self.owner_lock is None:
-            self.objects = self.store.list()
-            sources = self.sources()
-            for path in map(self.root.joinpath, self.files()):
-                source = sources.get(self.name(path), "")
-                if self.equal.get(self.name(path)) != (source, self.objects.get(source), _stamp(path)):
-                    path.unlink()
+            self.look()
+            seen = self.seen()
+            for name in self.files():
+                if name not in seen or not self.is_equal(name):
+                    (self.root / name).unlink()
                     with contextlib.suppress(OSError):
-                        os.removedirs(path.parent)  # those that are empty
+                        os.removedirs((self.root / name).parent)  # those that are empty
             self.root.mkdir(parents=True, exist_ok=True)
-            self.download(n for n in sources if not n.startswith(_CHECKPOINTS) or n.count("/") == 2)
+            self.get(n for n in seen if not n.startswith(_CHECKPOINTS) or n.count("/") == 2)
 
-    def fetch(self, folder: Path, wanted: Callable[[str], bool]) -> None:
+    def fetch_folder(self, folder: Path, wanted: Callable[[str], bool]) -> None:
         """Fetch the files of a folder that `wanted` selects by their names in it."""
         prefix = f"{self.name(folder)}/"
-        self.download(n for n in self.sources() if n.startswith(prefix) and wanted(n[len(prefix) :]))
+        absent = (n for n in self.seen() if n.startswith(prefix) and not (self.root / n).exists())
+        self.get(n for n in absent if wanted(n[len(prefix) :]))
 
-    def publish_folder(self, folder: Path) -> None:
-        """Upload a complete checkpoint, and the changed files of the run before, such as the log."""
+    def publish(self, folder: Path) -> None:
+        """Upload what has changed in a folder, and of the run outside of checkpoints, such as the log.
+
+        Args:
+          folder: a complete checkpoint, or the run itself; only the latter makes a run that is not there.
+        """
         if _CONFIG not in self.objects:
-            return  # a new run, of which `publish_run` uploads everything
-        self.publish_files(folder)
-        name = self.name(folder)
-        names, hidden = self.files(name), name.replace(_CHECKPOINTS, _REPLACING)
-        if name + _MANIFEST in self.objects:
-            self.remove(hidden)
-            self.upload({n: n.replace(name, hidden, 1) for n in names})
-            self.finish(hidden)
-        else:
-            self.remove(name)
-            parts = {part: n for part, n in self.parts(name).items() if n in names}
-            self.store.copy(parts)
-            self.upload({n: n for n in names if n not in parts.values()})
-        self.note({n: n for n in names})
-        self.sweep(_writing(name))  # a job may write other checkpoints meanwhile
+            if folder != self.root:
+                return
+            self.sweep(_CHECKPOINTS)  # those of a run that was never complete
+        self.check_owner()
+        within = "" if folder == self.root else f"{self.name(folder)}/"
+        names = [n for n in self.files() if n.startswith(within) or not n.startswith(_CHECKPOINTS)]
+        changed = {n for n in names if not self.is_equal(n)}
+        for manifest in [n for n in changed if n in self.objects and n.startswith(_CHECKPOINTS)]:
+            # Other metrics change nothing but the manifest; what has other arrays is another checkpoint.
+            if any(n != manifest and n.startswith(f"{_folder_of(manifest)}/") for n in changed):
+                self.remove(_folder_of(manifest))
+                changed |= {n for n in names if n.startswith(f"{_folder_of(manifest)}/")}
+        for rank in range(3):  # a manifest after what it lists, config.json last
+            if now := [n for n in changed if (2 if n == _CONFIG else n.endswith(_MANIFEST)) == rank]:
+                self.check_owner()
+                self.upload(now)
+        if within:
+            self.sweep(_writing(within[:-1]))  # the parts of this one; a job may write others meanwhile
 
-    def withdraw_folder(self, folder: Path) -> None:
+    def withdraw(self, folder: Path) -> None:
         """Remove a checkpoint from the store."""
         self.check_owner()
-        self.remove(self.name(folder).replace(_CHECKPOINTS, _REPLACING))
         self.remove(self.name(folder))
-
-    def publish_files(self, folder: Path) -> None:
-        """Upload the changed files of a run outside of checkpoints; called by the first process of a job."""
-        if _CONFIG not in self.objects:
-            self.sweep(_CHECKPOINTS)  # those of a new run that was never complete
-        names = [n for n in self.files() if not n.startswith(_CHECKPOINTS) and not n.endswith(".tmp")]
-        self.upload({n: n for n in names if n not in self.equal or self.equal[n][2] != _stamp(self.root / n)})
-
-    def publish_run(self, folder: Path) -> None:
-        """Upload all of a new run; of several processes, the first calls it."""
-        self.sweep(_CHECKPOINTS)
-        self.upload({n: n for n in self.files()})
 
     def send_parts(self, folder: Path) -> None:
         """Upload what this process has written of a hidden folder."""
@@ -131,74 +123,34 @@ class _Copy:
 
     def sweep(self, prefix: str) -> None:
         """Remove what killed processes have left of checkpoints whose names begin so."""
-        for folder in {"/".join(n.split("/")[:2]) for n in self.objects if n.startswith(prefix)}:
+        for folder in {_folder_of(n) for n in self.objects if n.startswith(prefix)}:
             if folder + _MANIFEST not in self.objects or _CONFIG not in self.objects:
                 self.remove(folder)
-            elif folder.startswith(_REPLACING):
-                self.finish(folder)
 
-    def finish(self, hidden: str) -> None:
-        """Make a complete `.replacing-STEP` the checkpoint STEP."""
-        name = hidden.replace(_REPLACING, _CHECKPOINTS)
-        moved = {n: n.replace(hidden, name, 1) for n in self.objects if n.startswith(f"{hidden}/")}
-        self.store.copy(moved)
-        self.store.remove(n for n in self.objects if n.startswith(f"{name}/") and n not in moved.values())
-        self.remove(hidden)
-        self.objects = self.store.list()
+    def seen(self) -> set[str]:
+        """Return the names of the run's files in the store that are of use to somebody."""
+        if _CONFIG not in self.objects:
+            return set()
+        names = (n for n in self.objects if not _is_hidden(n) and not n.startswith(_NOT_READ))
+        return {
+            n for n in names if not n.startswith(_CHECKPOINTS) or _folder_of(n) + _MANIFEST in self.objects
+        }
 
-    def sources(self) -> dict[str, str]:
-        """Return the object of each file of the run."""
-        found: dict[str, str] = {}
-        for name in self.objects if _CONFIG in self.objects else ():
-            folder = "/".join(name.split("/")[:2])
-            if name.startswith(_CHECKPOINTS):
-                replaced = folder.replace(_CHECKPOINTS, _REPLACING) + _MANIFEST in self.objects
-                seen = folder + _MANIFEST in self.objects and not replaced
-            else:
-                seen = not _is_hidden(name) and not name.startswith(_NOT_READ)
-            if seen:
-                found[name.replace(_REPLACING, _CHECKPOINTS)] = name
-        return found
-
-    def parts(self, name: str) -> dict[str, str]:
-        """Return the objects that other processes have uploaded of a checkpoint, and what they become."""
-        names = [n for n in self.objects if n.startswith(_writing(name))]
-        return {n: f"{name}/{n.split('/', 2)[2]}" for n in names}
-
-    def files(self, below: str = "") -> list[str]:
+    def files(self) -> list[str]:
         """Return the names of the files that are here, without those that somebody is writing."""
-        names = (self.name(path) for path in (self.root / below).rglob("*") if path.is_file())
+        names = (self.name(path) for path in self.root.rglob("*") if path.is_file())
         return [name for name in names if not _is_hidden(name)]
 
-    def download(self, names: Iterable[str]) -> None:
-        """Fetch files of the run that are not here."""
-        sources = self.sources()
-        absent = {n: sources[n] for n in names if not (self.root / n).exists()}
-        with contextlib.suppress(FileNotFoundError):  # removed since: who needs it says that it is missing
-            self.store.download((source, self.root / n) for n, source in absent.items())
-        self.note(absent)
-
-    def upload(self, targets: dict[str, str]) -> None:
-        """Upload files as these objects: a manifest after what it lists, config.json last."""
-        for rank in range(3):
-            names = [n for n in targets if (2 if n == _CONFIG else n.endswith(_MANIFEST)) == rank]
-            if names:
-                self.check_owner()
-                self.store.upload((self.root / n, targets[n]) for n in names)
-        self.objects = self.store.list()
-        self.note(targets)
+    def get(self, names: Iterable[str]) -> None:
+        """Fetch files; of one that was removed meanwhile, whoever needs it says that it is missing."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fetch(names)
 
     def remove(self, folder: str) -> None:
         """Remove the objects of a checkpoint: the manifest first, with which it ceases to exist."""
         names = {n for n in self.objects if n.startswith(f"{folder}/")}
         self.store.remove(sorted(names, key=lambda n: n != folder + _MANIFEST))
         self.objects = {n: version for n, version in self.objects.items() if n not in names}
-
-    def note(self, sources: dict[str, str]) -> None:
-        """Record that files equal their objects."""
-        for name, source in sources.items():
-            if (self.root / name).is_file() and source in self.objects:
-                self.equal[name] = (source, self.objects[source], _stamp(self.root / name))
 
     def name(self, path: Path) -> str:
         return path.absolute().relative_to(self.root).as_posix()
@@ -224,11 +176,9 @@ def _where_copied(
 
 
 refresh = _where_copied(_Copy.refresh)
-fetch = _where_copied(_Copy.fetch)
-publish_folder = _where_copied(_Copy.publish_folder)
-withdraw_folder = _where_copied(_Copy.withdraw_folder)
-publish_files = _where_copied(_Copy.publish_files)
-publish_run = _where_copied(_Copy.publish_run)
+fetch = _where_copied(_Copy.fetch_folder)
+publish = _where_copied(_Copy.publish)
+withdraw = _where_copied(_Copy.withdraw)
 send_parts = _where_copied(_Copy.send_parts)
 collect_parts = _where_copied(_Copy.collect_parts)
 
@@ -270,9 +220,9 @@ def own_run(folder: Path) -> Iterator[None]:
             yield
         except (UserError, TrainingInterrupted):  # the log tells what has happened
             with contextlib.suppress(UserError):
-                publish_files(folder)
+                publish(folder)
             raise
-        publish_files(folder)
+        publish(folder)
     finally:
         copy.owner_lock = None
         lock.release()
@@ -304,8 +254,9 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    return path.stat().st_size, path.stat().st_mtime_ns
+def _folder_of(name: str) -> str:
+    """checkpoints/5/params/d: checkpoints/5."""
+    return "/".join(name.split("/")[:2])
 
 
 def _take_folder(url: str) -> tuple[BinaryIO, Path]:

@@ -21,7 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
+from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.object_store import working_copies
 
 MANIFEST_NAME = "manifest.json"
@@ -54,7 +56,7 @@ def digest_files(folder: Path, *, wanted: Callable[[str], bool] = lambda name: T
     files: dict[str, FileDigest] = {}
     for name, path in _walk_files(folder):
         if wanted(name):
-            with path.open("rb") as file:
+            with name_full_disk(path), path.open("rb") as file:
                 digest = _digest_file(file)
                 os.fsync(file.fileno())
             files[name] = {"bytes": path.stat().st_size, "blake2b": digest}
@@ -77,13 +79,7 @@ def seal_folder(
     """
     files = dict(written) | digest_files(folder, wanted=lambda name: wanted(name) and name not in written)
     files = dict(sorted(files.items()))
-    body = {"format": MANIFEST_FORMAT, "facts": facts, "files": files}
-    unfinished = folder / f".{MANIFEST_NAME}.{secrets.token_hex(4)}"
-    with unfinished.open("wb") as file:
-        file.write(_manifest_bytes(body))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, folder / MANIFEST_NAME)
+    _write_manifest(folder, {"format": MANIFEST_FORMAT, "facts": facts, "files": files})
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _sync_directory(directory)
 
@@ -101,24 +97,14 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
     os.rename(temporary, final)
     _sync_directory(final.parent)
     _delete(replaced)
-    working_copies.publish_folder(final)
+    working_copies.publish(final)
 
 
-def replace_file(final: Path, name: str, text: str) -> None:
-    """Replace one text file of a sealed folder by way of a copy; all other files stay byte for byte."""
-    facts = read_facts(final)
-    temporary = begin_folder(final)
-    # shutil.copytree gathers the errors of all files in one that has no errno, such as that of a full disk.
-    for path in sorted(final.rglob("*")):
-        copy = temporary / path.relative_to(final)
-        if path.is_dir():
-            copy.mkdir()
-        else:
-            shutil.copy2(path, copy)
-    (temporary / MANIFEST_NAME).unlink()
-    (temporary / name).write_text(text, encoding="utf-8")
-    seal_folder(temporary, facts)
-    publish_folder(final)
+def replace_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Give a sealed folder other facts, at once; its files stay as they are."""
+    _write_manifest(folder, {**_read_manifest(folder), "facts": facts})
+    _sync_directory(folder)
+    working_copies.publish(folder)
 
 
 def remove_folder(folder: Path) -> None:
@@ -127,7 +113,7 @@ def remove_folder(folder: Path) -> None:
     _delete(removed)
     os.rename(folder, removed)
     _delete(removed)
-    working_copies.withdraw_folder(folder)
+    working_copies.withdraw(folder)
 
 
 def sweep_folders(parent: Path) -> None:
@@ -191,6 +177,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # such as a folder of that name
         raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
     return _parse_manifest(text)
+
+
+def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
+    write_atomically(folder / MANIFEST_NAME, _manifest_bytes(body), sync=True)
 
 
 @functools.lru_cache(maxsize=16)

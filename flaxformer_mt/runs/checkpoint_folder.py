@@ -3,41 +3,39 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.runs import array_files, atomic_folder
-from flaxformer_mt.runs.checkpoint_index import PROGRESS_NAME
 from flaxformer_mt.trees import Leaves, Specs, make_specs
 
 
-def write_checkpoint(final: Path, trees: dict[str, Leaves], progress_text: str) -> None:
+def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, Any]) -> None:
     """Write host arrays as the checkpoint `final`, which appears when it is complete."""
     folder = atomic_folder.begin_folder(final)
-    with name_full_disk(folder):
-        for name, leaves in trees.items():
-            if filled := without_empty(leaves):
-                array_files.write_item(folder / name, filled)
-        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        seal_checkpoint(folder, specs, progress_text)
+    for name, leaves in trees.items():
+        if filled := without_empty(leaves):
+            array_files.write_item(folder / name, filled)
+    specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+    seal_checkpoint(folder, specs, progress)
     atomic_folder.publish_folder(final)
 
 
 def seal_checkpoint(
     folder: Path,
     specs: dict[str, Specs],
-    progress_text: str,
+    progress: dict[str, Any],
     written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
 ) -> None:
-    """Write the progress and the manifest into a folder that has all arrays.
+    """Write the manifest into a folder that has all arrays.
 
     Args:
       specs: dtypes and shapes of all arrays, by the name of their tree.
+      progress: JSON values.
       written: files that another process has flushed, with what it has written.
     """
-    (folder / PROGRESS_NAME).write_text(progress_text + "\n", encoding="utf-8")
-    atomic_folder.seal_folder(folder, {"trees": specs}, written=written)
+    atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
 
 
 def without_empty(leaves: Leaves) -> Leaves:

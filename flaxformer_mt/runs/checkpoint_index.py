@@ -4,6 +4,7 @@ Contains the layout RUN/checkpoints/STEP/ and the messages about absent and dama
 progress and the manifest of a checkpoint; the arrays are left to runs/checkpoints.py.
 """
 
+import copy
 import difflib
 import json
 import math
@@ -16,7 +17,8 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, STEP_DIGITS, is_step
 
-PROGRESS_NAME = "progress.json"
+# The file of the training progress in checkpoints of version 0.1; now it is in the manifest.
+_OLD_PROGRESS = "progress.json"
 AVERAGE_NAME = "average"
 
 _KEYWORDS = ("best", "last", AVERAGE_NAME)
@@ -161,7 +163,7 @@ class CheckpointIndex:
 
         A folder that holds the checkpoint of another step counts as damaged.
         """
-        wanted = None if parts is None else {PROGRESS_NAME, *parts}
+        wanted = None if parts is None else {_OLD_PROGRESS, *parts}
         damage = atomic_folder.find_damage(
             folder, lambda file: wanted is None or file.split("/")[0] in wanted
         )
@@ -205,5 +207,8 @@ def _read_recorded_best(folder: Path) -> int | None:
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """Read the training progress that the checkpoint in `folder` stores."""
-    return json.loads((folder / PROGRESS_NAME).read_text(encoding="utf-8"))
+    """Read the training progress that the checkpoint in `folder` stores, which the caller may change."""
+    facts = atomic_folder.read_facts(folder)
+    if "progress" in facts:
+        return copy.deepcopy(facts["progress"])
+    return json.loads((folder / _OLD_PROGRESS).read_text(encoding="utf-8"))

@@ -4,8 +4,8 @@ Row 11 of the data path. Copies trees to the host to write them, and places the 
 to the sharding of the target; accepts any tree of arrays. array_files.py contains the form of arrays on disk.
 
     RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item per tree, as nested dicts of arrays
-                          progress.json            the training progress, needed to resume
-                          manifest.json            size and digest of each file; dtype and shape of each leaf
+                          manifest.json            size and digest of each file, dtype and shape of each leaf,
+                                                   and the training progress, needed to resume
     RUN/checkpoints/average/                       the mean of several checkpoints, in the same layout
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 
 import jax
 
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.lora import merge_leaves
 from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.parallel.processes import is_first, process_count, wait_for_all
 from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.runs.checkpoint_folder import seal_checkpoint, without_empty, write_checkpoint
-from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, PROGRESS_NAME, CheckpointIndex, read_progress
+from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, CheckpointIndex, read_progress
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.runs.shared_save import SharedSave
 from flaxformer_mt.runs.stored_arrays import read_stored_arrays
@@ -92,10 +92,10 @@ class Checkpoints:
           UserError: an earlier checkpoint could not be written, for example because the disk is full.
         """
         self._join_writer()
-        progress_text = json.dumps(progress, indent=1)
+        progress = json.loads(json.dumps(progress))  # as it is now, and as it is read
         leaves = {name: flatten_tree(tree) for name, tree in trees.items()}
         start = self._start_shared_save if process_count() > 1 else self._start_save
-        write = start(step, leaves, progress_text)
+        write = start(step, leaves, progress)
         self._writer = threading.Thread(target=self._run_writer, args=(write,), name=f"save-{step}")
         self._writer.start()
 
@@ -106,7 +106,8 @@ class Checkpoints:
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
             with self._explain_failed_write():
-                atomic_folder.replace_file(folder, PROGRESS_NAME, json.dumps(progress, indent=1) + "\n")
+                facts = atomic_folder.read_facts(folder)
+                atomic_folder.replace_facts(folder, {**facts, "progress": progress})
 
     def wait(self) -> None:
         """Wait until the last `save` is on disk; with several processes, on all of them."""
@@ -221,7 +222,7 @@ class Checkpoints:
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
             trees = {"params": average_leaves(tables)}
             with self._explain_failed_write():
-                write_checkpoint(final, trees, json.dumps(progress, indent=1))
+                write_checkpoint(final, trees, progress)
         return final
 
     def steps(self) -> list[int]:
@@ -293,19 +294,21 @@ class Checkpoints:
         except Exception as error:  # re-raised by `_join_writer` in the training thread
             self._error = error
 
-    def _start_save(self, step: int, trees: dict[str, Leaves], progress_text: str) -> Callable[[], None]:
+    def _start_save(
+        self, step: int, trees: dict[str, Leaves], progress: dict[str, Any]
+    ) -> Callable[[], None]:
         """Copy the trees to the host; return the function that writes them."""
         copies = {name: copy_to_host(leaves) for name, leaves in trees.items()}
 
         def write() -> None:
             self._sweep()
-            write_checkpoint(self._index.folder(step), copies, progress_text)
+            write_checkpoint(self._index.folder(step), copies, progress)
             self._prune(step)
 
         return write
 
     def _start_shared_save(
-        self, step: int, trees: dict[str, Leaves], progress_text: str
+        self, step: int, trees: dict[str, Leaves], progress: dict[str, Any]
     ) -> Callable[[], None]:
         """Start to write the shards of this process; return the function that waits for the checkpoint."""
         final = self._index.folder(step)
@@ -320,8 +323,7 @@ class Checkpoints:
                 return folder
 
         def publish(folder: Path, written: dict[str, atomic_folder.FileDigest]) -> None:
-            with name_full_disk(folder):
-                seal_checkpoint(folder, specs, progress_text, written)
+            seal_checkpoint(folder, specs, progress, written)
             atomic_folder.publish_folder(final, folder)
             self._prune(step)
 

@@ -1,6 +1,5 @@
 """A run that starts with given parameters, as checkpoint 0, instead of random ones."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def write_new_run(
             leaves = flatten_tree(params)
             copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
             trees = {"params": {path: copied.get(path, leaf) for path, leaf in leaves.items()}}
-            write_checkpoint(folder, trees, json.dumps(progress, indent=1))
+            write_checkpoint(folder, trees, progress)
         except OSError as error:
             raise UserError(
                 f"a checkpoint could not be written: {error}; free disk space or make the folder writable, "

@@ -8,15 +8,15 @@ RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/
 
 import dataclasses
 import json
-import os
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
-from flaxformer_mt.errors import UserError, command_line, local_path, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 
 _ROUNDING = "further updates are the same up to rounding"
 # Fields that may change when a run is resumed -> what changes with them; "": nothing in the results.
@@ -157,8 +157,7 @@ def open_run(run_dir: Path, config: Config) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         if old is not None:
             _record_change(run_dir, old, config)
-        save_config(config, path.with_suffix(".tmp"))
-        os.replace(path.with_suffix(".tmp"), path)
+        save_config(config, path)
     except OSError as error:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
 
@@ -204,7 +203,7 @@ def is_step(name: str) -> bool:
 
 def sweep_run(run_dir: Path) -> None:
     """Remove the temporary files that killed processes left in a run; only its training may call this."""
-    for path in [*run_dir.glob("*.tmp"), *run_dir.glob("vocab/.*.model.*"), *run_dir.glob(".*.new")]:
+    for path in [*run_dir.glob(".*.*"), *run_dir.glob("vocab/.*.*")]:
         path.unlink(missing_ok=True)
 
 
@@ -248,7 +247,4 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     """Write report.json atomically."""
-    path = run_dir / "report.json"
-    with name_full_disk(path):
-        path.with_suffix(".tmp").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    os.replace(path.with_suffix(".tmp"), path)
+    write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode())

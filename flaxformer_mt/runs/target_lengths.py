@@ -7,15 +7,15 @@ uses them.
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_json_object
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError
 
 Found = TypeVar("Found")
 
@@ -100,9 +100,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
     text = json.dumps(described, indent=1) + "\n"
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return  # another process may be reading the file
-    with name_full_disk(path):
-        path.with_suffix(".tmp").write_text(text, encoding="utf-8")
-    os.replace(path.with_suffix(".tmp"), path)
+    write_atomically(path, text.encode())
 
 
 def read_target_lengths(run_dir: Path) -> TargetLengths | None:

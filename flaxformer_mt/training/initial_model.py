@@ -21,7 +21,7 @@ from flaxformer_mt.config.files import compare_configs, read_config
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError, find_url, name_urls, warn_user
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.object_store.working_copies import publish_run, refresh
+from flaxformer_mt.object_store.working_copies import publish, refresh
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, wait_for_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -177,7 +177,7 @@ def _make_run(
     write_new_run(partial, config, vocabs, params, origin=origin)
     if is_first():
         os.replace(partial, run_dir)
-        publish_run(run_dir)
+        publish(run_dir)
     wait_for_all("new run")
     refresh(run_dir)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.vocabs import Vocabs
 from flaxformer_mt.vocab.vocabulary import Vocab
 
@@ -82,8 +82,7 @@ class Shortlist:
     def write(self, path: Path) -> None:
         """Write the file atomically."""
         text = "".join(f"{line}\n" for line in self._lines())
-        with name_full_disk(path):
-            write_atomically(path, text.encode())
+        write_atomically(path, text.encode())
 
     def find(self, source: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the candidates for a source: the first of each n-gram, then the second, and so on.

@@ -49,7 +49,7 @@ def test_objects_by_the_real_packages(kind, request, tmp_path, monkeypatch, capf
             store.write("d", b"2", mode="create")
         assert store.read("d") == b"1"
     store.write("c", b"two")
-    store.copy({"c": "e/f"})
+    store.write("e/f", b"two")
     assert store.list()["c"] != versions["c"] and store.list()["a/b"] == versions["a/b"]
     store.download([("e/f", tmp_path / "here" / "f")])
     assert (tmp_path / "here" / "f").read_bytes() == b"two"

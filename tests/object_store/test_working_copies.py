@@ -43,10 +43,11 @@ def read_run(copy: _Copy) -> dict[str, str]:
     """The text of each checkpoint, all of whose files must be whole, and of each other file."""
     found = {}
     for folder in sorted((copy.root / "checkpoints").glob("[0-9]*")):
-        copy.fetch(folder, lambda name: True)
+        copy.fetch_folder(folder, lambda name: True)
         assert not atomic_folder.find_damage(folder), (folder, atomic_folder.find_damage(folder))
-        found[folder.name] = atomic_folder.read_facts(folder)["text"]
-        assert {path.read_text() for path in folder.rglob("params/d/*")} == {found[folder.name]}
+        facts = atomic_folder.read_facts(folder)
+        assert {path.read_text() for path in folder.rglob("params/d/*")} == {facts["text"]}
+        found[folder.name] = facts["text"] + facts.get("scores", "")
     others = (path for path in copy.root.rglob("*") if path.is_file() and "checkpoints" not in path.parts)
     return found | {path.relative_to(copy.root).as_posix(): path.read_text() for path in others}
 
@@ -54,17 +55,17 @@ def read_run(copy: _Copy) -> dict[str, str]:
 def make_run(copy: _Copy, log: str = "a") -> None:
     (copy.root / "config.json").write_text("config")
     (copy.root / "metrics.jsonl").write_text(log)
-    copy.publish_files(copy.root)
+    copy.publish(copy.root)
 
 
 def test_a_run_is_the_same_on_another_machine(open_elsewhere):
     url = f"{new_bucket()}/runs/x"
     writer = open_elsewhere(url)
     make_run(writer)
-    for name in ("tensorboard/events", "vocab/manifest.json", "vocab/joint.model", ".hidden", "config.tmp"):
+    for name in ("tensorboard/events", "vocab/manifest.json", "vocab/joint.model", ".config.json.1a2b3c4d"):
         (writer.root / name).parent.mkdir(exist_ok=True)
         (writer.root / name).write_text(name)
-    writer.publish_folder(write_checkpoint(writer, 5, "five"))
+    writer.publish(write_checkpoint(writer, 5, "five"))
     reader = open_elsewhere(url)
     assert not (reader.root / "checkpoints" / "5" / "params").exists(), (
         "arrays are fetched when they are read"
@@ -72,12 +73,12 @@ def test_a_run_is_the_same_on_another_machine(open_elsewhere):
     expected = {"config.json": "config", "metrics.jsonl": "a", "vocab/joint.model": "vocab/joint.model"}
     expected["vocab/manifest.json"] = "vocab/manifest.json"
     assert read_run(reader) == expected | {"5": "five"}
-    assert "tensorboard/events" in objects(url) and ".hidden" not in objects(url)
+    assert "tensorboard/events" in objects(url) and ".config.json.1a2b3c4d" not in objects(url)
     # What the store lacks is deleted; what has changed there is fetched again, and nothing else is.
     (reader.root / "left over").write_text("x")
     (reader.root / "metrics.jsonl").write_text("changed here")
-    writer.publish_folder(write_checkpoint(writer, 6, "six"))
-    writer.withdraw_folder(writer.root / "checkpoints" / "5")
+    writer.publish(write_checkpoint(writer, 6, "six"))
+    writer.withdraw(writer.root / "checkpoints" / "5")
     before = (reader.root / "config.json").stat()
     reader.refresh(reader.root)
     assert (reader.root / "config.json").stat() == before
@@ -89,41 +90,49 @@ def test_uploaded_files_are_not_fetched_again(open_elsewhere, monkeypatch):
     url = f"{new_bucket()}/x"
     writer = open_elsewhere(url)
     make_run(writer)
-    writer.publish_folder(write_checkpoint(writer, 5, "five"))
+    writer.publish(write_checkpoint(writer, 5, "five"))
     fetched: list = []
     monkeypatch.setattr(ObjectStore, "download", lambda self, names: fetched.extend(names))
     writer.refresh(writer.root)
-    writer.fetch(writer.root / "checkpoints" / "5", lambda name: True)
+    writer.fetch_folder(writer.root / "checkpoints" / "5", lambda name: True)
     assert not fetched and read_run(writer)["5"] == "five"
 
 
 def publish_new(copy: _Copy) -> None:
-    copy.publish_folder(write_checkpoint(copy, 6, "new"))
+    copy.publish(write_checkpoint(copy, 6, "new"))
 
 
 def publish_again(copy: _Copy) -> None:
-    copy.publish_folder(write_checkpoint(copy, 5, "new"))
+    copy.publish(write_checkpoint(copy, 5, "new"))
+
+
+def change_facts(copy: _Copy) -> None:
+    folder = copy.root / "checkpoints" / "5"
+    atomic_folder.replace_facts(folder, {"text": "old", "scores": ", scored"})
+    copy.publish(folder)
 
 
 def withdraw(copy: _Copy) -> None:
-    copy.withdraw_folder(copy.root / "checkpoints" / "5")
+    copy.withdraw(copy.root / "checkpoints" / "5")
 
 
 @pytest.mark.parametrize(
-    ("change", "after"),
+    ("change", "between", "after"),
     [
-        (publish_new, {"5": "old", "6": "new"}),
-        (publish_again, {"5": "new"}),
-        (withdraw, {}),
+        (publish_new, {"5": "old"}, {"5": "old", "6": "new"}),
+        (publish_again, {}, {"5": "new"}),
+        (change_facts, {"5": "old"}, {"5": "old, scored"}),
+        (withdraw, {"5": "old"}, {}),
     ],
 )
-def test_killed_at_any_object_a_checkpoint_is_old_or_new(change, after, open_elsewhere, monkeypatch):
+def test_killed_at_any_object_a_checkpoint_is_whole(change, between, after, open_elsewhere, monkeypatch):
+    """It is the old one or the new one; one that is written again may be absent between."""
     seen = set()
     for number in itertools.count():
         url = f"{new_bucket()}/x"
         writer = open_elsewhere(url)
         make_run(writer)
-        writer.publish_folder(write_checkpoint(writer, 5, "old"))
+        writer.publish(write_checkpoint(writer, 5, "old"))
         (writer.root / "metrics.jsonl").write_text("b")
         ended = False
         with killed_at(monkeypatch, number):
@@ -134,24 +143,25 @@ def test_killed_at_any_object_a_checkpoint_is_old_or_new(change, after, open_els
                 pass
         found = read_run(open_elsewhere(url))
         steps = {name: text for name, text in found.items() if name.isdigit()}
-        assert steps in ({"5": "old"}, after), (number, found)
+        assert steps in ({"5": "old"}, between, after), (number, found)
         assert steps == after or not ended
         seen.add(tuple(steps.items()))
         # The next owner repairs the store: nothing is left that is no file of the run, and training goes on.
         owner = open_elsewhere(url)
         owner.sweep("checkpoints/")
-        owner.publish_folder(write_checkpoint(owner, 7, "seven"))
+        owner.publish(write_checkpoint(owner, 7, "seven"))
         names = set(objects(url))
         steps |= {"7": "seven"}
         assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == set(steps)
         for step, text in steps.items():
-            assert f"checkpoints/{step}/params/d/{text}" in names
-            other = {"old", "new"} - {text}
+            word = text.removesuffix(", scored")
+            assert f"checkpoints/{step}/params/d/{word}" in names
+            other = {"old", "new"} - {word}
             assert not names & {f"checkpoints/{step}/params/d/{word}" for word in other}
         assert read_run(open_elsewhere(url)) == found | {"7": "seven"}
         if ended:
             break
-    assert len(seen) == 2 and number >= 5
+    assert len(seen) == len({str(state) for state in ({"5": "old"}, between, after)}) and number >= 2
 
 
 def test_killed_at_any_object_a_new_run_exists_as_a_whole_or_not_at_all(open_elsewhere, monkeypatch):
@@ -164,9 +174,9 @@ def test_killed_at_any_object_a_new_run_exists_as_a_whole_or_not_at_all(open_els
                 writer = open_elsewhere(url)
                 (writer.root / "config.json").write_text("config")
                 (writer.root / "metrics.jsonl").write_text("a")
-                writer.publish_folder(write_checkpoint(writer, 0, "zero"))  # not before the config
+                writer.publish(write_checkpoint(writer, 0, "zero"))  # not before the config
                 assert not objects(url)
-                writer.publish_run(writer.root)
+                writer.publish(writer.root)
                 ended = True
             except Killed:
                 pass
@@ -178,7 +188,7 @@ def test_killed_at_any_object_a_new_run_exists_as_a_whole_or_not_at_all(open_els
         if number % 2:
             write_checkpoint(other, 0, "other")
             (other.root / "config.json").write_text("config")
-            other.publish_run(other.root)
+            other.publish(other.root)
             found = read_run(open_elsewhere(url))
             found.pop("metrics.jsonl", None)  # which the other one had written before it was killed
             assert found == {"0": "other", "config.json": "config"}
@@ -193,14 +203,14 @@ def test_damaged_and_missing_objects_are_found(open_elsewhere):
         url = f"{new_bucket()}/x"
         writer = open_elsewhere(url)
         make_run(writer)
-        writer.publish_folder(write_checkpoint(writer, 5, "five"))
+        writer.publish(write_checkpoint(writer, 5, "five"))
         store, name = ObjectStore(url), "checkpoints/5/params/d/a"
         store.remove([name])
         if damage != "missing":
             store.write(name, {"changed": b"fivE", "truncated": b"fiv"}[damage])
         reader = open_elsewhere(url)
         folder = reader.root / "checkpoints" / "5"
-        reader.fetch(folder, lambda name: True)
+        reader.fetch_folder(folder, lambda name: True)
         assert "file params/d/a " in atomic_folder.find_damage(folder), damage
         # Restored in the store, it is fetched again.
         store.write(name, b"five")
@@ -208,7 +218,7 @@ def test_damaged_and_missing_objects_are_found(open_elsewhere):
         assert read_run(reader)["5"] == "five"
 
 
-def test_parts_of_other_processes_are_copied_within_the_store(open_elsewhere, monkeypatch):
+def test_parts_of_other_processes_become_one_checkpoint(open_elsewhere):
     url = f"{new_bucket()}/x"
     first, second = open_elsewhere(url), open_elsewhere(url)
     make_run(first)
@@ -222,16 +232,13 @@ def test_parts_of_other_processes_are_copied_within_the_store(open_elsewhere, mo
     atomic_folder.seal_folder(first.root / hidden, {"text": "x"})
     (first.root / hidden).rename(first.root / "checkpoints" / "5")
     ObjectStore(url).write("checkpoints/.writing-6-def/params/1/d", b"of the next checkpoint")
-    with killed_at(monkeypatch, 100) as done:
-        first.publish_folder(first.root / "checkpoints" / "5")
+    first.publish(first.root / "checkpoints" / "5")
     left = [name for name in objects(url) if "/.writing-" in name]
     assert left == ["checkpoints/.writing-6-def/params/1/d"], "of a job that goes on"
     ObjectStore(url).remove(left)
-    copied = [change for change in done if change.startswith("cp_file")]
-    assert len(copied) == 1 and "params/1/d" in copied[0]
     assert {name for name in objects(url) if "checkpoints/" in name} == {
         f"checkpoints/5/{name}" for name in ("params/0/d", "params/1/d", "progress.json", "manifest.json")
     }
     reader = open_elsewhere(url)
-    reader.fetch(reader.root / "checkpoints" / "5", lambda name: True)
+    reader.fetch_folder(reader.root / "checkpoints" / "5", lambda name: True)
     assert not atomic_folder.find_damage(reader.root / "checkpoints" / "5")

@@ -23,7 +23,7 @@ from test_parallel import LAYOUTS
 from test_processes import CONFIG
 
 from flaxformer_mt.config.files import to_dict
-from flaxformer_mt.object_store.working_copies import open_copy, publish_files
+from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoints import Checkpoints
 
@@ -131,7 +131,7 @@ def test_processes_that_share_only_an_object_store_lose_nothing(jobs, tmp_path, 
 
     run = read()
     run.joinpath("config.json").write_text("{}", encoding="utf-8")
-    publish_files(run)
+    publish(run)
     save_alone(run, "one", 1)
     newest = 1
     for moment, victim in IN_STORE.items():

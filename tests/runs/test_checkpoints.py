@@ -22,7 +22,7 @@ import optax
 import pytest
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.runs import array_files
+from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.runs import checkpoints as checkpoint_module
 from flaxformer_mt.runs.checkpoints import Checkpoints
 
@@ -288,13 +288,13 @@ def test_damage_elsewhere_does_not_keep_parameters_from_being_read(tmp_path):
 
 
 def test_the_best_is_the_one_that_training_chose_whatever_is_damaged(tmp_path):
-    """A progress.json that is older, damaged or of another step must not choose another best."""
+    """A manifest that is older, damaged or of another step must not choose another best."""
     checkpoints = Checkpoints(tmp_path, keep_last=9)
     for step, score, best in [(1, 9.0, 1), (2, 3.0, 1), (3, 4.0, 1)]:
         progress = {"step": step, "metrics": {"bleu": score}, "best_step": best}
         checkpoints.save(step, {"params": {"w": jnp.full((2,), float(step))}}, progress)
     checkpoints.wait()
-    progress = checkpoints.directory / "1" / "progress.json"
+    progress = checkpoints.directory / "1" / "manifest.json"
     content = progress.read_bytes()
     for damaged in (content.replace(b"9.0", b"2.0"), content[:9], b"[]", b"[" * 100_000):
         progress.write_bytes(damaged)
@@ -302,7 +302,7 @@ def test_the_best_is_the_one_that_training_chose_whatever_is_damaged(tmp_path):
         with pytest.raises(UserError, match="checkpoint 1 .* is damaged.*use --checkpoint=3"):
             checkpoints.restore_params("best")
     progress.write_bytes(content)
-    progress = checkpoints.directory / "3" / "progress.json"
+    progress = checkpoints.directory / "3" / "manifest.json"
     progress.write_bytes(progress.read_bytes().replace(b"4.0", b"9.5"))
     with pytest.raises(UserError, match="checkpoint 3 .*the best checkpoint is unknown.*use --checkpoint=2"):
         checkpoints.restore_params("best")
@@ -338,7 +338,7 @@ def test_newest_good_without_any_good_one(tmp_path):
     assert Checkpoints(tmp_path).newest_undamaged() is None
     checkpoints = save_steps(tmp_path, {1: 1.0, 2: 1.0})
     for step in (1, 2):
-        damage_file(checkpoints.resolve(step) / "progress.json", "truncate")
+        damage_file(checkpoints.resolve(step) / "manifest.json", "truncate")
     with pytest.raises(UserError, match="checkpoint 2 .* checkpoint 1 .*no undamaged .* is left: delete"):
         checkpoints.newest_undamaged()
 
@@ -420,7 +420,7 @@ def refuse_writes(patch, place: str) -> None:
 def test_a_full_disk_at_any_write_costs_one_message(tmp_path, monkeypatch, capfd):
     """Inodes have the errno of blocks. Earlier checkpoints stay, and the next save works."""
     checkpoints = save_steps(tmp_path, {1: 1.0, 2: 2.0})
-    places = ["Path.mkdir", "Path.write_text", "os.fsync", "os.replace", "os.rename"]
+    places = ["Path.mkdir", "os.fsync", "os.replace", "os.rename"]
     storage = ["storage.value", "storage.runtime"]
     writes = {
         lambda: (checkpoints.save(3, {"params": {"w": jnp.ones(2)}}, {}), checkpoints.wait()): [
@@ -428,7 +428,7 @@ def test_a_full_disk_at_any_write_costs_one_message(tmp_path, monkeypatch, capfd
             *storage,
         ],
         lambda: checkpoints.average(2): [*places, *storage],
-        lambda: checkpoints.record_metrics(1, {"bleu": 3.0}): [*places, "shutil.copy2"],
+        lambda: checkpoints.record_metrics(1, {"bleu": 3.0}): ["os.fsync", "os.replace"],
     }
     for write, failing in writes.items():
         for place in failing:
@@ -563,11 +563,27 @@ def test_files_are_as_documented(tmp_path):
     checkpoints.save(5, {"params": {"w": jnp.ones(2)}, "opt_state": optax.EmptyState()}, {"epoch": 1})
     folder = checkpoints.resolve(5)
     assert folder == checkpoints.directory / "5" == tmp_path / "checkpoints" / "5"
-    assert {path.name for path in folder.iterdir()} == {"params", "progress.json", "manifest.json"}
-    assert json.loads((folder / "progress.json").read_text()) == {"epoch": 1}
+    assert {path.name for path in folder.iterdir()} == {"params", "manifest.json"}
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["facts"]["trees"] == {"params": {"w": "float32[2]"}, "opt_state": {}}
-    assert manifest["files"]["progress.json"]["bytes"] == (folder / "progress.json").stat().st_size
+    assert manifest["facts"] == {
+        "trees": {"params": {"w": "float32[2]"}, "opt_state": {}},
+        "progress": {"epoch": 1},
+    }
+    assert manifest["files"]["params/_METADATA"]["bytes"] == (folder / "params/_METADATA").stat().st_size
+
+
+def test_progress_of_earlier_versions_is_in_a_file_of_its_own(tmp_path):
+    """It counts among the files that must be whole, and can be given metrics."""
+    checkpoints = save_steps(tmp_path, {1: 1.0})
+    folder = checkpoints.resolve(1)
+    facts = atomic_folder.read_facts(folder)
+    (folder / "progress.json").write_text(json.dumps(facts.pop("progress")))
+    (folder / "manifest.json").unlink()
+    atomic_folder.seal_folder(folder, facts)
+    assert checkpoints.restore_params(1)[1]["metrics"] == {"bleu": 1.0} and checkpoints.best() == 1
+    damage_file(folder / "progress.json", "truncate")
+    with pytest.raises(UserError, match="checkpoint 1 .* is damaged: file progress.json has .* bytes"):
+        checkpoints.restore_params(1)
 
 
 def test_large_items_come_back_bit_for_bit(tmp_path, monkeypatch):

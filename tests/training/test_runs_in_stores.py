@@ -102,7 +102,7 @@ def test_a_failed_upload_ends_training_and_keeps_the_checkpoints_before(bucket, 
 
     def refuse(self, pairs):
         pairs = list(pairs)
-        if "checkpoints/50/progress.json" in [name for _, name in pairs]:
+        if "checkpoints/50/params/_METADATA" in [name for _, name in pairs]:
             raise UserError(f"{self.url} cannot be written (test)")
         original(self, pairs)
 
@@ -177,7 +177,7 @@ def test_one_training_at_a_time_and_none_that_has_lost_its_lock(bucket, tiny_run
         with pytest.raises(
             UserError, match=rf"{run} is being trained by process 7 on host pod-1; this process"
         ):
-            working_copies.withdraw_folder(copy / "checkpoints" / "16")
+            working_copies.withdraw(copy / "checkpoints" / "16")
         ObjectStore(run).write(".lock", mine)
     assert "checkpoints/16/manifest.json" in objects(run) and ".lock" not in ObjectStore(run).list()
 
