@@ -15,18 +15,9 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.tracking import (
-    Sample,
-    Tracker,
-    announce_if_slow,
-    format_duration,
-    format_train_line,
-    progress_display,
-    read_metrics,
-)
-from flaxformer_mt.tracking import (
-    tracker as tracker_module,
-)
+from flaxformer_mt.tracking import Sample, Tracker, format_duration, progress_display, read_metrics
+from flaxformer_mt.tracking import tracker as tracker_module
+from flaxformer_mt.tracking.progress_display import announce_if_slow, format_train_line
 
 
 class Terminal(io.StringIO):
@@ -384,11 +375,12 @@ def test_long_silence_ends_with_the_number_of_the_step(tmp_path, clock):
         assert not silent.is_silent()
 
 
-def test_only_slow_work_is_announced():
+def test_only_slow_work_is_announced(monkeypatch):
     said: list[str] = []
-    with announce_if_slow("quick", said.append, seconds=30.0):
+    with announce_if_slow("quick", said.append):
         pass
-    with announce_if_slow("slow", said.append, seconds=0.0):
+    monkeypatch.setattr(progress_display, "_SLOW", 0.0)
+    with announce_if_slow("slow", said.append):
         time.sleep(0.2)
     assert said == ["slow"]
 
@@ -460,6 +452,22 @@ def test_translations_fit_the_terminal(tmp_path, monkeypatch):
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     (line,) = [line for line in re.split(r"[\r\n]+", shown) if "wort" in line]
     assert len(line) == 60 and line.endswith("…")
+
+
+def test_without_a_directory_nothing_is_recorded_and_shown(clock):
+    """Of several processes, only one records, whatever it is given."""
+    stream = io.StringIO()
+    with Tracker(None, total_steps=9, trackers=["wandb"], stream=stream) as tracker:
+        tracker.log_config({"seed": 1})
+        tracker.log(3, "train", {"loss": 1.0, "time": 0})
+        tracker.log_samples(3, [Sample("a", "b", "c")])
+        tracker.message("said")
+        tracker.start_clock()
+        clock.now += 1e9
+        assert not tracker.is_silent()
+        with tracker.busy("compiling"):
+            tracker.show_step(4)
+    assert stream.getvalue() == ""
 
 
 class Failing:

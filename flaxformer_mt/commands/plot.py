@@ -43,6 +43,9 @@ from flaxformer_mt.writing_systems import is_blank
 # The number of positions to draw, from the first position on.
 _POSITIONS = 100
 
+# Value of model.positions -> its table.
+_SINUSOIDAL = {"sinusoidal": sinusoidal_table, "sinusoidal_halves": sinusoidal_half_table}
+
 # Values of model.positions whose encodings are parameters.
 _LEARNED = ("learned", "one_vector")
 
@@ -89,12 +92,13 @@ def plot(
         # No figure needs the checkpoint, but a wrong name is still reported.
         Checkpoints(run_dir, best_metric=config.train.best_metric).resolve(checkpoint)
     run_name = run_dir.resolve().name
-    figures = _draw_positions(config.model, params) | _draw_metrics(config, run_dir) | attention
-    learned = [name for name in figures if name.startswith("attention")]
-    if config.model.positions in _LEARNED:
-        learned += [name for name in figures if name.startswith("position")]
-    titles = {name: f"{run_name}, {parameters}" if name in learned else run_name for name in figures}
-    files = _save(figures, output, titles)
+    learned = f"{run_name}, {parameters}"
+    titled = [
+        (_draw_positions(config.model, params), learned if config.model.positions in _LEARNED else run_name),
+        (_draw_metrics(config, run_dir), run_name),
+        (attention, learned),
+    ]
+    files = [file for figures, title in titled for file in _save(figures, output, title)]
     publish(run_dir)  # RUN/plots
     return {"files": files, **result}
 
@@ -113,7 +117,7 @@ def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
     output = Path("plots") if output is None else output
     _check_folder(output)
     figures = _draw_positions(ModelConfig(model_dim=width), {})
-    return {"files": _save(figures, output, {})}
+    return {"files": _save(figures, output)}
 
 
 def _check_folder(output: Path) -> None:
@@ -122,11 +126,11 @@ def _check_folder(output: Path) -> None:
     check_writable(output)
 
 
-def _save(figures: Figures, output: Path, titles: Mapping[str, str]) -> list[str]:
+def _save(figures: Figures, output: Path, title: str = "") -> list[str]:
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         with name_full_disk(output / name):
-            save_figure(figure, output / name, title=titles.get(name, ""))
+            save_figure(figure, output / name, title=title)
     return [str(output / name) for name in figures]
 
 
@@ -175,10 +179,8 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
     """
     count = min(_POSITIONS, config.longest_input or _POSITIONS)
     positions = config.first_position + np.arange(count)
-    if config.positions == "sinusoidal":
-        return {"model": sinusoidal_table(config.first_position + count, config.model_dim)[positions]}
-    if config.positions == "sinusoidal_halves":
-        table = sinusoidal_half_table(config.first_position + count, config.model_dim)
+    if config.positions in _SINUSOIDAL:
+        table = _SINUSOIDAL[config.positions](config.first_position + count, config.model_dim)
         return {"model": table[positions]}
     if config.positions == "rotary":
         half = (config.key_dim or config.model_dim // config.num_heads) // 2

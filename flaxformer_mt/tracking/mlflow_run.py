@@ -10,14 +10,14 @@ from typing import Any
 import mlflow
 
 from flaxformer_mt.tracking.progress_display import Sample
-from flaxformer_mt.tracking.service import Identity
+from flaxformer_mt.tracking.service import Identity, Service
 
 # MLflow takes this many parameters at a time.
 _AT_ONCE = 100
 
 
-class Run:
-    """A run of MLflow: a `Service`."""
+class Run(Service):
+    """A run of MLflow."""
 
     def __init__(self, identity: Identity) -> None:
         """Begin the run, or go on with the one of this identity."""

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, NamedTuple, TextIO
 
 # Seconds without a line after which the number of the step is shown: on a terminal, and elsewhere.
 _SILENT_LIVE, _SILENT_PLAIN = 5.0, 20.0
@@ -45,7 +45,7 @@ _OMITTED = (
     "tokens_per_second",
 )
 # Columns that the bar takes.
-BAR = 16
+_BAR = 16
 
 # Values that are shown only above a threshold; values below it are normal.
 _SHOWN_ABOVE = {"data_wait": 0.01}
@@ -60,11 +60,9 @@ class Sample(NamedTuple):
 
 
 @contextlib.contextmanager
-def announce_if_slow(
-    text: str, say: Callable[[str], object], *, seconds: float | None = None
-) -> Iterator[None]:
-    """Call `say` with `text` if what the context does takes longer than `seconds`, or two seconds."""
-    timer = threading.Timer(_SLOW if seconds is None else seconds, say, [text])
+def announce_if_slow(text: str, say: Callable[[str], object]) -> Iterator[None]:
+    """Call `say` with `text` if what the context does takes longer than two seconds."""
+    timer = threading.Timer(_SLOW, say, [text])
     timer.daemon = True
     timer.start()
     try:
@@ -94,12 +92,6 @@ def format_train_line(
     return line
 
 
-def format_sample(sample: Sample, *, width: int | None = None) -> str:
-    """Format a translated sentence as `  source -> translation`, cut to `width` columns."""
-    line = " ".join(f"  {sample.source} -> {sample.translation}".split("\n"))
-    return line if width is None or len(line) <= width else f"{line[: width - 1]}…"
-
-
 def format_duration(seconds: float) -> str:
     """Format a duration as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
     seconds = round(seconds)
@@ -120,74 +112,49 @@ def format_values(values: Mapping[str, Any]) -> list[str]:
     ] + [f"{name.removeprefix('bleu_')} {values[name]:.2f}" for name in directions]
 
 
-class Display(Protocol):
-    """Where progress is shown."""
+class Display:
+    """Where progress is shown. This one shows nothing, for calls from a library and all processes but one."""
 
     # Seconds without a line after which the number of the step is shown.
-    silent_seconds: float
+    silent_seconds = math.inf
 
     def width(self) -> int | None:
         """Return the columns for a line that is updated in place; None where every line stays."""
+        return None
 
     def show(self, line: str, step: int) -> None:
         """Show the progress line."""
 
-    def say(self, text: str) -> None:
-        """Show a message above the progress line."""
+    def say(self, text: str, *, cut: bool = False) -> None:
+        """Show a message above the progress line; `cut` limits it to one line of a terminal."""
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
         """Show what the context does, if it takes some time."""
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         """End the display."""
 
 
-class _SilentDisplay:
-    """Shows nothing, for calls from a library."""
-
-    silent_seconds = math.inf
-
-    def width(self) -> int | None:
-        return None
-
-    def show(self, line: str, step: int) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        pass
-
-
-class _PlainDisplay:
+class _PlainDisplay(Display):
     """Prints every line, for files and pipes."""
 
     silent_seconds = _SILENT_PLAIN
-
-    def width(self) -> int | None:
-        return None
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def show(self, line: str, step: int) -> None:
-        print(line, file=self._stream, flush=True)
+        self.say(line)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, cut: bool = False) -> None:
         print(text, file=self._stream, flush=True)
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
         return announce_if_slow(text, self.say)
 
-    def close(self) -> None:
-        self._stream.flush()
 
-
-class _LiveDisplay:
+class _LiveDisplay(Display):
     """A bar and a line that are updated in place, and messages above them, for terminals."""
 
     silent_seconds = _SILENT_LIVE
@@ -203,13 +170,15 @@ class _LiveDisplay:
 
     def width(self) -> int | None:
         """Return the columns beside the bar and the space that follows it."""
-        return self._progress.console.width - BAR - 1
+        return self._progress.console.width - _BAR - 1
 
     def show(self, line: str, step: int) -> None:
         self._progress.update(self._task, completed=step, description=line, refresh=True)
 
-    def say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    def say(self, text: str, *, cut: bool = False) -> None:
+        plain: Any = {"markup": False, "emoji": False, "highlight": False}
+        overflow: Any = "ellipsis" if cut else "ignore"
+        self._progress.console.print(text, no_wrap=True, overflow=overflow, crop=cut, **plain)
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[None]:
@@ -238,7 +207,7 @@ class _LiveDisplay:
 def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Display:
     """Make the display for a stream: silent for None, live on a terminal, plain elsewhere."""
     if stream is None:
-        return _SilentDisplay()
+        return Display()
     return _LiveDisplay(stream, start_step, total_steps) if is_live(stream) else _PlainDisplay(stream)
 
 
@@ -260,7 +229,7 @@ def make_bar(stream: TextIO, *, refreshes_itself: bool, transient: bool) -> Any:
 
     one_line = Column(no_wrap=True, overflow="ellipsis")
     return Progress(
-        BarColumn(bar_width=BAR),
+        BarColumn(bar_width=_BAR),
         TextColumn("{task.description}", markup=False, table_column=one_line),
         console=Console(file=stream),
         auto_refresh=refreshes_itself,

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.tracking.progress_display import Sample
@@ -17,8 +17,8 @@ from flaxformer_mt.tracking.progress_display import Sample
 _NAME = "trackers.json"
 
 
-class Service(Protocol):
-    """One place where the numbers of a run are recorded."""
+class Service:
+    """One place where a run is recorded; it leaves out what it does not define."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers by name, such as train/loss."""

@@ -8,14 +8,15 @@ from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
 from flaxformer_mt.tracking.progress_display import Sample
+from flaxformer_mt.tracking.service import Service
 
 # Values that TensorBoard compares runs by, and the types of hyperparameters that it knows.
 _HPARAM_METRICS = ("train/loss", "valid/loss", "valid/bleu", "valid/chrf")
 _SCALAR = (bool, int, float, str)
 
 
-class Run:
-    """The files of TensorBoard: a `Service`."""
+class Run(Service):
+    """The files of TensorBoard."""
 
     def __init__(self, run_dir: Path, start_step: int) -> None:
         """Open a file that replaces what was recorded after `start_step`."""
@@ -49,9 +50,6 @@ class Run:
         rows = [f"| {' | '.join(map(_escape, sample))} |" for sample in samples]
         table = ["| source | reference | translation |", "|---|---|---|", *rows]
         self._board.add_text("valid/translations", "\n".join(table), step)
-
-    def log_report(self, page: Path) -> None:
-        """Record nothing: the page is beside the files."""
 
     def close(self, *, failed: bool) -> None:
         """Close the files."""

@@ -22,9 +22,8 @@ from typing import Any, Self, TextIO
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.tracking.progress_display import (
-    BAR,
+    Display,
     Sample,
-    format_sample,
     format_train_line,
     format_values,
     make_display,
@@ -41,12 +40,13 @@ _RATE_WINDOW = 10
 class Tracker:
     """Records a run's metrics in its directory and shows them; a context manager.
 
+    Without a directory it records and shows nothing: of several processes only one does.
     A terminal shows one progress line that is updated in place; other streams get a line for each `log`.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        run_dir: Path | None,
         *,
         total_steps: int,
         start_step: int = 0,
@@ -58,7 +58,7 @@ class Tracker:
         """Open the files and remove the records of steps after `start_step`, which training repeats.
 
         Args:
-          run_dir: created if absent.
+          run_dir: created if absent; None: nothing is recorded and shown.
           total_steps: the step at which training ends.
           start_step: the step from which training resumes; 0 starts new files.
           tensorboard: whether to write RUN/tensorboard/.
@@ -74,8 +74,13 @@ class Tracker:
         self._shown_at = time.monotonic()
         self._last_values: Mapping[str, Any] = {}
         self._times = collections.deque([(start_step, self._clock())], maxlen=_RATE_WINDOW)
+        self._services: dict[str, Service] = {}
+        self._file: TextIO | None = None
+        self._display = Display()
+        if run_dir is None:
+            return
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._services: dict[str, Service] = {name: open_service(name, run_dir) for name in trackers}
+        self._services = {name: open_service(name, run_dir) for name in trackers}
         unreadable = _rewind_metrics(run_dir / _METRICS_NAME, start_step)
         self._file = (run_dir / _METRICS_NAME).open("a", encoding="utf-8", newline="\n")
         if tensorboard:
@@ -98,8 +103,13 @@ class Tracker:
             1%), learning_rate, tokens_per_second, bleu and chrf.
             A non-finite number is null in metrics.jsonl and absent from TensorBoard.
         """
-        plain = {name: _to_plain(value) for name, value in values.items()}
-        finite = {name: value if _is_recordable(value) else None for name, value in plain.items()}
+        if self._file is None:
+            return
+        plain = {n: value.item() if hasattr(value, "item") else value for n, value in values.items()}
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in plain.items()
+        }
         record = {"step": int(step), "time": round(time.time(), 3), "split": split}
         if clash := record.keys() & finite.keys():
             raise ValueError(f"values of a log line cannot be named {', '.join(sorted(clash))}")
@@ -132,9 +142,9 @@ class Tracker:
         if not samples:
             return
         self._record(lambda service: service.log_samples(step, samples))
-        width = self._display.width()
         for sample in samples:
-            self._display.say(format_sample(sample, width=None if width is None else width + BAR + 1))
+            line = f"  {sample.source} -> {sample.translation}".replace("\n", " ")
+            self._display.say(line, cut=True)
 
     def message(self, text: str) -> None:
         """Show a message to the user, above the progress line."""
@@ -170,7 +180,8 @@ class Tracker:
     def close(self, *, failed: bool = False) -> None:
         """Close the files, the trackers and the display; a second call does nothing."""
         self._display.close()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         self._record(lambda service: service.close(failed=failed))
         self._services.clear()
 
@@ -208,64 +219,6 @@ class Tracker:
         return (self._total_steps - step) * (last_time - first_time) / (last_step - first_step)
 
 
-class _NullTracker(Tracker):
-    """Discards everything: of several processes only one reports."""
-
-    def __init__(self) -> None:
-        pass
-
-    def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
-        pass
-
-    def log_config(self, fields: Mapping[str, Any]) -> None:
-        pass
-
-    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        pass
-
-    def message(self, text: str) -> None:
-        pass
-
-    def is_silent(self) -> bool:
-        return False
-
-    def start_clock(self) -> None:
-        pass
-
-    def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def log_report(self, page: Path) -> None:
-        pass
-
-    def close(self, *, failed: bool = False) -> None:
-        pass
-
-
-def make_tracker(
-    run_dir: Path | None,
-    *,
-    total_steps: int,
-    start_step: int = 0,
-    tensorboard: bool = True,
-    trackers: Sequence[str] = (),
-    stream: TextIO | None = None,
-    clock: Callable[[], float] | None = None,
-) -> Tracker:
-    """Make the tracker of a run; without a directory it records and shows nothing."""
-    if run_dir is None:
-        return _NullTracker()
-    return Tracker(
-        run_dir,
-        total_steps=total_steps,
-        start_step=start_step,
-        tensorboard=tensorboard,
-        trackers=trackers,
-        stream=stream,
-        clock=clock,
-    )
-
-
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out.
 
@@ -291,14 +244,6 @@ def _read_lines(path: Path) -> list[bytes]:
         return read_file(path, most=_METRICS_BYTES).split(b"\n")
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}; remove it") from error
-
-
-def _to_plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
-
-
-def _is_recordable(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:

@@ -12,11 +12,11 @@ from typing import Any
 import wandb
 
 from flaxformer_mt.tracking.progress_display import Sample
-from flaxformer_mt.tracking.service import Identity
+from flaxformer_mt.tracking.service import Identity, Service
 
 
-class Run:
-    """A run of wandb: a `Service`."""
+class Run(Service):
+    """A run of wandb."""
 
     def __init__(self, identity: Identity) -> None:
         """Begin the run, or go on with the one of this identity."""

@@ -35,32 +35,24 @@ class WorkProgress:
           name: what is being done, as in "tokenizing".
           total: the number of items; None: unknown, and nothing is counted.
         """
-        if self._stream is None:
-            yield _ignore
-        elif is_live(self._stream):
-            with self._show_bar(name, total, unit, self._stream) as count:
-                yield count
-        else:
-            say = functools.partial(print, file=self._stream, flush=True)
-            with announce_if_slow(f"{name} ...", say):
-                if total is None:
-                    yield _ignore
-                else:
-                    rate = Rate(total, unit, every=_EVERY_PLAIN, clock=self._clock)
-                    yield lambda items: say(line) if (line := rate.add(items)) else None
-
-    @contextlib.contextmanager
-    def _show_bar(self, name: str, total: int | None, unit: str, stream: TextIO) -> Iterator[Count]:
-        bar = make_bar(stream, refreshes_itself=True, transient=True)
-        task = bar.add_task(name, total=total)
-        rate = Rate(total or 0, unit, every=_EVERY_LIVE, clock=self._clock)
+        stream = self._stream
+        if stream is None:
+            yield lambda items: None
+            return
+        bar = make_bar(stream, refreshes_itself=True, transient=True) if is_live(stream) else None
+        task = bar.add_task(name, total=total) if bar else None
+        rate = Rate(total or 0, unit, every=_EVERY_LIVE if bar else _EVERY_PLAIN, clock=self._clock)
+        say = functools.partial(print, file=stream, flush=True)
 
         def count(items: int) -> None:
-            if line := rate.add(items):
+            line = "" if total is None else rate.add(items)
+            if line and bar:
                 bar.update(task, completed=rate.done, description=f"{name} | {line}")
+            elif line:
+                say(line)
 
-        with bar:
-            yield _ignore if total is None else count
+        with bar or announce_if_slow(f"{name} ...", say):
+            yield count
 
 
 class Rate:
@@ -92,10 +84,6 @@ class Rate:
         rate = (self.done - self._before) / (now - self._start)
         left = format_duration((self._total - self.done) / rate) if rate else "?"
         return f"{self.done:,}/{self._total:,} {self._unit} | {rate:,.0f} {self._unit}/s | {left} left"
-
-
-def _ignore(items: int) -> None:
-    """Show nothing."""
 
 
 # For calls from a library.

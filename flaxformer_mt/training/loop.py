@@ -33,7 +33,7 @@ from flaxformer_mt.runs.run_directory import (
 )
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.tracking import Tracker, make_tracker
+from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.work_progress import WorkProgress
 from flaxformer_mt.training.checkpoint_trees import to_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape
@@ -115,7 +115,7 @@ def _fit_alone(
     preparation = WorkProgress(progress if is_first() else None)
     setup = set_up_training(config, run_dir, checkpoints, progress=preparation, hands=hands)
     compile_clock = CompileClock()
-    tracker = make_tracker(
+    tracker = Tracker(
         run_dir if is_first() else None,
         total_steps=config.train.steps,
         start_step=setup.progress.step,

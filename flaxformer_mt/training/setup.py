@@ -64,6 +64,8 @@ class TrainStep:
         by_shape: ProgramsByShape,
         arguments_of: Callable[[Any, Any, Any], tuple[Any, ...]],
         run: Callable[[TrainState, Hyperparameters, list[BatchArray]], tuple[TrainState, StepMetrics]],
+        *,
+        of_sums: tuple[Any, ...] = (),
     ) -> None:
         """Store the arguments.
 
@@ -71,8 +73,9 @@ class TrainStep:
           by_shape: the program that reads a batch.
           arguments_of: its arguments, from a state, numbers and a batch.
           run: the update, which calls it.
+          of_sums: with gradient accumulation, the programs that add two sums and update the state by one.
         """
-        self.by_shape, self.arguments_of, self._run = by_shape, arguments_of, run
+        self.by_shape, self.arguments_of, self._run, self.of_sums = by_shape, arguments_of, run, of_sums
 
     def __call__(
         self, state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
@@ -164,7 +167,7 @@ def set_up_training(
         prepared,
         model,
         numbers,
-        _compile_train_step(model, config, parallel),
+        compile_train_step(model, config, parallel),
         state,
         reached,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
@@ -311,7 +314,7 @@ def _restore_state(
     return state, TrainProgress.from_dict(values)
 
 
-def _compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainStep:
+def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainStep:
     """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
 
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
@@ -346,4 +349,5 @@ def _compile_train_step(model: Any, config: Config, parallel: Parallel) -> Train
         by_shape,
         lambda state, numbers, batch: (state.params, numbers, state.step, batch, np.int32(0)),
         accumulated,
+        of_sums=(add, update),
     )

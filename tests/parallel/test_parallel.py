@@ -382,7 +382,7 @@ def accumulate(parallel: Parallel) -> tuple[TrainState, list[CompiledText]]:
     """The state after two updates of two microbatches, and the loop's programs: gradient, sum and update."""
     config = change(with_dropout(DROPOUT), optim={"accumulation": 2})
     reading, state = Reading(parallel), parallel.init(make_state)
-    step = setup._compile_train_step(make_network(DROPOUT), config, reading)
+    step = setup.compile_train_step(make_network(DROPOUT), config, reading)
     for number in range(2):
         state, _ = step(state, NUMBERS, [parallel.put(make_batch(2 * number + part)) for part in range(2)])
     return parallel.fetch(state), reading.programs

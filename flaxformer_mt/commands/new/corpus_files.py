@@ -55,12 +55,9 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
         for given, name, side in zip(languages, names, ("source", "target"), strict=True)
     )
     _check_languages(source, target)
-    stems = {
-        name.removesuffix(f".{language}") for name, language in zip(names, (source, target), strict=True)
-    }
-    in_place = all(name.endswith(f".{one}") for name, one in zip(names, (source, target), strict=True))
-    if in_place and len(stems) == 1 and paths[0].parent == paths[1].parent:
-        return CorpusFiles(paths[0].parent, stems.pop(), source, target, {})
+    stem = names[0].removesuffix(f".{source}")
+    if names == [f"{stem}.{source}", f"{stem}.{target}"] and paths[0].parent == paths[1].parent:
+        return CorpusFiles(paths[0].parent, stem, source, target, {})
     linked = {
         f"train.{language}{find_packing(path)}": path
         for language, path in zip((source, target), paths, strict=True)

@@ -173,24 +173,19 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         warn_user(warning)
     store = prepared.train.base
     lengths = np.stack([store.source_lengths, store.target_lengths])
-    facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *_quantiles(lengths))
+    most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
+    facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
     limits = choose_lengths(facts)
     model = choose_model(facts, machine, joint=config.vocab.joint)
-    width = next(choice.value for choice in model if choice.name == "model.model_dim")
     training = choose_training(
         facts,
         machine,
         longest=max(choice.value for choice in limits),
-        width=width,
+        width=_fields(model)["model_dim"],
         row_multiple=data.row_multiple,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
     return config, report, [*limits, *vocabulary, *model, *training, search]
-
-
-def _quantiles(lengths: np.ndarray) -> tuple[int, int]:
-    source, target = (int(np.ceil(np.percentile(side, _PERCENTAGE))) for side in lengths)
-    return source, target
 
 
 def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:

@@ -49,8 +49,10 @@ class Traffic:
         )
 
 
-def read_collectives(text: str) -> dict[str, Traffic]:
+def read_collectives(text: str) -> tuple[dict[str, Traffic], int]:
     """Return the collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
+
+    Also returns the number of loops whose iterations the text does not tell; they are counted once.
 
     Args:
       text: of the program, as `Compiled.as_text()` returns it.
@@ -60,7 +62,9 @@ def read_collectives(text: str) -> dict[str, Traffic]:
     everybody = int(partitions[1]) if partitions else None
     found: dict[str, Traffic] = {}
     seen: set[tuple[str, str]] = set()
+    loops = 0
     for name, line, times, fused in _walk(computations, entry, 1, fused=False):
+        loops += " while(" in line and _count_trips(computations, line) is None
         one = _COLLECTIVE.search(line)
         if one is None or one[4] == "-start":
             continue  # the result of the end is what there is to count
@@ -81,14 +85,7 @@ def read_collectives(text: str) -> dict[str, Traffic]:
         share = 1 - 1 / devices if devices and not kind.startswith("collective") else 1.0
         sent = round(whole * share * (2 if kind == "all-reduce" else 1))
         found[kind] = found.get(kind, Traffic()).add(Traffic(1, whole, sent), times)
-    return dict(sorted(found.items()))
-
-
-def count_loops(text: str) -> int:
-    """Return the number of loops whose iterations the text does not tell; they are counted once."""
-    computations, entry = _read_computations(text)
-    lines = (line for _, line, _, _ in _walk(computations, entry, 1, fused=False) if " while(" in line)
-    return sum(_count_trips(computations, line) is None for line in lines)
+    return dict(sorted(found.items())), loops
 
 
 def bytes_of(result: str) -> int:

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_mt.commands.targets.collectives import Traffic, count_loops, read_collectives
+from flaxformer_mt.commands.show import longest_batch
+from flaxformer_mt.commands.targets.collectives import Traffic, read_collectives
 from flaxformer_mt.commands.targets.target_names import Target, describe_gpu
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import search_width
@@ -28,12 +29,11 @@ from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.setup import compile_train_step
 from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
-from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 
 # libtpu otherwise asks the machine which TPU it has, and lets only one process load it at a time.
 _TPU_ENVIRONMENT = {
@@ -41,6 +41,15 @@ _TPU_ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+# Platform -> modules of which one is needed, what they are, and the extra that installs them.
+_COMPILERS = {
+    "tpu": (("libtpu",), "the TPU compiler (libtpu)", "tpu"),
+    "cuda": (
+        ("jax_cuda13_plugin", "jax_cuda12_plugin"),
+        "JAX's CUDA compiler (jax-cuda13-plugin)",
+        "gpu",
+    ),
 }
 _KERNELS = re.compile(r'custom_call_target="([^"]*)"')
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -81,7 +90,12 @@ def find_devices(target: Target) -> list[jax.Device]:
     from jax.experimental import topologies
 
     platform = target.accelerator.platform
-    _require_compiler(target)
+    modules, what, extra = _COMPILERS[platform]
+    if not any(importlib.util.find_spec(module) for module in modules):
+        raise UserError(
+            f"--target={target.name} needs {what}, but not the device itself; install it with: "
+            f"{install_command(extra=extra)}"
+        )
     if platform == "tpu":
         for name, value in _TPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -105,24 +119,8 @@ def find_devices(target: Target) -> list[jax.Device]:
         raise UserError(
             f"--target={target.name}: the installed compiler does not know these devices "
             f"({_first_line(error)}); install its newest version: "
-            f"{install_command(extra=_extra_of(target))} --upgrade"
+            f"{install_command(extra=extra)} --upgrade"
         ) from error
-
-
-def _extra_of(target: Target) -> str:
-    return "tpu" if target.accelerator.platform == "tpu" else "gpu"
-
-
-def _require_compiler(target: Target) -> None:
-    if target.accelerator.platform == "tpu":
-        modules, what = ["libtpu"], "the TPU compiler (libtpu)"
-    else:
-        modules, what = ["jax_cuda13_plugin", "jax_cuda12_plugin"], "JAX's CUDA compiler (jax-cuda13-plugin)"
-    if not any(importlib.util.find_spec(module) for module in modules):
-        raise UserError(
-            f"--target={target.name} needs {what}, but not the device itself; install it with: "
-            f"{install_command(extra=_extra_of(target))}"
-        )
 
 
 class TargetCompiler:
@@ -154,58 +152,45 @@ class TargetCompiler:
         """
         return make_parallel(config, devices=self._devices)
 
-    def compile_update(self, config: Config, batch: Batch) -> list[Compiled]:
-        """Compile one update for a batch of this shape; with gradient accumulation, its three programs.
+    def compile_update(self, config: Config) -> list[Compiled]:
+        """Compile one update for the longest batch; with gradient accumulation, its three programs.
 
-        Args:
-          batch: shapes of the whole batch; rows are added until the devices divide them.
+        Rows are added to the batch until the devices divide them.
         """
         parallel = self.parallel(config)
-        model = self._make_model(config)
+        model = self._make_model(config, gathers_twice=parallel.layout.gathers_twice)
+        step = compile_train_step(model, config, parallel)
 
         def make_state() -> TrainState:
             return init_state(init_training_params(model, config, config.seed), config.optim)
 
-        state = _with_shardings(parallel, jax.eval_shape(make_state))
-        numbers = _with_shardings(parallel, make_hyperparameters(config))
-        padded, special = _pad_rows(batch, parallel.layout.row_parts), config.vocab
+        state, numbers = (
+            _with_shardings(shapes, parallel.shardings(shapes))
+            for shapes in (jax.eval_shape(make_state), make_hyperparameters(config))
+        )
+        padded, special = _pad_rows(longest_batch(config), parallel.layout.row_parts), config.vocab
         rows = parallel.put_shapes(to_array(padded, pad_id=special.pad_id, bos_id=special.bos_id))
-        if config.optim.accumulation == 1:
-            step = make_train_step(model, config, parallel)
-            return [self._compile("update", parallel, step, (state, numbers, rows), donate=(0,))]
-        number = _with_shardings(parallel, jax.ShapeDtypeStruct((), jnp.int32))
-        inputs = (state.params, numbers, number, rows, number)
-        gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3)
-        sums = _with_shardings(
-            parallel, jax.eval_shape(gradient_step, state.params, numbers, number, padded, number)
-        )
-        one, held = _bytes_on_device(sums), _bytes_on_device(state)
-        gradient = self._compile(
-            "gradient of a batch",
-            parallel,
-            gradient_step,
-            inputs,
-            times=config.optim.accumulation,
-            held=held - _bytes_on_device(state.params) + one,
-        )
-        add = self._compile(
-            "sum of two gradients",
-            parallel,
-            add_sums,
-            (sums, sums),
-            donate=(0,),
-            times=config.optim.accumulation - 1,
-            held=held,
-        )
-        update = make_update(config, platform=self.target.accelerator.platform)
-        return [gradient, add, self._compile("update", parallel, update, (state, numbers, sums), donate=(0,))]
+        inputs = step.arguments_of(state, numbers, rows)
+        if not step.of_sums:
+            return [self._compile("update", step.by_shape, inputs)]
+        add, update = step.of_sums
+        shapes = jax.eval_shape(step.by_shape, *inputs)
+        sums = _with_shardings(shapes, parallel.partial_shardings(shapes))
+        times, state_bytes = config.optim.accumulation, _bytes_on_device(state)
+        # Beside the parameters, which it reads: the rest of the state, and the sum of the batches before.
+        held = state_bytes - _bytes_on_device(state.params) + _bytes_on_device(sums)
+        return [
+            self._compile("gradient of a batch", step.by_shape, inputs, times=times, held=held),
+            self._compile("sum of two gradients", add, (sums, sums), times=times - 1, held=state_bytes),
+            self._compile("update", update, (state, numbers, sums)),
+        ]
 
     def compile_decoding_step(self, config: Config) -> tuple[Compiled, dict[str, int]]:
         """Compile one step of decoding the longest sources on one device, and return its sizes too.
 
         A device searches lines of its own with all parameters, in the batches of `search.batch_tokens`.
         """
-        config = _without_scan(config)
+        config = config.replace({"model.scan_layers": False})
         model = self._make_model(config)
         data, search = config.data, config.search
         longest = data.max_source_length if data.source_language else 1
@@ -225,7 +210,7 @@ class TargetCompiler:
             return params, jnp.zeros((size.rows, width), jnp.int32), cache
 
         def step(params: Any, tokens: Any, cache: Any) -> Any:
-            return model.apply({"params": unstack_layers(params)}, tokens, cache, method="decode_step")
+            return model.apply({"params": params}, tokens, cache, method="decode_step")
 
         inputs = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device),
@@ -238,37 +223,23 @@ class TargetCompiler:
             "source_length": size.source_length,
             "capacity": size.capacity,
         }
-        return self._finish("decoding step", jitted, inputs), shape
+        return self._compile("decoding step", jitted, inputs), shape
 
-    def _make_model(self, config: Config) -> Any:
+    def _make_model(self, config: Config, *, gathers_twice: bool = False) -> Any:
         source_size, target_size = self.sizes
-        platform = self.target.accelerator.platform
         return make_model(
-            choose_scan(config), source_size=source_size, target_size=target_size, platform=platform
+            choose_scan(config),
+            source_size=source_size,
+            target_size=target_size,
+            platform=self.target.accelerator.platform,
+            gathers_twice=gathers_twice,
         )
 
     def _compile(
-        self,
-        name: str,
-        parallel: Parallel,
-        function: Any,
-        inputs: Sequence[Any],
-        *,
-        donate: tuple[int, ...] = (),
-        **more: int,
-    ) -> Compiled:
-        compiled = parallel.compile(function, donate=donate)
-        return self._finish(name, compiled, inputs, **more)
-
-    def _finish(
-        self, name: str, function: Any, inputs: Sequence[Any], *, times: int = 1, held: int = 0
+        self, name: str, jitted: Any, inputs: Sequence[Any], *, times: int = 1, held: int = 0
     ) -> Compiled:
         start = time.monotonic()
-        platforms = (self.target.accelerator.platform,)
-        traces = hasattr(function, "trace")  # jit; pmap lowers for the platform of its devices
-        lowered = (
-            function.trace(*inputs).lower(lowering_platforms=platforms) if traces else function.lower(*inputs)
-        )
+        lowered = jitted.lower(*inputs)
         try:
             with _without_messages_of_xla():
                 compiled = _compile_lowered(lowered)
@@ -281,14 +252,15 @@ class TargetCompiler:
                 ) from error
             return Compiled(name, needed, time.monotonic() - start, times=times, held=held)
         text = compiled.as_text()
+        collectives, loops = read_collectives(text)
         return Compiled(
             name,
             int(compiled.memory_analysis().peak_memory_in_bytes),
             time.monotonic() - start,
             int(compiled.cost_analysis().get("bytes accessed", 0)),
-            read_collectives(text),
+            collectives,
             Counter(re.findall(r'"kernel_name":\s*"([^"]*)"', text) or _KERNELS.findall(text)),
-            count_loops(text),
+            loops,
             times,
             held,
         )
@@ -358,11 +330,11 @@ def _without_messages_of_xla() -> Iterator[None]:
         os.close(saved)
 
 
-def _with_shardings(parallel: Parallel, tree: Any) -> Any:
+def _with_shardings(tree: Any, shardings: Any) -> Any:
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
-        parallel.shardings(tree),
+        shardings,
     )
 
 
@@ -378,10 +350,6 @@ def _bytes_on_device(tree: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def _without_scan(config: Config) -> Config:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, scan_layers=False))
 
 
 def _first_line(error: Exception) -> str:

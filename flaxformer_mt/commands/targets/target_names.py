@@ -137,16 +137,16 @@ def _nearest_slice(shape: str, slices: tuple[str, ...]) -> str:
 
 # Lines of XLA's description of a GPU; numbers that all of these GPUs share are in the text itself.
 _GPU_CORES = {
-    # cores, FPUs of a core, shared memory of a core and of a block, bandwidth, L2 cache, GHz, capability
-    "a100": (108, 64, 167_936, 166_912, 2_039_040_000_000, 41_943_040, 1.41, "major: 8"),
-    "h100": (132, 128, 233_472, 232_448, 3_352_320_000_000, 52_428_800, 1.98, "major: 9"),
-    "h200": (132, 128, 233_472, 232_448, 4_800_000_000_000, 52_428_800, 1.98, "major: 9"),
+    # cores, FPUs of a core, shared memory of a core and of a block, L2 cache, GHz, capability
+    "a100": (108, 64, 167_936, 166_912, 41_943_040, 1.41, "major: 8"),
+    "h100": (132, 128, 233_472, 232_448, 52_428_800, 1.98, "major: 9"),
+    "h200": (132, 128, 233_472, 232_448, 52_428_800, 1.98, "major: 9"),
 }
 
 
 def describe_gpu(kind: str) -> str:
     """Return the GPU as a text of XLA's message GpuTargetConfigProto, by which its compiler knows it."""
-    cores, fpus, shared, shared_optin, bandwidth, cache, clock, capability = _GPU_CORES[kind]
+    cores, fpus, shared, shared_optin, cache, clock, capability = _GPU_CORES[kind]
     device = ACCELERATORS[kind]
     features = "ACCELERATED_FEATURES" if capability == "major: 9" else "NONE"
     return f"""
@@ -154,7 +154,7 @@ gpu_device_info {{
   name: "{device.device_kind}" device_vendor: "NVIDIA Corporation"
   cuda_compute_capability {{ {capability} feature_extension: {features} }}
   core_count: {cores} fpus_per_core: {fpus} clock_rate_ghz: {clock}
-  device_memory_size: {device.memory} memory_bandwidth: {bandwidth} l2_cache_size: {cache}
+  device_memory_size: {device.memory} memory_bandwidth: {device.bandwidth:.0f} l2_cache_size: {cache}
   shared_memory_per_core: {shared} shared_memory_per_block: 49152
   shared_memory_per_block_optin: {shared_optin}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536

@@ -3,11 +3,11 @@
 Nothing here has run on the target: memory and collectives are the compiler's, the time is a lower bound.
 """
 
-import dataclasses
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from flaxformer_mt.commands.targets.compile_for_target import (
     name_missing_library,
 )
 from flaxformer_mt.commands.targets.nearest_fit import (
-    MOST_PAIRS,
     Attempt,
     Changes,
     count_most_attempts,
@@ -32,14 +31,13 @@ from flaxformer_mt.commands.targets.nearest_fit import (
 from flaxformer_mt.commands.targets.target_names import Target, parse_target
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.shapes import Batch
 
 # JAX reserves this share of a GPU's memory for itself unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 _GPU_MEMORY_SHARE = 0.75
-# The part of the result about the search for settings, if there was no need for one.
-_NO_SETTINGS: dict[str, Any] = {"settings_tried": None, "pairs_left_out": None}
 
 
 def show_for_target(
@@ -72,7 +70,7 @@ def describe_target(
     """Compile the update and a decoding step of a config, and describe both as JSON values.
 
     If the update does not fit, `settings_tried` has the changes that were tried, first those that fit, by
-    distance, and `pairs_left_out` is the number of pairs that were not tried; otherwise both are None.
+    distance; otherwise it is None.
     """
     compiler = TargetCompiler(target, sizes=sizes)
     found = describe_update(config, compiler, say=say)
@@ -81,7 +79,7 @@ def describe_target(
     memory = usable_memory(target)
     return found | {
         "decoding_step": _describe_program(decoding) | decoding_size | {"fits": decoding.needed <= memory},
-        **(_NO_SETTINGS if found["fits"] else _try_settings(config, compiler, memory, say)),
+        "settings_tried": None if found["fits"] else _try_settings(config, compiler, memory, say),
     }
 
 
@@ -93,7 +91,7 @@ def describe_update(
     (rows, source), length = batch.source.shape, batch.target_in.shape[1]
     memory = usable_memory(target)
     say(f"compiling an update of {rows} rows for {target.name}; this can take minutes")
-    programs = compiler.compile_update(config, batch)
+    programs = compiler.compile_update(config)
     needed = max(program.needed for program in programs)
     kernel, reason = explain_attention(
         config.model,
@@ -111,28 +109,40 @@ def describe_update(
         "fits": needed <= memory,
         "peak_gib": _gib(needed),
         "attention": {"kernel": kernel, "reason": reason, "calls": _kernels(programs)},
-        "collectives": _describe_traffic(_add_traffic(programs)),
-        "estimate": estimate_time(config, target, programs, batch, target_size=compiler.sizes[1]),
+        "collectives": {kind: asdict(found) for kind, found in _add_traffic(programs).items()},
+        "estimate": estimate_time(
+            config, target, programs, batch, devices=layout.device_count, target_size=compiler.sizes[1]
+        ),
         "programs": [_describe_program(program) for program in programs],
     }
 
 
 def usable_memory(target: Target) -> int:
-    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX
-    reserves.
+    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves.
+
+    Raises:
+      UserError: XLA_PYTHON_CLIENT_MEM_FRACTION is no number.
     """
-    memory = target.accelerator.memory
     if target.accelerator.platform == "tpu":
-        return memory
+        return target.accelerator.memory
+    share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)
     try:
-        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE))
-    except ValueError:
-        share = _GPU_MEMORY_SHARE
-    return int(memory * share)
+        return int(target.accelerator.memory * float(share))
+    except ValueError as error:
+        raise UserError(
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION is {share!r}, but JAX reserves a share of the memory, such as "
+            f"{_GPU_MEMORY_SHARE}; set it to a number, or not at all"
+        ) from error
 
 
 def estimate_time(
-    config: Config, target: Target, programs: Sequence[Compiled], batch: Batch, *, target_size: int
+    config: Config,
+    target: Target,
+    programs: Sequence[Compiled],
+    batch: Batch,
+    *,
+    devices: int,
+    target_size: int,
 ) -> dict[str, Any] | None:
     """Return the least time of an update: None if the peak rate is unknown, or the compiler has refused a
     program.
@@ -140,6 +150,9 @@ def estimate_time(
     Computing takes the operations that the model needs at the peak rate, or the bytes that the programs read
     and write at that of the memory, whichever is more; a loop counts once in these bytes. Then come the
     collectives, at the data sheet's rate.
+
+    Args:
+      devices: number of the target's devices that share the batch.
     """
     peak = peak_flops(config, target.accelerator.device_kind)
     if not peak or any(program.accessed is None for program in programs):
@@ -147,7 +160,7 @@ def estimate_time(
     (rows, source), length = batch.source.shape, batch.target_in.shape[1]
     work = padded_work(rows, source, length)
     flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
-    computing = flops / target.chips / peak
+    computing = flops / devices / peak
     moving = sum((x.accessed or 0) * x.times for x in programs) / target.accelerator.bandwidth
     sending = sum(x.sent for x in _add_traffic(programs).values()) / target.accelerator.interconnect
     seconds = max(computing, moving) + sending
@@ -190,21 +203,16 @@ def _add_traffic(programs: Sequence[Compiled]) -> dict[str, Traffic]:
     return total
 
 
-def _describe_traffic(traffic: Mapping[str, Traffic]) -> dict[str, dict[str, int]]:
-    return {kind: dataclasses.asdict(found) for kind, found in traffic.items()}
-
-
 def _try_settings(
     config: Config, compiler: TargetCompiler, memory: int, say: Callable[[str], object]
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     layout, batch = compiler.parallel(config).layout, longest_batch(config)
     tokens = batch.target_in.shape[0] * batch.target_in.shape[1] // layout.row_parts
-    ladders = list_ladders(config, device_count=compiler.target.chips, loss_tokens=tokens)
+    ladders = list_ladders(config, device_count=layout.device_count, loss_tokens=tokens)
 
     def measure(changed: Config) -> int:
         validate(changed)
-        programs = compiler.compile_update(changed, longest_batch(changed))
-        return max(program.needed for program in programs)
+        return max(program.needed for program in compiler.compile_update(changed))
 
     def report(attempt: Attempt) -> None:
         fits = "fits" if attempt.fits else "does not fit"
@@ -212,12 +220,11 @@ def _try_settings(
 
     most = count_most_attempts(ladders)
     say(f"the update does not fit; looking for the nearest settings that do, by {most} compilations at most")
-    found = find_settings(config, ladders, measure=measure, memory=memory, report=report)
-    tried = [
+    attempts = find_settings(config, ladders, measure=measure, memory=memory, report=report)
+    return [
         {"changes": a.changes, "peak_gib": _gib(a.needed), "fits": a.fits, "distance": a.distance}
-        for a in sorted(found.attempts, key=lambda a: (not a.fits, a.distance))
+        for a in sorted(attempts, key=lambda a: (not a.fits, a.distance))
     ]
-    return {"settings_tried": tried, "pairs_left_out": found.pairs_left_out}
 
 
 def _flags(changes: Changes) -> str:
@@ -251,7 +258,7 @@ def summarize_target(target: Mapping[str, Any]) -> str:
         f"Attention: {attention['kernel']} ({attention['reason']})" + (f": {calls}" if calls else ""),
         *_summarize_traffic(target["collectives"]),
         *_summarize_estimate(estimate, target["programs"]),
-        *_summarize_attempts(target["settings_tried"], target["pairs_left_out"]),
+        *_summarize_attempts(target["settings_tried"]),
     ]
     return "\n".join(lines)
 
@@ -291,16 +298,14 @@ def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[A
     ]
 
 
-def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None, left_out: int | None) -> list[str]:
+def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[str]:
     if attempts is None:
         return []
-    fitting = [attempt for attempt in attempts if attempt["fits"]]
     rows = [
         [_flags(a["changes"]), f"{a['peak_gib']:.2f}", "fits" if a["fits"] else "does not fit"]
         for a in attempts
     ]
-    head = (
-        "Settings that fit, nearest first, and others that were tried" if fitting else "No settings tried fit"
-    )
-    rest = f"  {left_out} pairs of changes were not tried: at most {MOST_PAIRS} are compiled"
-    return [f"{head} (GiB at the peak):", *align(rows), *([rest] if left_out else [])]
+    head = "No settings tried fit"
+    if any(attempt["fits"] for attempt in attempts):
+        head = "Settings that fit, nearest first, and others that were tried"
+    return [f"{head} (GiB at the peak):", *align(rows)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flaxformer_mt.commands.targets.collectives import Traffic, bytes_of, count_loops, read_collectives
+from flaxformer_mt.commands.targets.collectives import Traffic, bytes_of, read_collectives
 
 # w - psum(gradient of sum(tanh(x @ w))) with pmap, compiled for v5e:2x2; shortened.
 RECORDED = """\
@@ -92,17 +92,17 @@ backend_config={"known_trip_count":{"n":"6"},"known_init_step":{"init":"0"}}
 
 
 def test_a_recorded_program_has_one_all_reduce():
-    assert read_collectives(RECORDED) == {"all-reduce": Traffic(1, 512 * 512 * 4)}
-    assert count_loops(RECORDED) == 0
+    assert read_collectives(RECORDED) == ({"all-reduce": Traffic(1, 512 * 512 * 4)}, 0)
 
 
 def test_loops_branches_and_asynchronous_operations_count_as_often_as_they_run():
-    assert read_collectives(BY_HAND) == {
+    found, loops = read_collectives(BY_HAND)
+    assert found == {
         "all-gather": Traffic(6, 6 * 32 * 4),  # the results, which are larger than the operands
         "all-reduce": Traffic(1, (4 + 2) * 4),
         "reduce-scatter": Traffic(1, 4 * 4),  # the operands
     }
-    assert count_loops(BY_HAND) == 1
+    assert loops == 1
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ ENTRY %main (p: bf16[48,8]) -> bf16[192,8] {
 
 
 def test_a_collective_in_several_fusions_counts_once():
-    assert read_collectives(IN_FUSIONS) == {
+    assert read_collectives(IN_FUSIONS)[0] == {
         "all-gather": Traffic(1, 192 * 8 * 2),
         "collective-permute": Traffic(2, 2 * 4 * 2),
         "reduce-scatter": Traffic(2, (40 + 12) * 2),
@@ -168,7 +168,7 @@ def test_collectives_of_one_channel_are_told_apart_by_their_chains():
     text = text.replace(
         "  %b = ", "  %h = bf16[192,8] fusion(%p), calls=%async_collective_fusion.3\n  %b = ", 1
     )
-    assert read_collectives(text)["all-gather"] == Traffic(2, 2 * 192 * 8 * 2)
+    assert read_collectives(text)[0]["all-gather"] == Traffic(2, 2 * 192 * 8 * 2)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_collectives_of_one_channel_are_told_apart_by_their_chains():
 )
 def test_a_device_sends_all_but_its_own_part(header, groups, devices):
     """Of 96 bytes; an all-reduce is a scatter of parts of the sum and a gathering of them."""
-    found = read_collectives(
+    found, _ = read_collectives(
         f"{header}\n\nENTRY %main (p: f32[24]) -> f32[24] {{\n"
         f"  %g = f32[24] all-gather(%p), {groups}dimensions={{0}}\n"
         f"  %r = f32[24] all-reduce(%p), {groups}to_apply=%add\n"
@@ -196,7 +196,7 @@ def test_a_device_sends_all_but_its_own_part(header, groups, devices):
 
 def test_operands_in_the_result_of_a_start_do_not_count():
     """As compilers for GPUs write it."""
-    found = read_collectives(
+    found, _ = read_collectives(
         "HloModule x, num_partitions=4\n\nENTRY %main (p: f32[24]) -> f32[24] {\n"
         "  %p = f32[24]{0} parameter(0)\n"
         "  %s = ((f32[24]{0}), f32[24]{0}) all-reduce-start(%p), to_apply=%add\n"
@@ -206,4 +206,4 @@ def test_operands_in_the_result_of_a_start_do_not_count():
 
 
 def test_a_text_without_a_program_has_nothing():
-    assert read_collectives("HloModule nothing\n") == {} and count_loops("") == 0
+    assert read_collectives("HloModule nothing\n") == read_collectives("") == ({}, 0)

@@ -16,7 +16,6 @@ import pytest
 from jax.experimental import topologies
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.commands.targets import compile_for_target
 from flaxformer_mt.commands.targets.compile_for_target import TargetCompiler, find_needed_memory
 from flaxformer_mt.commands.targets.target_names import ACCELERATORS, Accelerator, parse_target
@@ -84,11 +83,25 @@ def test_accumulation_is_three_programs_and_what_the_update_keeps_meanwhile(two_
     """The state stays on the devices while gradients are computed and summed."""
     config = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3), parallel=ParallelConfig(fsdp=2))
     compiler = TargetCompiler(two_cpus, sizes=(40, 40))
-    gradient, add, update = compiler.compile_update(config, longest_batch(config))
+    gradient, add, update = compiler.compile_update(config)
     assert [program.times for program in (gradient, add, update)] == [3, 2, 1]
     assert update.held == 0 and gradient.held == add.held + 2 * 4 > 0  # the sums of loss and weight
     assert all(program.needed == program.peak + program.held for program in (gradient, add, update))
     assert gradient.collectives and gradient.accessed > 0 and gradient.peak > 0
+
+
+def test_the_programs_are_those_of_training(two_cpus):
+    """Gradients of several batches are added up once, and matrices gathered as often as the config says."""
+    accumulated = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3))
+    compiler = TargetCompiler(two_cpus, sizes=(40, 40))
+    gradient, add, update = compiler.compile_update(accumulated)
+    assert not gradient.collectives and not add.collectives and update.collectives["all-reduce"].bytes > 4000
+    once, twice = (
+        compiler.compile_update(config)[0].collectives["all-gather"].bytes
+        for gathers in ("once", "twice")
+        if (config := dataclasses.replace(TINY, parallel=ParallelConfig(fsdp=2, fsdp_gathers=gathers)))
+    )
+    assert once < twice
 
 
 def test_the_shapes_of_a_batch_are_those_that_put_makes():
@@ -131,7 +144,7 @@ def test_a_single_chip_is_a_host_of_its_own(monkeypatch):
         described.append(options)
         return SimpleNamespace(devices=())
 
-    monkeypatch.setattr(compile_for_target, "_require_compiler", lambda target: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
     monkeypatch.setattr(topologies, "get_topology_desc", describe)
     for name in ("v5e:1x1", "v5p:1x1x1:2", "v5e:2x2"):
         compile_for_target.find_devices(parse_target(name))

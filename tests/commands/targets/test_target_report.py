@@ -9,9 +9,9 @@ from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.commands.targets import target_report
 from flaxformer_mt.commands.targets.collectives import Traffic
 from flaxformer_mt.commands.targets.compile_for_target import Compiled
-from flaxformer_mt.commands.targets.nearest_fit import MOST_PAIRS
 from flaxformer_mt.commands.targets.target_names import parse_target
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import padded_work, training_flops
 from flaxformer_mt.parallel import make_parallel
 
@@ -30,7 +30,9 @@ def test_the_time_is_at_least_that_of_operations_or_bytes_and_of_collectives():
     update = Compiled("update", 0, 1.0, accessed=10**9)
     batch = longest_batch(CONFIG)
     rows, length = batch.target_in.shape
-    found = target_report.estimate_time(CONFIG, target, [gradient, update], batch, target_size=8000)
+    found = target_report.estimate_time(
+        CONFIG, target, [gradient, update], batch, devices=4, target_size=8000
+    )
     flops = 2 * training_flops(CONFIG.model, padded_work(rows, 16, length), target_size=8000)
     assert found["collectives_milliseconds"] == 80
     assert found["memory_milliseconds"] == pytest.approx(3e3 * 1e9 / 819e9, abs=1e-3)
@@ -40,7 +42,7 @@ def test_the_time_is_at_least_that_of_operations_or_bytes_and_of_collectives():
     assert found["target_tokens_a_second"] == round(2 * rows * length / seconds)
     assert found["mfu"] == round(flops / 4 / 197e12 / seconds, 3)
     refused = [gradient, update, Compiled("refused", 2**40, 1.0)]
-    assert target_report.estimate_time(CONFIG, target, refused, batch, target_size=8000) is None
+    assert target_report.estimate_time(CONFIG, target, refused, batch, devices=4, target_size=8000) is None
 
 
 def test_memory_of_a_gpu_is_the_share_that_jax_reserves(monkeypatch):
@@ -49,10 +51,13 @@ def test_memory_of_a_gpu_is_the_share_that_jax_reserves(monkeypatch):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     assert target_report.usable_memory(parse_target("h100:8")) == int(84_942_979_072 * 0.9)
     assert target_report.usable_memory(parse_target("v5e")) == int(15.75 * 2**30)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "ninety")
+    with pytest.raises(UserError, match="MEM_FRACTION is 'ninety', .* such as 0.75"):
+        target_report.usable_memory(parse_target("h100:8"))
 
 
 class FakeCompiler:
-    """Needs 20 GiB, or 10 with half of the batch, or 12 with dots; refuses the loss in chunks."""
+    """Needs 20 GiB, 2 less with the loss in chunks, 4 less with dots; refuses what does not fit."""
 
     device_kind = "TPU v5 lite"
 
@@ -62,11 +67,10 @@ class FakeCompiler:
     def parallel(self, config):
         return make_parallel(config, devices=jax.devices()[:1])
 
-    def compile_update(self, config, batch):
-        gib = 20 // config.optim.accumulation
-        gib = {"none": gib, "dots": 12, "full": 11}[config.model.remat]
-        refused = config.train.loss_chunk_tokens > 0
-        return [Compiled("update", (18 if refused else gib) * 2**30, 2.0, None if refused else 1)]
+    def compile_update(self, config):
+        gib = 20 - {"none": 0, "dots": 4, "full": 6}[config.model.remat]
+        gib -= 2 if config.train.loss_chunk_tokens else 0
+        return [Compiled("update", gib * 2**30, 2.0, None if gib > 15 else 1)]
 
     def compile_decoding_step(self, config):
         size = {"rows": 8, "beams": 4, "source_length": 16, "capacity": 24}
@@ -75,27 +79,26 @@ class FakeCompiler:
 
 def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
     monkeypatch.setattr(target_report, "TargetCompiler", FakeCompiler)
+    # Of four chips, the config uses one: no layout splits parameters.
     config = dataclasses.replace(CONFIG, optim=OptimConfig())
     said = []
-    result = target_report.describe_target(config, parse_target("v5e"), sizes=(8000, 8000), say=said.append)
+    result = target_report.describe_target(
+        config, parse_target("v5e:2x2"), sizes=(8000, 8000), say=said.append
+    )
     assert not result["fits"] and result["peak_gib"] == 20
     assert [tuple(tried.values()) for tried in result["settings_tried"]] == [
-        ({"model.remat": "dots"}, 12, True, 2),
-        ({"data.batch_tokens": 1024, "optim.accumulation": 2}, 10, True, 9),
+        ({"train.loss_chunk_tokens": 256, "model.remat": "dots"}, 14, True, 3),
         ({"train.loss_chunk_tokens": 256}, 18, False, 1),
+        ({"model.remat": "dots"}, 16, False, 2),
     ]
-    assert result["pairs_left_out"] == 0
     text = target_report.summarize_target(result)
     assert "does NOT fit into the 15.75 GiB of a device: 20.0 GiB" in text
     assert "Settings that fit, nearest first, and others that were tried" in text
-    assert "were not tried" not in text
-    assert "--config.data.batch_tokens=1024 --config.optim.accumulation=2" in text
-    assert any("--config.model.remat=dots: 12.0 GiB, fits" in line for line in said)
-    # 1 + 2 + 3 changes alone, the most pairs, and all kinds together with each batch.
-    assert any(f"by {1 + 2 + 3 + MOST_PAIRS + 3} compilations at most" in line for line in said)
+    assert "--config.train.loss_chunk_tokens=256 --config.model.remat=dots  14.00  fits" in text
+    assert any("--config.model.remat=dots: 16.0 GiB, does not fit" in line for line in said)
+    # 1 + 2 + 3 steps up, and 1 + 2 down again.
+    assert any("by 9 compilations at most" in line for line in said)
     step = "a decoding step has 8 rows of 4 beams, 16 source and up to 24 target tokens"
     assert f"{step}\n" in text
     refused = {"decoding_step": result["decoding_step"] | {"fits": False}}
     assert f"{step}; it does NOT fit\n" in target_report.summarize_target(result | refused)
-    text = target_report.summarize_target(result | {"pairs_left_out": 4})
-    assert f"4 pairs of changes were not tried: at most {MOST_PAIRS} are compiled" in text
