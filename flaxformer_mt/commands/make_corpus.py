@@ -23,7 +23,6 @@ from flaxformer_mt.text_io.lines import (
     check_writable,
     count_lines,
     open_input,
-    partial_of,
     read_lines,
 )
 from flaxformer_mt.text_io.pair_table import PairRules, write_table
@@ -39,9 +38,9 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
     if options.backend == "ctranslate2":
         from flaxformer_mt.commands.ctranslate2_text import translate_with_ctranslate2
 
-        translate_with_ctranslate2(options, options.output / TRANSLATIONS)
+        translate_with_ctranslate2(_translate_options(options))
     else:
-        _translate(options)
+        translate_file(_translate_options(options), keep_record=True)
     if not _is_first():
         return None
     originals = _read(options.input, options)
@@ -57,7 +56,7 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
         from flaxformer_mt.commands.score_targets import check_scores
 
         check_scores(options)
-    _translate(options, n_best=n_best)
+    translate_file(_translate_options(options, n_best=n_best), keep_record=True)
     if not _is_first():
         return None
     sources = _read(options.input, options)
@@ -134,14 +133,12 @@ def _check_targets(options: DistilOptions) -> int | None:
     return n_best
 
 
-def _translate(options: CorpusOptions, *, n_best: int | None = None) -> None:
-    """Translate --input into TRANSLATIONS, unless that is done already."""
+def _translate_options(options: CorpusOptions, *, n_best: int | None = None) -> TranslateOptions:
+    """Return the options of `translate` that translate --input into TRANSLATIONS."""
     shared = {field.name for field in dataclasses.fields(TranslateOptions)}
     values = {name: value for name, value in vars(options).items() if name in shared}
-    file = options.output / TRANSLATIONS
-    resume = options.resume and (file.exists() or partial_of(file).exists())
-    values |= {"output": str(file), "n_best": n_best, "resume": resume}
-    translate_file(TranslateOptions(**values), keep_record=True)
+    values |= {"output": str(options.output / TRANSLATIONS), "n_best": n_best}
+    return TranslateOptions(**values)
 
 
 def _is_first() -> bool:

@@ -121,6 +121,10 @@ class BlockTranslator:
             "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
         }
 
+    def watch(self, count: Callable[..., object]) -> None:
+        """From now on call `count` with the numbers of `lines` and `tokens` of each batch that is found."""
+        self.translator.on_found = count
+
     def __call__(self, block: Block) -> TranslatedBlock:
         """Translate the lines of a block."""
         first_line, lines, constraints = block
