@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.commands.corpus_options import CorpusOptions
 from flaxformer_mt.commands.language_flags import read_languages
 from flaxformer_mt.commands.options import GenerateOptions, ScoreOptions, SearchOptions, TranslateOptions
 from flaxformer_mt.commands.translate_blocks import Block, BlockTranslator, check_workers, read_blocks
@@ -244,12 +245,17 @@ def _check_flags(options: TranslateOptions) -> None:
         if getattr(options, name) and (options.output == STANDARD or is_device(options.output)):
             what = "standard output" if options.output == STANDARD else f"{options.output}, a device or pipe"
             raise UserError(f"--{name} {effect}, but the output is {what}; give --output=FILE")
+    check_line_flags(options)
+    if options.output != STANDARD:
+        check_output(options.output, inputs=(options.input, options.prefix, options.required))
+
+
+def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
+    """Raise UserError if --window is too small, or --resume and --overwrite are both given."""
     if options.window is not None and options.window < 1:
         raise UserError(f"--window is {options.window}; it must be at least 1 (a number of lines)")
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
-    if options.output != STANDARD:
-        check_output(options.output, inputs=(options.input, options.prefix, options.required))
 
 
 def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> None:
