@@ -19,6 +19,7 @@ from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
 from flaxformer_mt.text_io.pair_table import PairRules, write_report, write_table
+from flaxformer_mt.text_io.resumable_output import record_of
 
 TRANSLATIONS = "translations.txt"
 
@@ -59,7 +60,7 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
         references = _read(str(options.reference), options)
         targets = _choose_closest(read_n_best(targets), references, options.metric)
     report = _write_pairs(options, zip(sources, targets, strict=True))
-    report |= write_scores(options, record=options.output / f"{TRANSLATIONS}.json")
+    report |= write_scores(options, record=record_of(options.output / TRANSLATIONS))
     write_report(options.output, report)
     return report
 

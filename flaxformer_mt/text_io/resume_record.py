@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError
 
 # How to go on if an unfinished output file cannot be resumed.
@@ -67,13 +68,9 @@ def write_record(record: Record, file: Path) -> None:
 def read_record(file: Path) -> Record:
     """Read what `write_record` wrote. Raises ValueError, whose message says what is wrong with the file."""
     try:
-        found = json.loads(file.read_bytes())
+        found = read_json_object(file)
     except OSError as error:
         raise ValueError(f"{error.strerror}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError("it contains no JSON object")
     for field in fields(Record):
         value: Any = found.get(field.name)
         kind: type = {"origin": dict, "inputs": dict, "digest": str}.get(field.name, int)
