@@ -7,12 +7,13 @@ checked in parallel/device_layout.py, the data in corpus/.
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import find_direction_problems
-from flaxformer_mt.config.distillation import find_distillation_problems
+from flaxformer_mt.config.field_values import replace_fields
 from flaxformer_mt.config.stage_mixes import find_noise_problems, find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -33,7 +34,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _data_problems(config)
     yield from _architecture_problems(config)
     yield from _alignment_problems(config)
-    yield from find_distillation_problems(config)
+    yield from _distillation_problems(config)
     yield from _training_problems(config)
     yield from _search_conflicts(config.search, config.model, "search.")
 
@@ -44,18 +45,10 @@ def _find_problems(section: Any, conflicts: Callable[[Any], Iterable[str]], wher
     Conflicts are looked for with defaults in place of wrong values, and those that name one are left out.
     """
     wrong = dict(find_wrong_values(section, where))
-    for name in wrong:
-        section = _with_default(section, name.removeprefix(where).split("."))
+    paths, defaults = [name.removeprefix(where) for name in wrong], type(section)()
+    valid = replace_fields(section, {path: attrgetter(path)(defaults) for path in paths}, "config")
     named = re.compile("|".join(rf"{re.escape(name)}\b" for name in wrong) or "(?!)")
-    return [*wrong.values(), *(line for line in conflicts(section) if not named.search(line))]
-
-
-def _with_default(section: Any, path: list[str]) -> Any:
-    name, *rest = path
-    value = getattr(type(section)(), name)
-    if rest:
-        value = _with_default(getattr(section, name), rest)
-    return dataclasses.replace(section, **{name: value})
+    return [*wrong.values(), *(line for line in conflicts(valid) if not named.search(line))]
 
 
 def _model_problems(model: ModelConfig) -> Iterator[str]:
@@ -234,27 +227,17 @@ def _architecture_problems(config: Config) -> Iterator[str]:
 
 
 def _alignment_problems(config: Config) -> Iterator[str]:
-    model, chosen, files = config.model, config.model.alignment, config.data.alignments
-    sets = config.data.dataset.split(",")
-    if files and not chosen.weight:
-        yield (
-            f"data.alignments is {','.join(files)}, but model.alignment.weight is 0, which means no guided "
-            "alignment; set model.alignment.weight=0.1, or leave out data.alignments"
-        )
-    if len(files) not in (0, 1, len(sets)):
-        yield (
-            f"data.alignments has {len(files)} names for {len(sets)} data sets ({config.data.dataset}); give "
-            "one name for each set, empty for a set without alignments, or one for all"
-        )
-    for problem in filter(None, map(find_cloud_path, files)):
-        yield f"data.alignments: {problem}"
+    model, chosen = config.model, config.model.alignment
+    yield from _side_file_problems(
+        config,
+        "data.alignments",
+        "model.alignment.weight",
+        purpose="guided alignment",
+        usual=0.1,
+        remedy="make one with align and set data.alignments=train.align",
+    )
     if not chosen.weight:
         return
-    if not any(files):
-        yield (
-            f"model.alignment.weight is {chosen.weight}, but data.alignments names no file; set it, or set "
-            "model.alignment.weight=0"
-        )
     if _decoder_only(model):
         yield (
             f"model.alignment.weight is {chosen.weight}, but a decoder_only model has no cross-attention to "
@@ -270,6 +253,58 @@ def _alignment_problems(config: Config) -> Iterator[str]:
                 f"model.alignment.{name} is {value}, but the decoder has {count} {name}s; it must be from "
                 f"{least} to {count - 1}"
             )
+
+
+def _distillation_problems(config: Config) -> Iterator[str]:
+    files = config.data.teacher_scores
+    yield from _side_file_problems(
+        config,
+        "data.teacher_scores",
+        "train.teacher_weight",
+        purpose="distillation",
+        usual=0.5,
+        remedy="make one with distil --teacher_scores=8 and set data.teacher_scores=train.scores",
+    )
+    if any(files) and config.vocab.sampling:
+        yield (
+            f"vocab.sampling is {config.vocab.sampling}, which gives targets other tokens in each epoch than "
+            "data.teacher_scores has scores of; set vocab.sampling=0, or leave out data.teacher_scores"
+        )
+    if any(files) and not config.data.source_language:
+        yield (
+            "data.teacher_scores needs translations, but data.source_language is empty, which means a "
+            "language model; leave out data.teacher_scores"
+        )
+
+
+def _side_file_problems(
+    config: Config, field: str, weight_field: str, *, purpose: str, usual: float, remedy: str
+) -> Iterator[str]:
+    """Find problems of files that say more of the training pairs, and of the weight of what is learned so.
+
+    Args:
+      field: the dotted name of the field with the files, one for each data set.
+      weight_field: that of the weight.
+      purpose: what the weight is for.
+      usual: a usual weight.
+      remedy: what to do for a weight without a file.
+    """
+    files, weight = attrgetter(field, weight_field)(config)
+    sets = config.data.dataset.split(",")
+    if any(files) and not weight:
+        yield (
+            f"{field} is {','.join(files)}, but {weight_field} is 0, which means no {purpose}; set "
+            f"{weight_field}={usual}, or leave out {field}"
+        )
+    if weight and not any(files):
+        yield f"{weight_field} is {weight}, but {field} names no file; {remedy}, or set {weight_field}=0"
+    if len(files) not in (0, 1, len(sets)):
+        yield (
+            f"{field} has {len(files)} names for {len(sets)} data sets ({config.data.dataset}); give one "
+            "name for each set, empty for a set without such a file, or one for all"
+        )
+    for problem in filter(None, map(find_cloud_path, files)):
+        yield f"{field}: {problem}"
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:

@@ -1,12 +1,14 @@
 """Stages of training as numbers, from the strings of StageConfig: shares of the data sets, and ends."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import Member, read_members
-from flaxformer_mt.config.noise import SOURCE_NOISE, NoiseConfig
+from flaxformer_mt.config.noise import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE, NoiseConfig
 from flaxformer_mt.config.schema import DataConfig, StageConfig
 from flaxformer_mt.errors import UserError
 
@@ -65,23 +67,18 @@ def find_noise_problems(data: DataConfig) -> Iterator[str]:
     """Yield noise that the rest of the config cannot have, one line for each problem."""
     noises = {"data.noise": data.noise}
     noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
-    for where, noise in noises.items():
-        on = [kind for kind in SOURCE_NOISE if getattr(noise, kind)]
-        if on and not data.source_language:
-            yield (
-                f"{where}.{on[0]} is {getattr(noise, on[0])}, but a language model has no sources to "
-                "change (data.source_language is empty); set it to 0"
-            )
-        if not any(data.alignments):
-            continue
-        kinds = {f"typo_kinds.{kind}" for kind in ("skipped_space", "random_space") if noise.typos}
-        for kind in ("punctuation", "whitespace", *sorted(kinds)):
-            rate = getattr(noise.typo_kinds if "." in kind else noise, kind.rpartition(".")[2])
-            if rate:
-                yield (
-                    f"{where}.{kind} is {rate}, but it changes the number of words, which data.alignments "
-                    "counts; set it to 0"
-                )
+    reasons: dict[tuple[str, ...], str] = {}
+    if not data.source_language:
+        reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
+    if any(data.alignments):
+        reasons[SPACE_NOISE] = "it changes the number of words, which data.alignments counts"
+    if any(data.teacher_scores):
+        reasons[TARGET_NOISE] = "it changes targets, of which data.teacher_scores has scores"
+    for (where, noise), (kinds, reason) in itertools.product(noises.items(), reasons.items()):
+        for kind in kinds:
+            rate = attrgetter(kind)(noise)
+            if rate and (noise.typos or not kind.startswith("typo_kinds.")):
+                yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
 
 
 def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfig) -> Stage:
