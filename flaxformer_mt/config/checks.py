@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any
 
-from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
+from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import find_direction_problems
 from flaxformer_mt.config.field_values import replace_fields
@@ -32,6 +32,7 @@ def validate(config: Config) -> None:
 def _conflicts(config: Config) -> Iterator[str]:
     yield from _model_problems(config.model)
     yield from _data_problems(config)
+    yield from _vocab_problems(config.vocab)
     yield from _architecture_problems(config)
     yield from _alignment_problems(config)
     yield from _distillation_problems(config)
@@ -107,17 +108,12 @@ def _attention_problems(model: ModelConfig) -> Iterator[str]:
         )
 
 
-# Pieces of vocab.byte_fallback.
-_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
-
-
 def _decoder_only(model: ModelConfig) -> bool:
     return model.architecture == "decoder_only"
 
 
 def _data_problems(config: Config) -> Iterator[str]:
-    data, vocab = config.data, config.vocab
-    has_source = bool(data.source_language)
+    data = config.data
     datasets = data.dataset.split(",")
     for name in ("cache_dir", "tfds_data_dir"):
         if problem := find_cloud_path(getattr(data, name)):
@@ -136,7 +132,7 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data.clean.language {data.clean.language} needs a model: set data.clean.language_model to a "
             "file such as lid.176.bin"
         )
-    longest = max(data.max_source_length if has_source else 0, data.max_target_length)
+    longest = max(data.max_source_length if data.source_language else 0, data.max_target_length)
     if data.batch_tokens < longest * data.row_multiple:
         yield (
             f"data.batch_tokens {data.batch_tokens} is too small for data.row_multiple {data.row_multiple} "
@@ -152,6 +148,13 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data.batch_pairs is {data.batch_pairs}; it must be a multiple of data.row_multiple "
             f"{data.row_multiple}"
         )
+
+
+# Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
+_OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
+
+
+def _vocab_problems(vocab: VocabConfig) -> Iterator[str]:
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     sizes = {"size": vocab.size} | ({} if vocab.source_size is None else {"source_size": vocab.source_size})
     for name, size in sizes.items():
@@ -166,7 +169,7 @@ def _data_problems(config: Config) -> Iterator[str]:
         )
     least = min((size for size in sizes.values() if size > 0), default=4)
     distinct = len(set(ids.values())) == 4 or vocab.kind == "pretrained"
-    if not distinct or not all(0 <= i < least for i in ids.values()):
+    if not distinct or max(ids.values()) >= least:
         yield f"the special ids must be four different numbers from 0 to {least - 1}, but they are {ids}"
     for symbol in vocab.symbols:
         if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:
@@ -174,7 +177,7 @@ def _data_problems(config: Config) -> Iterator[str]:
                 f"vocab.symbols has {symbol!r}; symbols are different from each other, and neither empty nor "
                 "with spaces"
             )
-        elif symbol in ("<pad>", "<s>", "</s>", "<unk>", "\u2581") or _BYTE_PIECE.fullmatch(symbol):
+        elif _OWN_PIECE.fullmatch(symbol):
             yield f"vocab.symbols has {symbol}, which the vocabulary defines itself; leave it out"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"

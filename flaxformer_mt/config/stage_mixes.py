@@ -84,14 +84,13 @@ def find_noise_problems(data: DataConfig) -> Iterator[str]:
 def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfig) -> Stage:
     shares = [0.0] * len(members)
     for line in stage.mix:
-        name, _, number = line.strip().rpartition(" ")
-        share = _read_number(number)
-        if not name or share is None or share < 0:
+        name, share = _read_pair(line)
+        if not name or not 0 <= share < math.inf:
             raise UserError(
                 f"data.stages: stage {stage.name} has {line!r} in its mix; write 'NAME SHARE', with a share "
                 "of 0 or more"
             )
-        shares[_find_member(name.strip(), members, stage)] += share
+        shares[_find_member(name, members, stage)] += share
     if not any(shares):
         raise UserError(
             f"data.stages: stage {stage.name} mixes no data set; give one a share above 0, as in 'NAME 1'"
@@ -99,10 +98,9 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
     counted = next(index for index, share in enumerate(shares) if share)
     epochs = steps = None
     if stage.until:
-        name, _, number = stage.until.strip().rpartition(" ")
-        count = _read_number(number, infinite=True)
+        name, count = _read_pair(stage.until)
         endless = count == math.inf
-        if not name or count is None or not (endless or 1 <= count <= _LARGEST_COUNT and count == int(count)):
+        if not name or not (endless or (1 <= count <= _LARGEST_COUNT and count.is_integer())):
             raise UserError(
                 f"data.stages: stage {stage.name} ends until {stage.until!r}; write 'NAME N' for N passes "
                 "over a data set, or 'steps N' for N updates, with a whole number N of 1 or more"
@@ -111,7 +109,7 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
         if name == "steps":
             steps = limit
         else:
-            counted, epochs = _find_member(name.strip(), members, stage), limit
+            counted, epochs = _find_member(name, members, stage), limit
             if not shares[counted]:
                 raise UserError(
                     f"data.stages: stage {stage.name} ends until {stage.until!r}, but its mix has no {name}; "
@@ -121,12 +119,13 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
     return Stage(stage.name, tuple(shares), counted, epochs, steps, chosen)
 
 
-def _read_number(text: str, *, infinite: bool = False) -> float | None:
+def _read_pair(text: str) -> tuple[str, float]:
+    """Split `NAME NUMBER`; NaN stands for what is no number."""
+    name, _, number = text.strip().rpartition(" ")
     try:
-        number = float(text)
+        return name.strip(), float(number)
     except ValueError:
-        return None
-    return number if math.isfinite(number) or (infinite and number == math.inf) else None
+        return name.strip(), math.nan
 
 
 def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> int:
