@@ -70,9 +70,9 @@ class _Batches:
             batches.submit(number, lines[number], n_best=1, notes=NO_NOTES, tags=own, lead=self._tags.lead)
         found: dict[Hashable, Translation] = {}
         while len(batches):
-            for number, line in batches.advance():
-                found[number] = batches.finish(line)
-                self._count(lines=1, tokens=len(found[number].tokens))
+            for name, line in batches.advance():
+                found[name] = batches.finish(line)
+                self._count(lines=1, tokens=len(found[name].tokens))
         tokens = sum(len(translation.tokens) for translation in found.values())
         return TranslatedBlock([[found[number].text] for number in range(len(lines))], tokens)
 

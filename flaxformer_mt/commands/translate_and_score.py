@@ -66,16 +66,14 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
     form, notes = choose_format(options)
-    as_given = ("checkpoint", "ensemble", "long_lines", "split_sentences", "dtype", "allow_nonfinite")
-    as_given += ("shortlist", "quantization")
+    loaded = "checkpoint ensemble long_lines split_sentences dtype allow_nonfinite shortlist quantization"
     make = functools.partial(
         BlockTranslator,
         run=Path(to_url(options.run)),  # workers of other machines make copies of their own
-        load={"search": search, **{name: getattr(options, name) for name in as_given}},
-        call={"n_best": n_best, "unique": options.unique, **languages},
+        load={"search": search, **{name: getattr(options, name) for name in loaded.split()}},
+        call={"n_best": n_best, "unique": options.unique, "notes": notes, **languages},
         warm_up=options.warm_up,
         form=form,
-        notes=notes,
     )
     write_translations(options, make, languages=languages, keep_record=keep_record)
 
@@ -175,10 +173,10 @@ def score_file(options: ScoreOptions) -> None:
         sources, kept_sources = itertools.tee(source.lines) if source else (None, itertools.repeat(None))
         is_ready = (source and source.is_ready) or target.is_ready
         scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready, **languages)
-        # In this order, since zip takes from the first iterator before it knows that the others go on.
-        kept = zip(scores, kept_sources, kept_targets, strict=False)
-        for number, (score, *pair) in enumerate(kept):
-            pieces = scorer.vocabs.target.pieces
+        # Scores come first: at their end, no line has been taken for one more.
+        lines = zip(scores, kept_sources, kept_targets, strict=False)
+        for number, (score, source_line, target_line) in enumerate(lines):
+            pieces, pair = scorer.vocabs.target.pieces, (source_line, target_line)
             write(format_score(score, number, pair, pieces, tokens=options.tokens, as_json=options.json))
             progress.add(tokens=len(score.tokens))
 
