@@ -160,18 +160,16 @@ class ChunkScorer:
         vocabs, longest = self._vocabs, self._longest
         ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
         pairs = [Pair(*pair) for pair in ids]
-        fits = [
-            index
+        fits = {
+            index: pair
             for index, pair in enumerate(pairs)
             if len(pair.source) <= longest[0] and len(pair.target) <= longest[1]
-        ]
+        }
         scored: _Scored = [None] * len(pairs)
-        readings = self._scorer.read_all(
-            [pairs[index] for index in fits], params=self._params, top_k=self._top_k
-        )
-        for index, reading in zip(fits, readings, strict=True):
+        readings = self._scorer.read_all([*fits.values()], params=self._params, top_k=self._top_k)
+        for (index, pair), reading in zip(fits.items(), readings, strict=True):
             assert reading.top_ids is not None and reading.top_probs is not None
-            scored[index] = (np.asarray(pairs[index].target), reading.top_ids, reading.top_probs)
+            scored[index] = (np.asarray(pair.target), reading.top_ids, reading.top_probs)
         return block.number, scored
 
 

@@ -100,31 +100,23 @@ def open_one_output(
     """
     from flaxformer_mt.parallel.processes import exchange, is_first
 
-    if not is_first():
-        yield PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
-        return
-    with _open_output(options, origin, window, keep=keep) as output:
-        exchange(str(output.done).encode())
-        yield output
-
-
-@contextlib.contextmanager
-def _open_output(
-    options: TranslateOptions, origin: Callable[[], dict[str, Any]], window: int, *, keep: bool
-) -> Iterator[ResumableOutput | PlainOutput]:
-    if options.output == STANDARD or is_device(options.output):
-        with open_output(options.output) as write:
-            yield PlainOutput(write)
-        return
-    resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
-    with (
-        name_full_disk(options.output),
-        open_resumable(options.output, origin=origin(), step=window, **resumed) as output,
-    ):
+    output: ResumableOutput | PlainOutput
+    with contextlib.ExitStack() as files:
+        if not is_first():
+            output = PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
+        elif options.output == STANDARD or is_device(options.output):
+            output = PlainOutput(files.enter_context(open_output(options.output)))
+        else:
+            files.enter_context(name_full_disk(options.output))
+            resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
+            resumable = open_resumable(options.output, origin=origin(), step=window, **resumed)
+            output = files.enter_context(resumable)
+        if is_first():
+            exchange(str(output.done).encode())
         try:
             yield output
         except BaseException:
-            if output.done:
+            if isinstance(output, ResumableOutput) and output.done:
                 kept = f"{output.partial} holds the output of the first {output.done:,} lines"
                 print(f"{kept}; run the same command with --resume to continue", file=sys.stderr)
             raise

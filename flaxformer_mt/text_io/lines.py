@@ -71,16 +71,15 @@ def read_lines(
     Raises:
       UserError: a line is not UTF-8 and `invalid_utf8` is refuse, or the text is in UTF-16 or UTF-32.
     """
+    where = "standard input" if name == STANDARD else name
     for number, line in enumerate(stream, start=1):
         if number == 1:
-            check_encoding(line, "standard input" if name == STANDARD else name)
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        if number == 1:
+            check_encoding(line, where)
             line = line.removeprefix(b"\xef\xbb\xbf")
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
         try:
             yield line.decode("utf-8", errors="strict" if invalid_utf8 == "refuse" else "replace")
         except UnicodeDecodeError as error:
-            where = "standard input" if name == STANDARD else name
             byte = f"byte 0x{line[error.start]:02x} at {error.start + 1}"
             raise UserError(
                 f"{where}, line {number}, is not UTF-8 ({byte}); "
