@@ -199,9 +199,7 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
     check_search(search, model=stored.model, where="--")
     found_by = candidate_search(search)  # whose flags have an effect on mbr as well
     for method, method_flags in _METHOD_FLAGS.items():
-        for name in method_flags:
-            if method in (search.method, found_by.method):
-                continue
+        for name in method_flags if method not in (search.method, found_by.method) else ():
             if name in given and (name, given[name]) != ("beam_size", 1):
                 raise UserError(
                     f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "

@@ -5,6 +5,7 @@ checked in parallel/device_layout.py, the data in corpus/.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
@@ -14,7 +15,8 @@ from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, Sea
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import find_direction_problems
 from flaxformer_mt.config.field_values import replace_fields
-from flaxformer_mt.config.stage_mixes import find_noise_problems, find_stage_problems
+from flaxformer_mt.config.noise import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
+from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
 
@@ -126,7 +128,7 @@ def _data_problems(config: Config) -> Iterator[str]:
     if all(name.strip() for name in datasets):  # else the data cannot be read
         yield from find_direction_problems(data)
         yield from find_stage_problems(data)
-    yield from find_noise_problems(data)
+    yield from _noise_problems(config)
     if data.clean.language != "off" and not data.clean.language_model:
         yield (
             f"data.clean.language {data.clean.language} needs a model: set data.clean.language_model to a "
@@ -148,6 +150,25 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data.batch_pairs is {data.batch_pairs}; it must be a multiple of data.row_multiple "
             f"{data.row_multiple}"
         )
+
+
+def _noise_problems(config: Config) -> Iterator[str]:
+    """Find noise that the rest of the config cannot have."""
+    data = config.data
+    noises = {"data.noise": data.noise}
+    noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
+    reasons: dict[tuple[str, ...], str] = {}
+    if not data.source_language:
+        reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
+    if any(data.alignments):
+        reasons[SPACE_NOISE] = "it changes the number of words, which data.alignments counts"
+    if any(data.teacher_scores):
+        reasons[TARGET_NOISE] = "it changes targets, of which data.teacher_scores has scores"
+    for (where, noise), (kinds, reason) in itertools.product(noises.items(), reasons.items()):
+        for kind in kinds:
+            rate = attrgetter(kind)(noise)
+            if rate and (noise.typos or not kind.startswith("typo_kinds.")):
+                yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
 
 
 # Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.

@@ -48,11 +48,9 @@ def read_members(data: DataConfig) -> list[Member]:
     """
     members = []
     for name in (name.strip() for name in data.dataset.split(",")):
-        match = _DIRECTED.fullmatch(name)
-        direction = Direction(data.source_language, data.target_language)
-        if match is not None:
-            direction = Direction(match["source"], match["target"])
-        dataset = name if match is None else match["dataset"]
+        dataset, direction = name, Direction(data.source_language, data.target_language)
+        if match := _DIRECTED.fullmatch(name):
+            dataset, direction = match["dataset"], Direction(match["source"], match["target"])
         if not dataset:
             raise UserError(
                 f"data.dataset {data.dataset!r} has an empty name; write toy_de_en, or A,B for a mixture"

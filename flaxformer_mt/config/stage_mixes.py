@@ -1,14 +1,12 @@
 """Stages of training as numbers, from the strings of StageConfig: shares of the data sets, and ends."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import Member, read_members
-from flaxformer_mt.config.noise import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE, NoiseConfig
+from flaxformer_mt.config.noise import NoiseConfig
 from flaxformer_mt.config.schema import DataConfig, StageConfig
 from flaxformer_mt.errors import UserError
 
@@ -61,24 +59,6 @@ def find_stage_problems(data: DataConfig) -> Iterator[str]:
     if data.stages and (data.weights or data.temperature != 1):
         field = "weights" if data.weights else "temperature"
         yield f"data.{field} has no effect with data.stages, which have shares of their own; leave it out"
-
-
-def find_noise_problems(data: DataConfig) -> Iterator[str]:
-    """Yield noise that the rest of the config cannot have, one line for each problem."""
-    noises = {"data.noise": data.noise}
-    noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
-    reasons: dict[tuple[str, ...], str] = {}
-    if not data.source_language:
-        reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
-    if any(data.alignments):
-        reasons[SPACE_NOISE] = "it changes the number of words, which data.alignments counts"
-    if any(data.teacher_scores):
-        reasons[TARGET_NOISE] = "it changes targets, of which data.teacher_scores has scores"
-    for (where, noise), (kinds, reason) in itertools.product(noises.items(), reasons.items()):
-        for kind in kinds:
-            rate = attrgetter(kind)(noise)
-            if rate and (noise.typos or not kind.startswith("typo_kinds.")):
-                yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
 
 
 def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfig) -> Stage:
