@@ -1,7 +1,8 @@
 """The commands that process text line by line: `translate` and `score`.
 
-Contains the checks of their flags, the files that they read and write, and the options that must be equal to
-resume an output file. Modules that import JAX are imported when a command runs, so that `--help` is fast.
+Contains the checks of their flags, and the loop that reads lines, gives them to a model in blocks and writes
+what comes back; `backtranslate` and `distil` use it too. Modules that import JAX are imported when a command
+runs, so that `--help` is fast.
 """
 
 import contextlib

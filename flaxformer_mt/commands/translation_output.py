@@ -1,4 +1,7 @@
-"""The output of `translate`: its format, and a file that can be resumed, or a stream that cannot."""
+"""The output of `translate`: its format, and a file that can be resumed, or a stream that cannot.
+
+Contains the options that must be equal to resume an output file.
+"""
 
 import contextlib
 import dataclasses
