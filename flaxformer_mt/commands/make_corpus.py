@@ -7,26 +7,19 @@ which is quick and a function of the first.
 
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions, CorpusOptions, DistilOptions
 from flaxformer_mt.commands.options import TranslateOptions
-from flaxformer_mt.commands.translate_and_score import choose_search, translate_file
-from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT
+from flaxformer_mt.commands.translate_and_score import check_line_flags, choose_search, translate_file
+from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT, find_wrong_values
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.lines import (
-    STANDARD,
-    check_writable,
-    count_lines,
-    open_input,
-    partial_of,
-    read_lines,
-)
-from flaxformer_mt.text_io.pair_table import PairRules, write_table
+from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
+from flaxformer_mt.text_io.pair_table import PairRules, write_report, write_table
+from flaxformer_mt.text_io.resumable_output import record_of
 
 TRANSLATIONS = "translations.txt"
 
@@ -39,42 +32,37 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
     if options.backend == "ctranslate2":
         from flaxformer_mt.commands.ctranslate2_text import translate_with_ctranslate2
 
-        translate_with_ctranslate2(options, options.output / TRANSLATIONS)
+        translate_with_ctranslate2(_translate_options(options))
     else:
-        _translate(options)
+        translate_file(_translate_options(options), keep_record=True)
     if not _is_first():
         return None
     originals = _read(options.input, options)
     translated = _read(str(options.output / TRANSLATIONS), options)
-    return _write(options, zip(translated, originals, strict=True), tag=options.tag)
+    report = _write_pairs(options, zip(translated, originals, strict=True), tag=options.tag)
+    write_report(options.output, report)
+    return report
 
 
 def distil(options: DistilOptions) -> dict[str, Any] | None:
     """Run the command `distil`; return the report, or None in all processes but the first."""
+    from flaxformer_mt.commands.score_targets import check_scores, write_scores
+
     options = dataclasses.replace(options, output=_check(options))
     n_best = _check_targets(options)
-    if options.teacher_scores is not None:
-        from flaxformer_mt.commands.score_targets import check_scores
-
-        check_scores(options)
-    _translate(options, n_best=n_best)
+    check_scores(options)
+    translate_file(_translate_options(options, n_best=n_best), keep_record=True)
     if not _is_first():
         return None
     sources = _read(options.input, options)
-    translated = _read(str(options.output / TRANSLATIONS), options)
-    if n_best is None:
-        return _write_scored(options, zip(sources, translated, strict=True))
-    references = _read(str(options.reference), options)
-    chosen = _choose_closest(read_n_best(translated), references, options.metric)
-    return _write_scored(options, zip(sources, chosen, strict=True))
-
-
-def _write_scored(options: DistilOptions, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Write the pairs, then their scores, if there are any, and then the report."""
-    from flaxformer_mt.commands.score_targets import write_scores
-
-    record = options.output / f"{TRANSLATIONS}.json"
-    return _write(options, pairs, after=lambda: write_scores(options, record=record))
+    targets = _read(str(options.output / TRANSLATIONS), options)
+    if n_best is not None:
+        references = _read(str(options.reference), options)
+        targets = _choose_closest(read_n_best(targets), references, options.metric)
+    report = _write_pairs(options, zip(sources, targets, strict=True))
+    report |= write_scores(options, record=record_of(options.output / TRANSLATIONS))
+    write_report(options.output, report)
+    return report
 
 
 def _check(options: CorpusOptions) -> Path:
@@ -83,23 +71,18 @@ def _check(options: CorpusOptions) -> Path:
         raise UserError("--input is read twice, so that it cannot be standard input; give a file")
     with open_input(options.input):
         pass
-    if options.window is not None and options.window < 1:
-        raise UserError(f"--window is {options.window}; it must be at least 1 (a number of lines)")
+    check_line_flags(options)
     weight = options.weight
     if weight is not None and not SMALLEST_WEIGHT <= weight <= LARGEST_WEIGHT:
         raise UserError(
             f"--weight is {weight}; it must be a number from {SMALLEST_WEIGHT:.6f} to {LARGEST_WEIGHT:,.0f}"
         )
-    for name, least in (("max_characters", 1), ("max_length_ratio", 1.0), ("max_repetitions", 1)):
-        value = getattr(options, name)
-        if not value >= least or math.isinf(value):
-            raise UserError(f"--{name} is {value}; it must be a number of at least {least}")
+    if wrong := dict(find_wrong_values(_read_rules(options), "--")):
+        raise UserError("\n".join(wrong.values()))
     folder = options.output.expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder} is a file; give a folder")
     check_writable(folder)
-    if options.resume and options.overwrite:
-        raise UserError("--resume and --overwrite exclude each other; leave one out")
     finished = folder / TRANSLATIONS
     if finished.exists() and not (options.resume or options.overwrite):
         raise UserError(
@@ -134,14 +117,12 @@ def _check_targets(options: DistilOptions) -> int | None:
     return n_best
 
 
-def _translate(options: CorpusOptions, *, n_best: int | None = None) -> None:
-    """Translate --input into TRANSLATIONS, unless that is done already."""
+def _translate_options(options: CorpusOptions, *, n_best: int | None = None) -> TranslateOptions:
+    """Return the options of `translate` that translate --input into TRANSLATIONS."""
     shared = {field.name for field in dataclasses.fields(TranslateOptions)}
     values = {name: value for name, value in vars(options).items() if name in shared}
-    file = options.output / TRANSLATIONS
-    resume = options.resume and (file.exists() or partial_of(file).exists())
-    values |= {"output": str(file), "n_best": n_best, "resume": resume}
-    translate_file(TranslateOptions(**values), keep_record=True)
+    values |= {"output": str(options.output / TRANSLATIONS), "n_best": n_best}
+    return TranslateOptions(**values)
 
 
 def _is_first() -> bool:
@@ -151,21 +132,18 @@ def _is_first() -> bool:
 
 
 def _read(path: str, options: CorpusOptions) -> Iterator[str]:
-    with open_input(path) as stream:
-        yield from read_lines(stream, name=path, invalid_utf8=options.invalid_utf8)
+    with open_lines(path, invalid_utf8=options.invalid_utf8) as text:
+        yield from text.lines
 
 
-def _write(
-    options: CorpusOptions,
-    pairs: Iterable[tuple[str, str]],
-    *,
-    tag: str = "",
-    after: Callable[[], dict[str, Any]] = dict,
+def _read_rules(options: CorpusOptions) -> PairRules:
+    return PairRules(**{field.name: getattr(options, field.name) for field in dataclasses.fields(PairRules)})
+
+
+def _write_pairs(
+    options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = ""
 ) -> dict[str, Any]:
-    rules = PairRules(
-        options.max_characters, options.max_length_ratio, options.max_repetitions, options.copies
-    )
-    return write_table(options.output, pairs, rules, tag=tag, weight=options.weight, after=after)
+    return write_table(options.output, pairs, _read_rules(options), tag=tag, weight=options.weight)
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:

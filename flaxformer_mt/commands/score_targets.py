@@ -23,7 +23,7 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.score_files import ScoreFile, join_parts, open_score_file, write_part
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.working_copies import open_copy, to_url
-from flaxformer_mt.text_io.lines import count_lines, open_input, read_lines
+from flaxformer_mt.text_io.lines import count_lines, open_lines
 from flaxformer_mt.text_io.pair_table import TABLE
 from flaxformer_mt.vocab import load_vocabs
 
@@ -160,18 +160,16 @@ class ChunkScorer:
         vocabs, longest = self._vocabs, self._longest
         ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
         pairs = [Pair(*pair) for pair in ids]
-        fits = [
-            index
+        fits = {
+            index: pair
             for index, pair in enumerate(pairs)
             if len(pair.source) <= longest[0] and len(pair.target) <= longest[1]
-        ]
+        }
         scored: _Scored = [None] * len(pairs)
-        readings = self._scorer.read_all(
-            [pairs[index] for index in fits], params=self._params, top_k=self._top_k
-        )
-        for index, reading in zip(fits, readings, strict=True):
+        readings = self._scorer.read_all([*fits.values()], params=self._params, top_k=self._top_k)
+        for (index, pair), reading in zip(fits.items(), readings, strict=True):
             assert reading.top_ids is not None and reading.top_probs is not None
-            scored[index] = (np.asarray(pairs[index].target), reading.top_ids, reading.top_probs)
+            scored[index] = (np.asarray(pair.target), reading.top_ids, reading.top_probs)
         return block.number, scored
 
 
@@ -200,8 +198,8 @@ def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
 
 def _read_chunks(table: Path) -> Iterator[list[list[str]]]:
     """Yield source and target of the rows of the table, a chunk at a time."""
-    with open_input(str(table)) as stream:
-        rows = (line.split("\t") for line in read_lines(stream, name=str(table), invalid_utf8="replace"))
+    with open_lines(str(table), invalid_utf8="replace") as text:
+        rows = (line.split("\t") for line in text.lines)
         while chunk := list(itertools.islice(rows, _CHUNK)):
             yield chunk
 

@@ -1,22 +1,24 @@
 """The commands that process text line by line: `translate` and `score`.
 
-Contains the checks of their flags, the files that they read and write, and the options that must be equal to
-resume an output file. Modules that import JAX are imported when a command runs, so that `--help` is fast.
+Contains the checks of their flags, and the loop that reads lines, gives them to a model in blocks and writes
+what comes back; `backtranslate` and `distil` use it too. Modules that import JAX are imported when a command
+runs, so that `--help` is fast.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from flaxformer_mt.commands.corpus_options import CorpusOptions
 from flaxformer_mt.commands.language_flags import read_languages
 from flaxformer_mt.commands.options import GenerateOptions, ScoreOptions, SearchOptions, TranslateOptions
 from flaxformer_mt.commands.translate_blocks import Block, BlockTranslator, check_workers, read_blocks
-from flaxformer_mt.commands.translation_output import choose_format, open_one_output
+from flaxformer_mt.commands.translation_output import choose_format, describe_output, open_one_output
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
@@ -27,12 +29,11 @@ from flaxformer_mt.text_io.lines import (
     check_output,
     count_lines,
     is_device,
-    open_input,
+    open_lines,
     open_output,
-    read_lines,
-    watch_arrival,
 )
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
+from flaxformer_mt.workers.block_map import MakeWork
 
 # Search method -> the flags that have an effect on this method only.
 _METHOD_FLAGS = {
@@ -56,8 +57,6 @@ WINDOW = 2048
 def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
     """Run the command `translate`; `keep_record`: see `open_resumable`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
-    from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.workers.open_crew import Alone, open_crew
 
     uses_workers = check_workers(options)
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
@@ -67,45 +66,62 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     check_n_best(search, n_best, where="--")
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
+    form, notes = choose_format(options)
+    loaded = "checkpoint ensemble long_lines split_sentences dtype allow_nonfinite shortlist quantization"
+    make = functools.partial(
+        BlockTranslator,
+        run=Path(to_url(options.run)),  # workers of other machines make copies of their own
+        load={"search": search, **{name: getattr(options, name) for name in loaded.split()}},
+        call={"n_best": n_best, "unique": options.unique, "notes": notes, **languages},
+        warm_up=options.warm_up,
+        form=form,
+    )
+    write_translations(options, make, languages=languages, keep_record=keep_record)
+
+
+def write_translations(
+    options: TranslateOptions, make: MakeWork, *, languages: Mapping[str, str], keep_record: bool
+) -> None:
+    """Translate --input by blocks of lines, and write the output of each in order.
+
+    Args:
+      make: makes the work on a block, as `BlockTranslator`.
+      languages: those of the flags, as `read_languages` returns them.
+      keep_record: see `open_resumable`.
+
+    Raises:
+      UserError: an input is absent or has another number of lines, or the output cannot be written.
+    """
+    from flaxformer_mt.text_io.throughput import Throughput
+    from flaxformer_mt.workers.open_crew import Alone, open_crew
+
+    paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
     with contextlib.ExitStack() as files:
-        stream = files.enter_context(open_input(options.input))
-        lines, is_ready = _read_arriving(stream, options.input, options)
-        inputs, is_ready = _open_constraints(options, files, is_ready)
-        form, notes = choose_format(options)
-        load: dict[str, Any] = {
-            "checkpoint": options.checkpoint,
-            "search": search,
-            "ensemble": options.ensemble,
-            "long_lines": options.long_lines,
-            "split_sentences": options.split_sentences,
-            "dtype": options.dtype,
-            "allow_nonfinite": options.allow_nonfinite,
-            "shortlist": options.shortlist,
-            "quantization": options.quantization,
+        texts = {
+            name: files.enter_context(open_lines(path, invalid_utf8=options.invalid_utf8))
+            for name, path in paths.items()
+            if path is not None
         }
-        task: dict[str, Any] = {"warm_up": options.warm_up, "form": form, "notes": notes}
-        call = {"n_best": n_best, "unique": options.unique, **languages}
-        run = Path(to_url(options.run))  # workers of other machines make copies of their own
-        make = functools.partial(BlockTranslator, run=run, load=load, call=call, **task)
+        _check_lengths(options)
         crew = files.enter_context(open_crew(make, workers=options.workers, ray=options.ray))
-        window = options.window or (1 if stream.isatty() else WINDOW)  # typed lines are translated one by one
-        output = files.enter_context(
-            open_one_output(options, crew.describe, window, inputs=sorted(inputs), keep=keep_record)
-        )
+        typed = options.input == STANDARD and sys.stdin.isatty()
+        window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
+        origin = functools.partial(describe_output, options, crew.describe, [*texts], languages)
+        output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
+        is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
-        sources = output.read("input", lines)
         constraints: dict[str, Iterator[Any]] = {
-            name: output.read(name, lines) for name, lines in inputs.items()
+            name: output.read(name, text.lines) for name, text in texts.items()
         }
+        sources = constraints.pop("input")
         if "required" in constraints:
             constraints["required"] = (line.split("\t") for line in constraints["required"])
         blocks = read_blocks(sources, constraints, window, first_line=output.done + 1, is_ready=is_ready)
-        quiet = stream.isatty() or _is_on_screen(options.output)
-        total = count_lines(options.input)
+        quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(crew, Alone):
-            crew.work.translator.on_found = progress.add  # line by line
+            crew.work.watch(progress.add)  # line by line
         for block in crew.map(blocks, name=Block.name):
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)
@@ -124,9 +140,7 @@ def score_file(options: ScoreOptions) -> None:
     if options.source == options.target == STANDARD:
         raise UserError("only one of --source and --target can be standard input; give a file for the other")
     if options.output != STANDARD:
-        check_output(
-            options.output, inputs=[path for path in (options.source, options.target) if path is not None]
-        )
+        check_output(options.output, inputs=(options.source, options.target))
     search = choose_search(options)
     language_model = not read_config(options.run / "config.json").data.source_language
     if language_model and options.source is not None:
@@ -140,10 +154,10 @@ def score_file(options: ScoreOptions) -> None:
         )
     languages = read_languages(options)
     with contextlib.ExitStack() as files:
-        sources, is_ready = None, None
+        source = None
         if options.source is not None:
-            sources, is_ready = _open_text(options.source, options, files)
-        targets, target_is_ready = _open_text(options.target, options, files)
+            source = files.enter_context(open_lines(options.source, invalid_utf8=options.invalid_utf8))
+        target = files.enter_context(open_lines(options.target, invalid_utf8=options.invalid_utf8))
         scorer = Scorer.load(
             options.run,
             checkpoint=options.checkpoint,
@@ -155,20 +169,17 @@ def score_file(options: ScoreOptions) -> None:
         write = files.enter_context(open_output(options.output))
         quiet, total = _is_on_screen(options.output), count_lines(options.target)
         progress = files.enter_context(Throughput(total=total, quiet=quiet))
-        is_ready = is_ready or target_is_ready
+        # Lines are read ahead of their scores; the second of each two iterators keeps them for the output.
+        targets, kept_targets = itertools.tee(target.lines)
+        sources, kept_sources = itertools.tee(source.lines) if source else (None, itertools.repeat(None))
+        is_ready = (source and source.is_ready) or target.is_ready
         scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready, **languages)
-        for number, score in enumerate(scores):
-            pair = (None if sources is None else sources.take(), targets.take())
-            pieces = scorer.vocabs.target.pieces
+        # Scores come first: at their end, no line has been taken for one more.
+        lines = zip(scores, kept_sources, kept_targets, strict=False)
+        for number, (score, source_line, target_line) in enumerate(lines):
+            pieces, pair = scorer.vocabs.target.pieces, (source_line, target_line)
             write(format_score(score, number, pair, pieces, tokens=options.tokens, as_json=options.json))
             progress.add(tokens=len(score.tokens))
-
-
-def _open_text(
-    path: str, options: ScoreOptions, files: contextlib.ExitStack
-) -> "tuple[_LineBuffer, Callable[[], bool] | None]":
-    lines, is_ready = _read_arriving(files.enter_context(open_input(path)), path, options)
-    return _LineBuffer(lines), is_ready
 
 
 def _is_on_screen(output: str) -> bool:
@@ -189,9 +200,7 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
     check_search(search, model=stored.model, where="--")
     found_by = candidate_search(search)  # whose flags have an effect on mbr as well
     for method, method_flags in _METHOD_FLAGS.items():
-        for name in method_flags:
-            if method in (search.method, found_by.method):
-                continue
+        for name in method_flags if method not in (search.method, found_by.method) else ():
             if name in given and (name, given[name]) != ("beam_size", 1):
                 raise UserError(
                     f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "
@@ -207,10 +216,9 @@ def _check_flags(options: TranslateOptions) -> None:
         raise UserError(
             "only one of --input, --prefix and --required can be standard input; give files for the others"
         )
-    for written, names in (("json", ("scores", "token_scores")), ("n_best", ("scores", "token_scores"))):
-        for name in names:
+    for written, contents in (("json", "all scores"), ("n_best", "each hypothesis with its score")):
+        for name in ("scores", "token_scores"):
             if getattr(options, written) not in (False, None) and getattr(options, name):
-                contents = "all scores" if written == "json" else "each hypothesis with its score"
                 both = (written, name) == ("n_best", "token_scores")
                 more = f", or give --json instead of --{name}" if both else ""
                 raise UserError(
@@ -234,13 +242,17 @@ def _check_flags(options: TranslateOptions) -> None:
         if getattr(options, name) and (options.output == STANDARD or is_device(options.output)):
             what = "standard output" if options.output == STANDARD else f"{options.output}, a device or pipe"
             raise UserError(f"--{name} {effect}, but the output is {what}; give --output=FILE")
+    check_line_flags(options)
+    if options.output != STANDARD:
+        check_output(options.output, inputs=(options.input, options.prefix, options.required))
+
+
+def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
+    """Raise UserError if --window is too small, or --resume and --overwrite are both given."""
     if options.window is not None and options.window < 1:
         raise UserError(f"--window is {options.window}; it must be at least 1 (a number of lines)")
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
-    if options.output != STANDARD:
-        read = (options.input, options.prefix, options.required)
-        check_output(options.output, inputs=[path for path in read if path is not None])
 
 
 def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> None:
@@ -254,61 +266,14 @@ def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> N
             raise UserError(f"--workers and --ray translate files; give --{name}=FILE")
 
 
-def _read_arriving(
-    stream: BinaryIO, path: str, options: TranslateOptions | ScoreOptions
-) -> tuple[Iterator[str], Callable[[], bool] | None]:
-    """Return the lines of an open file; for a pipe also a function that tells whether another line has
-    arrived.
-    """
-    arriving = watch_arrival(stream)
-    lines = read_lines(arriving or stream, name=path, invalid_utf8=options.invalid_utf8)
-    return lines, None if arriving is None else arriving.is_ready
-
-
-def _open_constraints(
-    options: TranslateOptions, files: contextlib.ExitStack, is_ready: Callable[[], bool] | None
-) -> tuple[dict[str, Iterator[str]], Callable[[], bool] | None]:
-    """Return the lines of --prefix and --required, by the names of these parameters in `translate_stream`.
-
-    Also returns `is_ready` of the one input that is a pipe; None if there is none.
-
-    Raises:
-      UserError: a file is absent, or has another number of lines than the input.
-    """
-    constraints, num_lines = {}, count_lines(options.input)
-    for name, flag, path in (
-        ("prefixes", "--prefix", options.prefix),
-        ("required", "--required", options.required),
-    ):
-        if path is None:
-            continue
-        stream = files.enter_context(open_input(path))
-        count = count_lines(path)
+def _check_lengths(options: TranslateOptions) -> None:
+    """Raise UserError if --prefix or --required has another number of lines than --input."""
+    num_lines = count_lines(options.input)
+    for flag in ("prefix", "required"):
+        path = getattr(options, flag)
+        count = None if path is None else count_lines(path)
         if None not in (num_lines, count) and num_lines != count:
             raise UserError(
-                f"{flag}={path} has {count} lines, but --input={options.input} has {num_lines}; give one for "
-                "each line, an empty one for a line without constraint"
+                f"--{flag}={path} has {count} lines, but --input={options.input} has {num_lines}; give one "
+                "for each line, an empty one for a line without constraint"
             )
-        constraints[name], own_is_ready = _read_arriving(stream, path, options)
-        is_ready = is_ready or own_is_ready
-    return constraints, is_ready
-
-
-class _LineBuffer:
-    """An iterator over lines that are read ahead; keeps each line until `take`, for use with its result."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = iter(lines)
-        self._waiting: collections.deque[str] = collections.deque()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self._waiting.append(line)
-        return line
-
-    def take(self) -> str:
-        """Remove and return the oldest line kept."""
-        return self._waiting.popleft()

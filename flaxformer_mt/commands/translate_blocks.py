@@ -15,7 +15,6 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import take_window
 
 if TYPE_CHECKING:
-    from flaxformer_mt.translation.annotation import Notes
     from flaxformer_mt.translation.output_formats import TranslationFormat
 
 
@@ -86,7 +85,6 @@ class BlockTranslator:
         call: Mapping[str, Any],
         warm_up: bool,
         form: "TranslationFormat",
-        notes: "Notes",
     ) -> None:
         """Load the model.
 
@@ -94,13 +92,13 @@ class BlockTranslator:
           warn: receives warnings.
           run: path of the run, or its URL, which other machines read too.
           load: the other arguments of `Translator.load`.
-          call: arguments of `translate_stream` that are the same for all blocks, n_best among them.
+          call: the arguments of `translate_stream` that are the same for all blocks, n_best among them.
+          form: of the output lines.
         """
         from flaxformer_mt.translation.translator import Translator
 
         self.translator = Translator.load(run, **load, warn=warn)
-        self._form = form
-        self._options: dict[str, Any] = {"notes": notes, **call}
+        self._form, self._call = form, call
         if warm_up:
             self.translator.warm_up(n_best=call["n_best"])
 
@@ -121,12 +119,15 @@ class BlockTranslator:
             "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
         }
 
+    def watch(self, count: Callable[..., object]) -> None:
+        """From now on call `count` with the numbers of `lines` and `tokens` of each batch that is found."""
+        self.translator.on_found = count
+
     def __call__(self, block: Block) -> TranslatedBlock:
         """Translate the lines of a block."""
         first_line, lines, constraints = block
-        options = {**self._options, **constraints}
         translations = self.translator.translate_stream(
-            lines, window=len(lines), first_line=first_line, **options
+            lines, window=len(lines), first_line=first_line, **{**self._call, **constraints}
         )
         outputs, tokens = [], 0
         for number, (line, translation) in enumerate(

@@ -7,10 +7,9 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flaxformer_mt.commands.language_flags import read_languages
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.errors import name_full_disk
 from flaxformer_mt.object_store.working_copies import to_url
@@ -20,9 +19,6 @@ from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumab
 if TYPE_CHECKING:
     from flaxformer_mt.translation.annotation import Notes
     from flaxformer_mt.translation.output_formats import TranslationFormat
-
-# Returns what translations depend on besides the options of the command.
-Describe = Callable[[], dict[str, Any]]
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
@@ -47,6 +43,36 @@ def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]
     return form, notes
 
 
+def describe_output(
+    options: TranslateOptions,
+    describe: Callable[[], dict[str, Any]],
+    inputs: Iterable[str],
+    languages: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the options that must be equal to resume an output file, as JSON values.
+
+    Args:
+      describe: returns what translations depend on besides the options.
+      inputs: the names of the inputs in the record.
+      languages: those of the flags.
+    """
+    form, notes = choose_format(options)
+    description = {name: value for name, value in describe().items() if name != "device_kind"}
+    return {
+        "run": to_url(options.run.resolve()),
+        **description,
+        "format": dataclasses.asdict(form),
+        "notes": notes._asdict(),
+        "n_best": options.n_best,
+        "long_lines": options.long_lines,
+        "invalid_utf8": options.invalid_utf8,
+        "inputs": sorted(inputs),
+        # Only if given, so that commands of earlier versions can be resumed.
+        **({"unique": True} if options.unique else {}),
+        **languages,
+    }
+
+
 class PlainOutput:
     """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
 
@@ -65,53 +91,35 @@ class PlainOutput:
 
 @contextlib.contextmanager
 def open_one_output(
-    options: TranslateOptions, describe: Describe, window: int, *, inputs: list[str], keep: bool
-) -> Iterator["ResumableOutput | PlainOutput"]:
+    options: TranslateOptions, origin: Callable[[], dict[str, Any]], window: int, *, keep: bool
+) -> Iterator[ResumableOutput | PlainOutput]:
     """Return the output; of several processes, only the first one writes it, and all start after the same
     line.
+
+    Args:
+      origin: returns what must be equal to resume a file; called only where one is written.
+      window: the number of lines between two records.
+      keep: see `open_resumable`.
     """
     from flaxformer_mt.parallel.processes import exchange, is_first
 
-    if not is_first():
-        yield PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
-        return
-    with _open_output(options, describe, window, inputs=inputs, keep=keep) as output:
-        exchange(str(output.done).encode())
-        yield output
-
-
-@contextlib.contextmanager
-def _open_output(
-    options: TranslateOptions, describe: Describe, window: int, *, inputs: list[str], keep: bool
-) -> Iterator[ResumableOutput | PlainOutput]:
-    if options.output == STANDARD or is_device(options.output):
-        with open_output(options.output) as write:
-            yield PlainOutput(write)
-        return
-    form, notes = choose_format(options)
-    description = {name: value for name, value in describe().items() if name != "device_kind"}
-    origin = {
-        "run": to_url(options.run.resolve()),
-        **description,
-        "format": dataclasses.asdict(form),
-        "notes": notes._asdict(),
-        "n_best": options.n_best,
-        "long_lines": options.long_lines,
-        "invalid_utf8": options.invalid_utf8,
-        "inputs": ["input", *inputs],
-        # Only if given, so that commands of earlier versions can be resumed.
-        **({"unique": True} if options.unique else {}),
-        **read_languages(options),
-    }
-    resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
-    with (
-        name_full_disk(options.output),
-        open_resumable(options.output, origin=origin, step=window, **resumed) as output,
-    ):
+    output: ResumableOutput | PlainOutput
+    with contextlib.ExitStack() as files:
+        if not is_first():
+            output = PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
+        elif options.output == STANDARD or is_device(options.output):
+            output = PlainOutput(files.enter_context(open_output(options.output)))
+        else:
+            files.enter_context(name_full_disk(options.output))
+            resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
+            resumable = open_resumable(options.output, origin=origin(), step=window, **resumed)
+            output = files.enter_context(resumable)
+        if is_first():
+            exchange(str(output.done).encode())
         try:
             yield output
         except BaseException:
-            if output.done:
+            if isinstance(output, ResumableOutput) and output.done:
                 kept = f"{output.partial} holds the output of the first {output.done:,} lines"
                 print(f"{kept}; run the same command with --resume to continue", file=sys.stderr)
             raise

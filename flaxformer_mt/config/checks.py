@@ -5,15 +5,18 @@ checked in parallel/device_layout.py, the data in corpus/.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
-from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
+from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import find_direction_problems
-from flaxformer_mt.config.distillation import find_distillation_problems
-from flaxformer_mt.config.stage_mixes import find_noise_problems, find_stage_problems
+from flaxformer_mt.config.field_values import replace_fields
+from flaxformer_mt.config.noise import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
+from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
 
@@ -31,9 +34,10 @@ def validate(config: Config) -> None:
 def _conflicts(config: Config) -> Iterator[str]:
     yield from _model_problems(config.model)
     yield from _data_problems(config)
+    yield from _vocab_problems(config.vocab)
     yield from _architecture_problems(config)
     yield from _alignment_problems(config)
-    yield from find_distillation_problems(config)
+    yield from _distillation_problems(config)
     yield from _training_problems(config)
     yield from _search_conflicts(config.search, config.model, "search.")
 
@@ -44,18 +48,10 @@ def _find_problems(section: Any, conflicts: Callable[[Any], Iterable[str]], wher
     Conflicts are looked for with defaults in place of wrong values, and those that name one are left out.
     """
     wrong = dict(find_wrong_values(section, where))
-    for name in wrong:
-        section = _with_default(section, name.removeprefix(where).split("."))
+    paths, defaults = [name.removeprefix(where) for name in wrong], type(section)()
+    valid = replace_fields(section, {path: attrgetter(path)(defaults) for path in paths}, "config")
     named = re.compile("|".join(rf"{re.escape(name)}\b" for name in wrong) or "(?!)")
-    return [*wrong.values(), *(line for line in conflicts(section) if not named.search(line))]
-
-
-def _with_default(section: Any, path: list[str]) -> Any:
-    name, *rest = path
-    value = getattr(type(section)(), name)
-    if rest:
-        value = _with_default(getattr(section, name), rest)
-    return dataclasses.replace(section, **{name: value})
+    return [*wrong.values(), *(line for line in conflicts(valid) if not named.search(line))]
 
 
 def _model_problems(model: ModelConfig) -> Iterator[str]:
@@ -114,17 +110,12 @@ def _attention_problems(model: ModelConfig) -> Iterator[str]:
         )
 
 
-# Pieces of vocab.byte_fallback.
-_BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
-
-
 def _decoder_only(model: ModelConfig) -> bool:
     return model.architecture == "decoder_only"
 
 
 def _data_problems(config: Config) -> Iterator[str]:
-    data, vocab = config.data, config.vocab
-    has_source = bool(data.source_language)
+    data = config.data
     datasets = data.dataset.split(",")
     for name in ("cache_dir", "tfds_data_dir"):
         if problem := find_cloud_path(getattr(data, name)):
@@ -137,13 +128,13 @@ def _data_problems(config: Config) -> Iterator[str]:
     if all(name.strip() for name in datasets):  # else the data cannot be read
         yield from find_direction_problems(data)
         yield from find_stage_problems(data)
-    yield from find_noise_problems(data)
+    yield from _noise_problems(config)
     if data.clean.language != "off" and not data.clean.language_model:
         yield (
             f"data.clean.language {data.clean.language} needs a model: set data.clean.language_model to a "
             "file such as lid.176.bin"
         )
-    longest = max(data.max_source_length if has_source else 0, data.max_target_length)
+    longest = max(data.max_source_length if data.source_language else 0, data.max_target_length)
     if data.batch_tokens < longest * data.row_multiple:
         yield (
             f"data.batch_tokens {data.batch_tokens} is too small for data.row_multiple {data.row_multiple} "
@@ -159,6 +150,32 @@ def _data_problems(config: Config) -> Iterator[str]:
             f"data.batch_pairs is {data.batch_pairs}; it must be a multiple of data.row_multiple "
             f"{data.row_multiple}"
         )
+
+
+def _noise_problems(config: Config) -> Iterator[str]:
+    """Find noise that the rest of the config cannot have."""
+    data = config.data
+    noises = {"data.noise": data.noise}
+    noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
+    reasons: dict[tuple[str, ...], str] = {}
+    if not data.source_language:
+        reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
+    if any(data.alignments):
+        reasons[SPACE_NOISE] = "it changes the number of words, which data.alignments counts"
+    if any(data.teacher_scores):
+        reasons[TARGET_NOISE] = "it changes targets, of which data.teacher_scores has scores"
+    for (where, noise), (kinds, reason) in itertools.product(noises.items(), reasons.items()):
+        for kind in kinds:
+            rate = attrgetter(kind)(noise)
+            if rate and (noise.typos or not kind.startswith("typo_kinds.")):
+                yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
+
+
+# Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
+_OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
+
+
+def _vocab_problems(vocab: VocabConfig) -> Iterator[str]:
     ids = {name: getattr(vocab, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")}
     sizes = {"size": vocab.size} | ({} if vocab.source_size is None else {"source_size": vocab.source_size})
     for name, size in sizes.items():
@@ -173,7 +190,7 @@ def _data_problems(config: Config) -> Iterator[str]:
         )
     least = min((size for size in sizes.values() if size > 0), default=4)
     distinct = len(set(ids.values())) == 4 or vocab.kind == "pretrained"
-    if not distinct or not all(0 <= i < least for i in ids.values()):
+    if not distinct or max(ids.values()) >= least:
         yield f"the special ids must be four different numbers from 0 to {least - 1}, but they are {ids}"
     for symbol in vocab.symbols:
         if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:
@@ -181,7 +198,7 @@ def _data_problems(config: Config) -> Iterator[str]:
                 f"vocab.symbols has {symbol!r}; symbols are different from each other, and neither empty nor "
                 "with spaces"
             )
-        elif symbol in ("<pad>", "<s>", "</s>", "<unk>", "\u2581") or _BYTE_PIECE.fullmatch(symbol):
+        elif _OWN_PIECE.fullmatch(symbol):
             yield f"vocab.symbols has {symbol}, which the vocabulary defines itself; leave it out"
     if vocab.sampling and vocab.kind not in ("bpe", "unigram"):
         yield f"vocab.sampling needs vocab.kind bpe or unigram, not {vocab.kind}; set vocab.sampling=0"
@@ -234,27 +251,17 @@ def _architecture_problems(config: Config) -> Iterator[str]:
 
 
 def _alignment_problems(config: Config) -> Iterator[str]:
-    model, chosen, files = config.model, config.model.alignment, config.data.alignments
-    sets = config.data.dataset.split(",")
-    if files and not chosen.weight:
-        yield (
-            f"data.alignments is {','.join(files)}, but model.alignment.weight is 0, which means no guided "
-            "alignment; set model.alignment.weight=0.1, or leave out data.alignments"
-        )
-    if len(files) not in (0, 1, len(sets)):
-        yield (
-            f"data.alignments has {len(files)} names for {len(sets)} data sets ({config.data.dataset}); give "
-            "one name for each set, empty for a set without alignments, or one for all"
-        )
-    for problem in filter(None, map(find_cloud_path, files)):
-        yield f"data.alignments: {problem}"
+    model, chosen = config.model, config.model.alignment
+    yield from _side_file_problems(
+        config,
+        "data.alignments",
+        "model.alignment.weight",
+        purpose="guided alignment",
+        usual=0.1,
+        remedy="make one with align and set data.alignments=train.align",
+    )
     if not chosen.weight:
         return
-    if not any(files):
-        yield (
-            f"model.alignment.weight is {chosen.weight}, but data.alignments names no file; set it, or set "
-            "model.alignment.weight=0"
-        )
     if _decoder_only(model):
         yield (
             f"model.alignment.weight is {chosen.weight}, but a decoder_only model has no cross-attention to "
@@ -270,6 +277,58 @@ def _alignment_problems(config: Config) -> Iterator[str]:
                 f"model.alignment.{name} is {value}, but the decoder has {count} {name}s; it must be from "
                 f"{least} to {count - 1}"
             )
+
+
+def _distillation_problems(config: Config) -> Iterator[str]:
+    files = config.data.teacher_scores
+    yield from _side_file_problems(
+        config,
+        "data.teacher_scores",
+        "train.teacher_weight",
+        purpose="distillation",
+        usual=0.5,
+        remedy="make one with distil --teacher_scores=8 and set data.teacher_scores=train.scores",
+    )
+    if any(files) and config.vocab.sampling:
+        yield (
+            f"vocab.sampling is {config.vocab.sampling}, which gives targets other tokens in each epoch than "
+            "data.teacher_scores has scores of; set vocab.sampling=0, or leave out data.teacher_scores"
+        )
+    if any(files) and not config.data.source_language:
+        yield (
+            "data.teacher_scores needs translations, but data.source_language is empty, which means a "
+            "language model; leave out data.teacher_scores"
+        )
+
+
+def _side_file_problems(
+    config: Config, field: str, weight_field: str, *, purpose: str, usual: float, remedy: str
+) -> Iterator[str]:
+    """Find problems of files that say more of the training pairs, and of the weight of what is learned so.
+
+    Args:
+      field: the dotted name of the field with the files, one for each data set.
+      weight_field: that of the weight.
+      purpose: what the weight is for.
+      usual: a usual weight.
+      remedy: what to do for a weight without a file.
+    """
+    files, weight = attrgetter(field, weight_field)(config)
+    sets = config.data.dataset.split(",")
+    if any(files) and not weight:
+        yield (
+            f"{field} is {','.join(files)}, but {weight_field} is 0, which means no {purpose}; set "
+            f"{weight_field}={usual}, or leave out {field}"
+        )
+    if weight and not any(files):
+        yield f"{weight_field} is {weight}, but {field} names no file; {remedy}, or set {weight_field}=0"
+    if len(files) not in (0, 1, len(sets)):
+        yield (
+            f"{field} has {len(files)} names for {len(sets)} data sets ({config.data.dataset}); give one "
+            "name for each set, empty for a set without such a file, or one for all"
+        )
+    for problem in filter(None, map(find_cloud_path, files)):
+        yield f"{field}: {problem}"
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:

@@ -48,11 +48,9 @@ def read_members(data: DataConfig) -> list[Member]:
     """
     members = []
     for name in (name.strip() for name in data.dataset.split(",")):
-        match = _DIRECTED.fullmatch(name)
-        direction = Direction(data.source_language, data.target_language)
-        if match is not None:
-            direction = Direction(match["source"], match["target"])
-        dataset = name if match is None else match["dataset"]
+        dataset, direction = name, Direction(data.source_language, data.target_language)
+        if match := _DIRECTED.fullmatch(name):
+            dataset, direction = match["dataset"], Direction(match["source"], match["target"])
         if not dataset:
             raise UserError(
                 f"data.dataset {data.dataset!r} has an empty name; write toy_de_en, or A,B for a mixture"
@@ -76,7 +74,7 @@ def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
     """Return the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>").
 
     Raises:
-      UserError: the style of tags has no code for a language.
+      UserError: the style of tags has no code for a language, or a language is none that a tag can have.
     """
     if not direction.source:
         return ()
@@ -90,10 +88,19 @@ def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
     several = len({one.target for one in find_directions(data)}) > 1
     tags = []
     if data.target_tags == "always" or (data.target_tags == "auto" and several):
-        tags.append(f">>{direction.target}<<")
+        tags.append(f">>{_check_code(direction.target)}<<")
     if data.source_tags:
-        tags.append(f"<from:{direction.source}>")
+        tags.append(f"<from:{_check_code(direction.source)}>")
     return tuple(tags)
+
+
+def _check_code(language: str) -> str:
+    if not re.fullmatch(LANGUAGE_CODE, language):
+        raise UserError(
+            f"{language!r} cannot be the language of a tag; a tag has a code such as fr, zh or zh_Hant: give "
+            "the files or the language such a name"
+        )
+    return language
 
 
 def choose_target_tag(data: DataConfig, direction: Direction) -> str:
@@ -129,18 +136,9 @@ def find_direction_problems(data: DataConfig) -> list[str]:
             "(data.source_language is empty); leave it out"
         )
     for direction in dict.fromkeys(member.direction for member in members):
-        if data.tag_style != "opus":
-            try:
-                choose_tags(data, direction)
-                choose_target_tag(data, direction)
-            except UserError as error:
-                problems.append(str(error))
-            continue
-        for tag in choose_tags(data, direction):
-            code = tag.strip("<>").removeprefix("from:")
-            if not re.fullmatch(LANGUAGE_CODE, code):
-                problems.append(
-                    f"{code!r} cannot be the language of a tag; a tag has a code such as fr, zh or zh_Hant: "
-                    "give the files or the language such a name"
-                )
+        try:
+            choose_tags(data, direction)
+            choose_target_tag(data, direction)
+        except UserError as error:
+            problems.append(str(error))
     return list(dict.fromkeys(problems))

@@ -12,6 +12,8 @@ from flaxformer_mt.config.bounds import between
 SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos")
 # Kinds of noise that change sources and targets.
 TARGET_NOISE = ("upper_case", "title_case", "end_punctuation")
+# Kinds of noise that change the number of words.
+SPACE_NOISE = ("punctuation", "whitespace", "typo_kinds.random_space", "typo_kinds.skipped_space")
 
 
 @dataclass(frozen=True)

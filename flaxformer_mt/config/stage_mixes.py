@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import Member, read_members
-from flaxformer_mt.config.noise import SOURCE_NOISE, NoiseConfig
+from flaxformer_mt.config.noise import NoiseConfig
 from flaxformer_mt.config.schema import DataConfig, StageConfig
 from flaxformer_mt.errors import UserError
 
@@ -61,40 +61,16 @@ def find_stage_problems(data: DataConfig) -> Iterator[str]:
         yield f"data.{field} has no effect with data.stages, which have shares of their own; leave it out"
 
 
-def find_noise_problems(data: DataConfig) -> Iterator[str]:
-    """Yield noise that the rest of the config cannot have, one line for each problem."""
-    noises = {"data.noise": data.noise}
-    noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
-    for where, noise in noises.items():
-        on = [kind for kind in SOURCE_NOISE if getattr(noise, kind)]
-        if on and not data.source_language:
-            yield (
-                f"{where}.{on[0]} is {getattr(noise, on[0])}, but a language model has no sources to "
-                "change (data.source_language is empty); set it to 0"
-            )
-        if not any(data.alignments):
-            continue
-        kinds = {f"typo_kinds.{kind}" for kind in ("skipped_space", "random_space") if noise.typos}
-        for kind in ("punctuation", "whitespace", *sorted(kinds)):
-            rate = getattr(noise.typo_kinds if "." in kind else noise, kind.rpartition(".")[2])
-            if rate:
-                yield (
-                    f"{where}.{kind} is {rate}, but it changes the number of words, which data.alignments "
-                    "counts; set it to 0"
-                )
-
-
 def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfig) -> Stage:
     shares = [0.0] * len(members)
     for line in stage.mix:
-        name, _, number = line.strip().rpartition(" ")
-        share = _read_number(number)
-        if not name or share is None or share < 0:
+        name, share = _read_pair(line)
+        if not name or not 0 <= share < math.inf:
             raise UserError(
                 f"data.stages: stage {stage.name} has {line!r} in its mix; write 'NAME SHARE', with a share "
                 "of 0 or more"
             )
-        shares[_find_member(name.strip(), members, stage)] += share
+        shares[_find_member(name, members, stage)] += share
     if not any(shares):
         raise UserError(
             f"data.stages: stage {stage.name} mixes no data set; give one a share above 0, as in 'NAME 1'"
@@ -102,10 +78,9 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
     counted = next(index for index, share in enumerate(shares) if share)
     epochs = steps = None
     if stage.until:
-        name, _, number = stage.until.strip().rpartition(" ")
-        count = _read_number(number, infinite=True)
+        name, count = _read_pair(stage.until)
         endless = count == math.inf
-        if not name or count is None or not (endless or 1 <= count <= _LARGEST_COUNT and count == int(count)):
+        if not name or not (endless or (1 <= count <= _LARGEST_COUNT and count.is_integer())):
             raise UserError(
                 f"data.stages: stage {stage.name} ends until {stage.until!r}; write 'NAME N' for N passes "
                 "over a data set, or 'steps N' for N updates, with a whole number N of 1 or more"
@@ -114,7 +89,7 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
         if name == "steps":
             steps = limit
         else:
-            counted, epochs = _find_member(name.strip(), members, stage), limit
+            counted, epochs = _find_member(name, members, stage), limit
             if not shares[counted]:
                 raise UserError(
                     f"data.stages: stage {stage.name} ends until {stage.until!r}, but its mix has no {name}; "
@@ -124,12 +99,13 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
     return Stage(stage.name, tuple(shares), counted, epochs, steps, chosen)
 
 
-def _read_number(text: str, *, infinite: bool = False) -> float | None:
+def _read_pair(text: str) -> tuple[str, float]:
+    """Split `NAME NUMBER`; NaN stands for what is no number."""
+    name, _, number = text.strip().rpartition(" ")
     try:
-        number = float(text)
+        return name.strip(), float(number)
     except ValueError:
-        return None
-    return number if math.isfinite(number) or (infinite and number == math.inf) else None
+        return name.strip(), math.nan
 
 
 def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> int:

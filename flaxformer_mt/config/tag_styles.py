@@ -56,6 +56,8 @@ _MBART_50 = {
 # The languages between which the first T5 models have learned to translate.
 _T5 = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}
 
+# Style -> tag around a language, of the styles that have no codes of their own.
+_AROUND = {"opus": ">>{}<<", "madlad": "<2{}>", "m2m_100": "__{}__"}
 # Style -> codes by two-letter code, and an example.
 _CODES = {"nllb": (_NLLB, "deu_Latn"), "mbart_50": (_MBART_50, "de_DE")}
 # Style -> form of its tags, of the styles whose tags are pieces of a vocabulary.
@@ -70,12 +72,8 @@ def spell_tag(style: TagStyle, language: str) -> str:
     Raises:
       UserError: the style has no code for the language.
     """
-    if style == "opus":
-        return f">>{language}<<"
-    if style == "madlad":
-        return f"<2{language}>"
-    if style == "m2m_100":
-        return f"__{language}__"
+    if style in _AROUND:
+        return _AROUND[style].format(language)
     codes, example = _CODES[style]
     if looks_like_tag(style, language):
         return language

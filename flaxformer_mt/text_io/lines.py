@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal, NamedTuple, TypeVar
 
 from flaxformer_mt import file_lock
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
@@ -71,21 +71,40 @@ def read_lines(
     Raises:
       UserError: a line is not UTF-8 and `invalid_utf8` is refuse, or the text is in UTF-16 or UTF-32.
     """
+    where = "standard input" if name == STANDARD else name
     for number, line in enumerate(stream, start=1):
         if number == 1:
-            check_encoding(line, "standard input" if name == STANDARD else name)
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        if number == 1:
+            check_encoding(line, where)
             line = line.removeprefix(b"\xef\xbb\xbf")
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
         try:
             yield line.decode("utf-8", errors="strict" if invalid_utf8 == "refuse" else "replace")
         except UnicodeDecodeError as error:
-            where = "standard input" if name == STANDARD else name
             byte = f"byte 0x{line[error.start]:02x} at {error.start + 1}"
             raise UserError(
                 f"{where}, line {number}, is not UTF-8 ({byte}); "
                 "convert it with iconv, or give --invalid_utf8=replace"
             ) from None
+
+
+class Text(NamedTuple):
+    """The lines of an open file; `is_ready` of a pipe tells whether another line has arrived."""
+
+    lines: Iterator[str]
+    is_ready: Callable[[], bool] | None
+
+
+@contextlib.contextmanager
+def open_lines(path: str, *, invalid_utf8: Literal["refuse", "replace"]) -> Iterator[Text]:
+    """Open a file, or standard input for `-`, and yield its lines, as `read_lines` does.
+
+    Raises:
+      UserError: see `open_input`; and when lines are read, `read_lines`.
+    """
+    with open_input(path) as stream:
+        arriving = watch_arrival(stream)
+        lines = read_lines(arriving or stream, name=path, invalid_utf8=invalid_utf8)
+        yield Text(lines, arriving.is_ready if arriving else None)
 
 
 class ArrivingLines:
@@ -219,10 +238,10 @@ def open_locked(path: Path) -> BinaryIO:
         return error.stream
 
 
-def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
+def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
     """Return the path of an output file, device or pipe; a link to a file is followed.
 
-    inputs: paths of the files that are read while the output is written; `-` is skipped.
+    inputs: paths of the files that are read while the output is written; `-` and None are skipped.
 
     Raises:
       UserError: the path is a folder, its parent is absent or cannot be written to, or it or FILE.partial is
@@ -242,7 +261,7 @@ def check_output(path: str, *, inputs: Sequence[str] = ()) -> Path:
     if os.path.lexists(partial) and not partial.is_file():
         raise UserError(f"output {file} is written as {partial}, which exists and is not a file; remove it")
     for name in inputs:
-        if name != STANDARD and _is_one_of(name, (file, partial)):
+        if name is not None and name != STANDARD and _is_one_of(name, (file, partial)):
             raise UserError(
                 f"output {path} would overwrite the input {name} while it is read; give another --output=FILE"
             )

@@ -8,11 +8,13 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.config.bounds import at_least
 from flaxformer_mt.writing_systems import find_script, is_blank, lacks_spaces
 
 # Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.
@@ -25,12 +27,12 @@ class PairRules:
     """Which made pairs are left out."""
 
     # Maximum characters of a side.
-    max_characters: int
+    max_characters: Annotated[int, at_least(1)]
     # Maximum ratio of the longer to the shorter side in characters.
-    max_length_ratio: float
+    max_length_ratio: Annotated[float, at_least(1)]
     # Maximum number of times in a row that a side has the same one to four words, or in scripts without
     # spaces the same 2 to 24 letters.
-    max_repetitions: int
+    max_repetitions: Annotated[int, at_least(1)]
     # Whether the two sides of a pair may be equal, apart from case.
     copies: bool
 
@@ -83,15 +85,13 @@ def write_table(
     *,
     tag: str = "",
     weight: float | None = None,
-    after: Callable[[], dict[str, Any]] = dict,
 ) -> dict[str, Any]:
-    """Write the pairs that the rules keep, and a report of JSON values, which is returned.
+    """Write the pairs that the rules keep; return what the report says of them, as JSON values.
 
     Args:
       pairs: (source, target) of each line, in order.
       tag: symbol before each source, which the rules do not see.
       weight: third column, the weight of each pair in the loss. None: two columns.
-      after: called when the pairs are written, and before the report; returns entries of the report.
     """
     counts = dict.fromkeys(("lines", "pairs"), 0)
     dropped = dict.fromkeys(_PROBLEMS, 0)
@@ -110,13 +110,12 @@ def write_table(
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, folder / TABLE)
-    report = {**counts, "dropped": dropped, "tag": tag, "rules": dataclasses.asdict(rules)}
-    report |= after()
-    text = json.dumps(report, indent=2) + "\n"
-    partial = folder / f"{REPORT}.partial"
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, folder / REPORT)
-    return report
+    return {**counts, "dropped": dropped, "tag": tag, "rules": dataclasses.asdict(rules)}
+
+
+def write_report(folder: Path, report: dict[str, Any]) -> None:
+    """Write the report beside the table, as the sign that all is done."""
+    write_atomically(folder / REPORT, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def _one_cell(text: str) -> str:

@@ -7,7 +7,7 @@ same inputs and options:
     FILE.partial.json  the record: numbers of valid bytes and input lines, digests of both, and options
 
 With `keep`, the record of a complete output stays beside it, as FILE.json: a later command with the same
-inputs and options finds its work done (`FinishedOutput`).
+inputs and options finds its work done.
 
 Both are updated together after every `step` input lines. A resumed run therefore processes the same groups of
 lines as an uninterrupted one, with the same floating-point rounding and the same bytes. A process that writes
@@ -34,7 +34,14 @@ class ResumableOutput:
     """Writes the output, and reads the inputs through iterators that compute their digests."""
 
     def __init__(
-        self, file: Path, *, origin: Mapping[str, Any], step: int, resume: bool, overwrite: bool = False
+        self,
+        file: Path,
+        *,
+        origin: Mapping[str, Any],
+        step: int,
+        resume: bool,
+        overwrite: bool = False,
+        keep: bool = False,
     ) -> None:
         """Open FILE.partial, at its beginning or at the last record of an earlier run.
 
@@ -43,14 +50,18 @@ class ResumableOutput:
           step: the number of input lines between two records; a resumed run starts after the last record.
           resume: continue an existing FILE.partial.
           overwrite: discard an existing FILE.partial. Without either, one that holds output is refused.
+          keep: keep the record of a complete output, and resume such an output at its end.
 
         Raises:
           UserError: another process writes FILE.partial, or the existing one cannot be resumed with this
             origin or holds output that would be discarded.
         """
-        self.file = file
-        self.partial = file.with_name(file.name + ".partial")
-        self._record_file = self.partial.with_name(self.partial.name + ".json")
+        self.file, self._keep = file, keep
+        finished = file.is_file() and record_of(file).is_file() and not partial_of(file).exists()
+        # Whether there is nothing to do but to compare.
+        self._complete = resume and keep and finished
+        self.partial = file if self._complete else partial_of(file)
+        self._record_file = record_of(self.partial)
         self._origin, self._step = json.loads(json.dumps(dict(origin))), step
         existed = self.partial.exists()
         self._stream: BinaryIO = open_locked(self.partial)
@@ -67,7 +78,7 @@ class ResumableOutput:
         self._readers: dict[str, _Reader] = {}
         self._written = self.done
         if record is None:
-            self._write_record(0)  # a record exists before any output
+            self._write_record(self._record_file)  # a record exists before any output
         self._stream.truncate(record.bytes if record else 0)
         self._stream.seek(0, os.SEEK_END)
 
@@ -75,7 +86,8 @@ class ResumableOutput:
         """Yield the lines of an input whose output is still to be written, and skip the lines before.
 
         Raises:
-          UserError: the skipped lines differ from those that the existing output was made from.
+          UserError: the skipped lines differ from those that the existing output was made from, or the output
+            is complete and there are more lines.
         """
         reader = self._readers[name] = _Reader(lines, self._step)
         for _ in range(self.done):
@@ -91,6 +103,11 @@ class ResumableOutput:
                 f"(SHA-256 {found[:12]} now, {expected[:12]} for {self.partial}); give the same input, or "
                 f"{START_OVER}"
             )
+        if self._complete and next(reader, None) is not None:
+            raise UserError(
+                f"{name} has more lines than the {self.done} that {self.file} was made from; give the same "
+                f"input, or {START_OVER}"
+            )
         return reader
 
     def write(self, lines: Iterable[str]) -> None:
@@ -102,30 +119,28 @@ class ResumableOutput:
         self._written += 1
         if self._written % self._step == 0:
             self._sync()
-            self._write_record(self._written)
+            self._write_record(self._record_file)
             self.done = self._written
 
-    def close(self, *, whole: bool, keep: bool = False) -> None:
+    def close(self, *, whole: bool) -> None:
         """Close the file; if `whole`, rename it to FILE; the record is deleted, or with `keep` renamed."""
         if whole:  # renamed while it is locked
             self._sync()
-            if keep:
-                write_record(self._describe(self._written), kept_record(self.file))
+            if self._keep:
+                self._write_record(record_of(self.file))
             os.replace(self.partial, self.file)
-            self._record_file.unlink(missing_ok=True)
+            record_of(partial_of(self.file)).unlink(missing_ok=True)
         self._stream.close()
 
     def _sync(self) -> None:
         self._stream.flush()
         os.fsync(self._stream.fileno())
 
-    def _write_record(self, lines: int) -> None:
-        write_record(self._describe(lines), self._record_file)
-
-    def _describe(self, lines: int) -> Record:
+    def _write_record(self, file: Path) -> None:
+        lines = self._written
         inputs = {name: reader.digest(lines) for name, reader in self._readers.items()}
         num_bytes, digest = self._stream.tell() if lines else 0, self._hash.hexdigest()
-        return Record(self._origin, self._step, lines, num_bytes, digest, inputs)
+        write_record(Record(self._origin, self._step, lines, num_bytes, digest, inputs), file)
 
     def _find_record(self) -> Record:
         """Return the record of the existing output, to which the output itself has been compared."""
@@ -137,7 +152,8 @@ class ResumableOutput:
                 f"damaged ({error}); {START_OVER}"
             ) from error
         record.check_origin(self._origin, self._step, self.partial)
-        if (actual := os.fstat(self._stream.fileno()).st_size) < record.bytes:
+        actual = os.fstat(self._stream.fileno()).st_size
+        if actual < record.bytes or (self._complete and actual > record.bytes):
             raise UserError(
                 f"{self.partial} has {actual} bytes, but its record says {record.bytes}; {START_OVER}"
             )
@@ -169,49 +185,8 @@ class ResumableOutput:
             )
 
 
-class FinishedOutput(ResumableOutput):
-    """A complete output whose record was kept: checks that it is the one of these inputs and options."""
-
-    def __init__(self, file: Path, *, origin: Mapping[str, Any], step: int) -> None:
-        """Read FILE and its record.
-
-        Raises:
-          UserError: the output has another origin, or it was changed.
-        """
-        self.file = self.partial = file
-        self._record_file = kept_record(file)
-        self._origin, self._step = json.loads(json.dumps(dict(origin))), step
-        self._hash = hashlib.sha256()
-        self._stream = file.open("rb")
-        try:
-            record = self._find_record()
-            if (size := os.fstat(self._stream.fileno()).st_size) != record.bytes:
-                raise UserError(f"{file} has {size} bytes, but its record says {record.bytes}; {START_OVER}")
-        finally:
-            self._stream.close()
-        self.done, self._digests, self._readers = record.lines, record.inputs, {}
-
-    def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Compare an input with that of the output; yield nothing, since no output is missing.
-
-        Raises:
-          UserError: the input is another one, or has more lines.
-        """
-        if next(super().read(name, lines), None) is not None:
-            raise UserError(
-                f"{name} has more lines than the {self.done} that {self.file} was made from; give the same "
-                f"input, or {START_OVER}"
-            )
-        return iter(())
-
-    def close(self, *, whole: bool, keep: bool = False) -> None:
-        """Remove the record of the unfinished output, which a kill may have left."""
-        unfinished = self.file.with_name(self.file.name + ".partial.json")
-        unfinished.unlink(missing_ok=True)
-
-
-def kept_record(file: Path) -> Path:
-    """Return the record of a complete output that was written with `keep`."""
+def record_of(file: Path) -> Path:
+    """Return the record beside an output file, complete or FILE.partial."""
     return file.with_name(file.name + ".json")
 
 
@@ -253,21 +228,16 @@ def open_resumable(
 ) -> Iterator[ResumableOutput]:
     """Open a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
 
-    With `keep` and `resume`, a complete output with its record is opened as it is; see `FinishedOutput`.
-
     Raises:
       UserError: the parent folder does not exist, the path is a folder, or the existing file cannot be
         resumed, would be discarded, or is being written by another process.
     """
-    file = check_output(path)
-    output: ResumableOutput
-    if resume and keep and file.is_file() and kept_record(file).is_file() and not partial_of(file).exists():
-        output = FinishedOutput(file, origin=origin, step=step)
-    else:
-        output = ResumableOutput(file, origin=origin, step=step, resume=resume, overwrite=overwrite)
+    output = ResumableOutput(
+        check_output(path), origin=origin, step=step, resume=resume, overwrite=overwrite, keep=keep
+    )
     whole = False
     try:
         yield output
         whole = True
     finally:
-        output.close(whole=whole, keep=keep)
+        output.close(whole=whole)

@@ -7,10 +7,11 @@ itself is in resumable_output.py.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
+from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError
 
 # How to go on if an unfinished output file cannot be resumed.
@@ -67,20 +68,17 @@ def write_record(record: Record, file: Path) -> None:
 def read_record(file: Path) -> Record:
     """Read what `write_record` wrote. Raises ValueError, whose message says what is wrong with the file."""
     try:
-        found = json.loads(file.read_bytes())
+        found = read_json_object(file)
     except OSError as error:
         raise ValueError(f"{error.strerror}") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(found, dict):
-        raise ValueError("it contains no JSON object")
-    for field in fields(Record):
-        value: Any = found.get(field.name)
-        kind: type = {"origin": dict, "inputs": dict, "digest": str}.get(field.name, int)
+    hints = get_type_hints(Record)
+    for name, hint in hints.items():
+        value: Any = found.get(name)
+        kind: type = get_origin(hint) or hint
         is_negative = isinstance(value, int) and value < 0
         if not isinstance(value, kind) or isinstance(value, bool) or is_negative:
-            raise ValueError(f"its {field.name} is {value!r}")
+            raise ValueError(f"its {name} is {value!r}")
     inputs = found["inputs"].items()
     if wrong := [name for name, digest in inputs if not isinstance(digest, str)]:
         raise ValueError(f"its inputs.{wrong[0]} is {found['inputs'][wrong[0]]!r}")
-    return Record(**{field.name: found[field.name] for field in fields(Record)})
+    return Record(**{name: found[name] for name in hints})

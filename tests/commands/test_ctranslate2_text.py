@@ -30,6 +30,7 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(LiveBatches, "advance", interrupted)
         assert main([*command, "--output=out", "--resume"]) == 130
+    assert "translations.txt.partial holds the output of the first 18 lines" in capfd.readouterr().err
     assert len(Path("out/translations.txt.partial").read_text().split("\n")) == 19
     assert main([*command, "--output=out", "--resume"]) == 0
     for path in Path("whole").iterdir():

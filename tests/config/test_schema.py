@@ -287,8 +287,8 @@ def test_flatten_and_compare_name_fields_with_dots():
             ["data.noise.whitespace is 0.1", "data.noise.punctuation is 0.2", "number of words"],
         ),
         (
-            Config(data=DataConfig(source_language="", noise=NoiseConfig(lower_case=0.1))),
-            ["data.noise.lower_case is 0.1", "language model"],
+            Config(data=DataConfig(source_language="", noise=NoiseConfig(lower_case=0.1, typos=0.2))),
+            ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"],
         ),
         (
             Config(
@@ -301,12 +301,15 @@ def test_flatten_and_compare_name_fields_with_dots():
         (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
         (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
         (of_stages(StageConfig("s", ("x@a/toy -1",))), ["has 'x@a/toy -1' in its mix"]),
+        (of_stages(StageConfig("s", ("x@a/toy nan",))), ["has 'x@a/toy nan' in its mix"]),
+        (of_stages(StageConfig("s", ("x@a/toy inf",))), ["has 'x@a/toy inf' in its mix"]),
         (of_stages(StageConfig("s", ("x@a/toy 0",))), ["mixes no data set"]),
         (
             of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1.5")),
             ["ends until 'steps 1.5'", "whole number"],
         ),
         (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 0")), ["ends until 'steps 0'"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "steps nan")), ["ends until 'steps nan'"]),
         (of_stages(StageConfig("s", ("x@a/toy 1",), "x@b/toy 2")), ["its mix has no x@b/toy"]),
         (
             of_stages(StageConfig("s", ("x@a/toy 1",)), StageConfig("t", ("x@a/toy 1",))),

@@ -173,6 +173,34 @@ def test_output_that_was_changed_is_refused(tmp_path):
     assert (tmp_path / "out").read_bytes() == expected()
 
 
+def test_a_complete_output_whose_record_was_kept_is_compared_and_stays(tmp_path):
+    run(tmp_path / "out", LINES, keep=True)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(kept) == ["out", "out.json"] and kept["out"] == expected()
+    for changes, lines, words in (
+        ({}, [*LINES, "h"], "input has more lines than the 7 that .*out was made from"),
+        ({}, LINES[:3], "input ends after 3 lines, but .*out is the output of 7"),
+        ({}, ["A", *LINES[1:]], "the first 7 lines of input differ"),
+        ({"step": 3}, LINES, "step: 3 now, 2 for .*out"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run(tmp_path / "out", lines, keep=True, resume=True, **changes)
+    (tmp_path / "out.partial.json").write_text("{}")  # of a command that was killed at its end
+    assert run(tmp_path / "out", LINES, keep=True, resume=True) == 7
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    for content, words in (
+        (kept["out"] + b"more\n", r"bytes, but its record says"),
+        (kept["out"][:-1], r"bytes, but its record says"),
+        (b"#" + kept["out"][1:], "was changed: its first"),
+    ):
+        (tmp_path / "out").write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            run(tmp_path / "out", LINES, keep=True, resume=True)
+        assert (tmp_path / "out").read_bytes() == content
+    assert run(tmp_path / "out", LINES, keep=True, overwrite=True) == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+
+
 HOLD = """
 import sys
 from flaxformer_mt.text_io.resumable_output import open_resumable
