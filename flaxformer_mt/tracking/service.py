@@ -5,11 +5,11 @@ Contains what each of them does, and the identity under which a resumed run goes
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.tracking.progress_display import Sample
 
@@ -48,9 +48,7 @@ class Identity:
 
     def write(self, identity: str) -> None:
         """Keep the identity for the process that resumes the run."""
-        partial = self._path.with_suffix(".tmp")
-        partial.write_text(json.dumps(self._read_all() | {self._service: identity}), encoding="utf-8")
-        os.replace(partial, self._path)
+        write_atomically(self._path, json.dumps(self._read_all() | {self._service: identity}).encode())
 
     def _read_all(self) -> dict[str, str]:
         try:

@@ -12,13 +12,13 @@ import collections
 import contextlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.tracking.progress_display import (
@@ -269,8 +269,5 @@ def _rewind_metrics(path: Path, start_step: int) -> int:
             unreadable += number < len(lines)
         elif record["step"] <= start_step:
             kept.append(line + b"\n")
-    rewound = path.with_name(f".{path.name}.new")
-    with name_full_disk(rewound):
-        rewound.write_bytes(b"".join(kept))
-    os.replace(rewound, path)
+    write_atomically(path, *kept)
     return unreadable
