@@ -11,12 +11,12 @@ import re
 import shutil
 import textwrap
 import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from flaxformer_mt.commands.flag_values import describe_type
 from flaxformer_mt.commands.options import BARE_FLAGS
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, StageConfig
 from flaxformer_mt.errors import UserError
 
 # Columns: the most that a line takes, the indentation of explanations, and the least that they get.
@@ -120,7 +120,7 @@ def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if not dataclasses.is_dataclass(value):
-            flag = f"--{path}.{field.name}={describe_type(field.type)}"
+            flag = f"--{path}.{field.name}={_spell_type(field.type)}"
             yield FlagHelp(flag, _explain(comments[field.name].text, value), path)
 
 
@@ -171,11 +171,12 @@ def _list_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], FieldComm
     """
     comments, own = read_comments(kind), kind.__dict__.get("__annotations__", {})
     fields = dataclasses.fields(kind)
-    for field in sorted(fields, key=lambda f: (not _is_required(f), f.name not in own)):
+    for field in sorted(fields, key=lambda f: (not is_required(f), f.name not in own)):
         yield field, comments[field.name]
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Return whether the flag of a field must be given."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -187,11 +188,29 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 def _spell_option(field: dataclasses.Field[Any]) -> str:
     """How a flag is written: --run=PATH, --json, --allow_unknown[={True,False}]."""
     flag, kind = f"--{field.name}", field.type
-    value = describe_type(kind).removesuffix("|none")
+    value = _spell_type(kind).removesuffix("|none")
     if kind is bool and field.default is False:
         return flag
     optional = kind in (bool, bool | None) or flag in BARE_FLAGS
     return f"{flag}[={value}]" if optional else f"{flag}={value}"
+
+
+def _spell_type(kind: Any) -> str:
+    """Spell a type for `--help`, without its bounds: INT, {bucket,pack}, FLOAT|none."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _spell_type(arguments[0])
+    if origin in (types.UnionType, typing.Union):
+        return "|".join(
+            "none" if argument is types.NoneType else _spell_type(argument) for argument in arguments
+        )
+    if origin is Literal:
+        return "{" + ",".join(map(str, arguments)) + "}"
+    if kind == tuple[StageConfig, ...]:
+        return "FILE.yaml"
+    if origin is tuple:
+        return f"{_spell_type(arguments[0])},..."
+    return "{True,False}" if kind is bool else str(kind.__name__).upper()
 
 
 def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool = False) -> str:

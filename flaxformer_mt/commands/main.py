@@ -29,7 +29,7 @@ from flaxformer_mt.commands.experiment_options import (
     ShowOptions,
     TrainOptions,
 )
-from flaxformer_mt.commands.flags import format_completion, parse_flags, take_log_level, takes_config
+from flaxformer_mt.commands.flags import parse_flags, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
@@ -459,6 +459,8 @@ def _run(arguments: list[str]) -> None:
         print(f"{PROGRAM} {flaxformer_mt.__version__}")
         return
     if name == "--print-completion":
+        from flaxformer_mt.commands.completion import format_completion
+
         kinds = {name: command.options for name, command in COMMANDS.items()}
         print(format_completion(flags, kinds, prog=PROGRAM))
         return
