@@ -17,6 +17,7 @@ from flaxformer_mt.commands.experiment_options import ExperimentOptions
 from flaxformer_mt.commands.flag_values import parse_text
 from flaxformer_mt.commands.help_text import format_help, is_required
 from flaxformer_mt.commands.options import BARE_FLAGS
+from flaxformer_mt.commands.shared_options import GeneralOptions
 from flaxformer_mt.commands.store_paths import expand_path
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import read_value, replace_fields
@@ -28,12 +29,6 @@ from flaxformer_mt.object_store.working_copies import open_copy
 
 # How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
 _SIMILAR = 0.7
-
-# What a command says: everything, warnings and errors (as with --quiet), or errors alone.
-_LOG_LEVELS = ("info", "warning", "error")
-
-# The flags that all commands have, and the types of their values.
-_GENERAL: dict[str, Any] = {"--quiet": bool, "--log_level": str, "--help": bool}
 
 _CONFIG_HELP = f"""
 
@@ -114,7 +109,7 @@ def parse_flags(
 def list_flag_types(kind: type) -> dict[str, Any]:
     """Return the flags of a command and the types of their values: --run is a Path, --config.seed an int."""
     config = {"--config": str} if takes_config(kind) else {}
-    return _list_field_types(kind, "--") | config | _GENERAL
+    return _list_field_types(kind, "--") | config | _list_field_types(GeneralOptions, "--")
 
 
 def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
@@ -141,8 +136,7 @@ def take_log_level(flags: list[str]) -> tuple[list[str], str]:
             raise UserError("--quiet takes no value; --log_level=info says everything")
         elif flag in ("--log_level", "--log-level"):
             level = value if equals else next(tokens, "")
-            if level not in _LOG_LEVELS:
-                raise UserError(f"--log_level is {level!r} (allowed: {', '.join(_LOG_LEVELS)})")
+            read_value(level, typing.get_type_hints(GeneralOptions)["log_level"], "--log_level")
         else:
             rest.append(token)
     return rest, level
