@@ -22,9 +22,9 @@ from flaxformer_mt.commands.store_paths import expand_path
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import read_value, replace_fields
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes
+from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes, split_checkpoint
 from flaxformer_mt.config.foreign_names import find_own_option
-from flaxformer_mt.errors import UserError, find_url
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.working_copies import open_copy
 
 # How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
@@ -74,7 +74,10 @@ def parse_flags(
     description = kind.__doc__ or ""
     if takes_config(kind):
         config_name, run, init = (texts.get(flag) for flag in ("--config", "--run", "--init"))
-        config, run_dir = choose_config(config_name, run and str(open_copy(run)), init and _open_init(init))
+        if init and not run:
+            raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
+        base = open_copy(split_checkpoint(init)[0]) if init else None
+        config, run_dir = choose_config(config_name, run and str(open_copy(run)), base)
         values = {"config": config, "run": run_dir}
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
     if topic is not None:
@@ -213,16 +216,6 @@ def _find_run_config(run: str | None) -> Config | None:
     """Return the config of the run that --run names, for the help; None without such a run."""
     path = open_copy(run or "") / "config.json"
     return read_config(path) if run and path.is_file() else None
-
-
-def _open_init(init: str) -> str:
-    """RUN or RUN@CHECKPOINT, with the local folder of a run in an object store."""
-    if not find_url(init):
-        return init
-    run, at, checkpoint = init.rpartition("@")
-    if not at or "/" in checkpoint:
-        run, at, checkpoint = init, "", ""
-    return f"{open_copy(run)}{at}{checkpoint}"
 
 
 def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
