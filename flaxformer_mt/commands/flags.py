@@ -67,7 +67,7 @@ def parse_flags(
     known = list_flag_types(kind)
     given = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
     topic = given.pop("--help", None)
-    if topic is not None:  # whatever else is wrong, help is what was asked for
+    if topic is not None:  # help is shown whatever flags are unknown or have no value
         given = {flag: found for flag, found in given.items() if flag in known and found}
     texts = {flag: _join_values(flag, found, known) for flag, found in given.items()}
     values: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def parse_flags(
             raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
         base = open_copy(split_checkpoint(init)[0]) if init else None
         config, run_dir = choose_config(config_name, run and str(open_copy(run)), base)
-        values = {"config": config, "run": run_dir}
+        values = {"config": config, "run": run_dir}  # the run is opened, the config yet to be changed
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
     if topic is not None:
         text = format_help(
@@ -101,7 +101,7 @@ def parse_flags(
         value = parse_text(text, known[flag], flag)
         if field:
             changes[field] = value
-        elif name != "config":
+        elif name not in values:
             value = read_value(value, known[flag], flag)
             values[name] = expand_path(name, value) if isinstance(value, Path) else value
     if changes:
