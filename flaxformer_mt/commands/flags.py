@@ -69,7 +69,11 @@ def parse_flags(
     topic = given.pop("--help", None)
     if topic is not None:  # help is shown whatever flags are unknown or have no value
         given = {flag: found for flag, found in given.items() if flag in known and found}
+    required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
     texts = {flag: _join_values(flag, found, known) for flag, found in given.items()}
+    for flag in ("--config", "--run", "--init", *required):
+        if flag in texts and not texts[flag].strip(" ,"):
+            raise UserError(f"{flag} has no value; give {flag}=VALUE")
     values: dict[str, Any] = {}
     description = kind.__doc__ or ""
     if takes_config(kind):
@@ -92,8 +96,7 @@ def parse_flags(
         )
         print(text)
         raise SystemExit(0)
-    required = [f.name for f in dataclasses.fields(kind) if is_required(f) and f.name not in values]
-    if missing := [f"--{name}" for name in required if f"--{name}" not in texts]:
+    if missing := [flag for flag in required if flag not in texts and flag[2:] not in values]:
         raise UserError(f"{' and '.join(missing)} must be given; see --help")
     changes = {}
     for flag, text in texts.items():
@@ -205,11 +208,9 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
         return "True"
     if not texts and flag in BARE_FLAGS:
         return BARE_FLAGS[flag]
-    text = ",".join(texts)
-    needed = flag in ("--config", "--run", "--init") and "--config" in known
-    if needed and not text or not texts and not _has_several(flag, known):
+    if not texts and not _has_several(flag, known):
         raise UserError(f"{flag} has no value; give {flag}=VALUE")
-    return text
+    return ",".join(texts)
 
 
 def _find_run_config(run: str | None) -> Config | None:

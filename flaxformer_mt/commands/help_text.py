@@ -11,7 +11,7 @@ import shutil
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from flaxformer_mt.commands.options import BARE_FLAGS
@@ -123,15 +123,13 @@ def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
             yield FlagHelp(flag, _explain(comments[field.name].text, value), path)
 
 
-def list_sections(values: Any) -> Sequence[tuple[str, Any]]:
-    """List the sections of the config by name, and the sections within sections, such as data.clean."""
-    found = []
+def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the sections of the config by name, and the sections within sections, such as data.clean."""
     for field in dataclasses.fields(values):
         section = getattr(values, field.name)
         if dataclasses.is_dataclass(section):
-            inner = [(f"{field.name}.{name}", value) for name, value in list_sections(section)]
-            found += [(field.name, section), *inner]
-    return found
+            yield f"{path}{field.name}", section
+            yield from list_sections(section, f"{path}{field.name}.")
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:

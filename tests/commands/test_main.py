@@ -240,6 +240,10 @@ def fail(capfd, *arguments) -> str:
         (["train", "--profile=x"], "--profile is 'x', which is not a whole number"),
         (["evaluate"], "--run must be given; see --help"),
         (["average"], "--run and --last must be given; see --help"),
+        (["translate", "--run="], "--run has no value; give --run=VALUE"),
+        (["report", "--run=,"], "--run has no value; give --run=VALUE"),
+        (["new", "--files", "--run=x"], "--files has no value; give --files=VALUE"),
+        (["export", "gone", "--format=", "--output=x"], "--format has no value; give --format=VALUE"),
         (
             ["translate", "--run=gone", "--", "--beam_size=4"],
             "unknown flag --; --help=all lists all flags",
