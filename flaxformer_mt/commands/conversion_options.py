@@ -45,10 +45,10 @@ class ImportOptions:
     format: str | None = None
     # Languages to translate between, as in de,en; the first is the source language of two. More than two only
     # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
-    languages: str | None = None
-    # With --format=hf: files of text in the languages in use, with commas. Pieces that occur in none of them
-    # are left out of the vocabulary, and of the embeddings. None: all are kept.
-    vocab_text: str | None = None
+    languages: tuple[str, ...] | None = None
+    # With --format=hf: files of text in the languages in use. Pieces that occur in none of them are left out
+    # of the vocabulary, and of the embeddings. None: all are kept.
+    vocab_text: tuple[str, ...] | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
     # Folder with joint.model, or with source.model and target.model (SentencePiece); or with .txt files of

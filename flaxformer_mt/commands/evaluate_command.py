@@ -7,11 +7,18 @@ import dataclasses
 import sys
 from typing import Any
 
+from flaxformer_mt.commands.experiment_options import ProcessOptions
 from flaxformer_mt.commands.language_flags import read_languages
-from flaxformer_mt.commands.options import EvaluateOptions, SearchOptions
+from flaxformer_mt.commands.options import EvaluateOptions
 from flaxformer_mt.commands.translate_and_score import choose_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, name_urls
+
+# The options that have an effect on a language model, or are refused where it is evaluated.
+_FOR_TEXT = {
+    *("run", "checkpoint", "split", "source", "reference", "dtype", "allow_nonfinite"),
+    *(field.name for field in dataclasses.fields(ProcessOptions)),
+}
 
 
 def evaluate(options: EvaluateOptions) -> object:
@@ -76,14 +83,12 @@ def _comparison(options: EvaluateOptions) -> dict[str, Any]:
 
 def _check_text_options(options: EvaluateOptions) -> None:
     """Raise UserError for flags that have no effect on the evaluation of a language model."""
-    names = (
-        *(field.name for field in dataclasses.fields(SearchOptions)),
-        *("source_language", "target_language", "lowercase", "bleu_tokenize"),
-        *("bootstrap", "against", "paired", "trials", "comet", "shortlist", "quantization"),
-    )
-    given = [f"--{name}" for name in names if getattr(options, name) not in (None, ())]
-    given += ["--split_sentences"] if options.split_sentences != "auto" else []
-    if given := [flag for flag in given if flag not in ("--run", "--checkpoint")]:
+    given = [
+        f"--{field.name}"
+        for field in dataclasses.fields(options)
+        if field.name not in _FOR_TEXT and getattr(options, field.name) != field.default
+    ]
+    if given:
         raise UserError(
             f"{options.run} is a language model (its data.source_language is empty), which is evaluated by "
             f"loss and perplexity only; leave out {' and '.join(given)}"

@@ -5,23 +5,24 @@ of options begins a group of flags. With --run=DIR, the defaults that the run's 
 """
 
 import dataclasses
-import functools
 import inspect
 import re
 import shutil
 import textwrap
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
-from flaxformer_mt.commands.flag_values import describe_type
 from flaxformer_mt.commands.options import BARE_FLAGS
-from flaxformer_mt.config import Config
+from flaxformer_mt.commands.shared_options import GeneralOptions
+from flaxformer_mt.config import Config, StageConfig
 from flaxformer_mt.errors import UserError
 
-# Columns: the most that a line takes, the indentation of explanations, and the least that they get.
+# Columns: the most that a line takes, and the indentation of explanations and of further lines.
 _MAX_WIDTH = 100
 _INDENT = 26
+_DEEPER = " " * 6
 _GENERAL = "general"
 
 # Fields of the config that most experiments set.
@@ -63,7 +64,6 @@ def format_help(
     topic: str = "all",
     default: Any = None,
     run_config: Config | None = None,
-    width: int | None = None,
 ) -> str:
     """Return the help of a command: usage, description, examples, and its flags in groups.
 
@@ -76,38 +76,37 @@ def format_help(
         all.
       default: an instance of `kind` whose values are the defaults; None: the defaults of the class.
       run_config: the config of the run that --run names, whose values are the defaults of some flags.
-      width: the number of columns. None: those of the terminal, at most 100.
     """
-    width = width or min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
     config = getattr(default, "config", None)
-    if topic not in ("", "all"):
-        return "\n".join(_format_topic(config, topic, width)).lstrip("\n")
-    lines = [f"usage: {usage}"]
-    for paragraph in description.split("\n\n"):
-        lines += ["", *textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False)]
-    if examples:
-        lines += ["", "examples:"]
-    for example, text in examples.items():
-        rows = textwrap.wrap(f"  {example}", width, subsequent_indent="      ", break_on_hyphens=False)
-        lines += [*rows, *textwrap.wrap(text, width, initial_indent="      ", subsequent_indent="      ")]
-    groups: dict[str, list[str]] = {_GENERAL: []}
-    for flag in list_flags(kind, default=default, run_config=run_config):
-        groups.setdefault(flag.group, []).extend(_format_flag(flag.flag, flag.text, width))
-    groups[_GENERAL] += _format_flag("-h, --help", "Show this help.", width)
-    groups[_GENERAL] += _format_flag("--quiet", "Say nothing but warnings and errors.", width)
-    levels = "Say everything, warnings and errors, or errors alone (default: info)"
-    groups[_GENERAL] += _format_flag("--log_level={info,warning,error}", levels, width)
-    for name, rows in groups.items():
-        lines += ["", f"{name}:", *rows]
-    if config is not None:
-        lines += _format_config(config, width) if topic else _format_usual(config, width)
-    return "\n".join(lines)
+    parts: list[str | FlagHelp] = []
+    if topic in ("", "all"):
+        parts.append(f"usage: {usage}")
+        for paragraph in description.split("\n\n"):
+            parts += ["", " ".join(paragraph.split())]
+        if examples:
+            parts += ["", "examples:"]
+        for example, text in examples.items():
+            parts += [f"  {example}", f"{_DEEPER}{text}"]
+        flags = [*list_flags(kind, default=default, run_config=run_config), *list_flags(GeneralOptions)]
+        for group in dict.fromkeys([_GENERAL, *(flag.group for flag in flags)]):
+            parts += ["", f"{group}:", *(flag for flag in flags if flag.group == group)]
+        if config is not None:
+            parts += _list_topic(config, topic) if topic else _list_usual(config)
+    else:
+        parts += _list_topic(config, topic)
+    width = min(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns)
+    return "\n".join(line for part in parts for line in _lay_out(part, width)).lstrip("\n")
 
 
 def list_flags(kind: type, *, default: Any = None, run_config: Config | None = None) -> Iterator[FlagHelp]:
-    """Yield the flags of a command without those of its config; the arguments are those of `format_help`."""
-    for field, comment in _list_fields(kind):
+    """Yield the flags of a command without those of its config; the arguments are those of `format_help`.
+
+    Those that must be given come first, then those of the command itself before those that others have too.
+    """
+    comments, own = read_comments(kind), kind.__dict__.get("__annotations__", {})
+    for field in sorted(dataclasses.fields(kind), key=lambda f: (not is_required(f), f.name not in own)):
         if field.type is not Config:
+            comment = comments[field.name]
             value = getattr(default, field.name) if default is not None else _default_of(field)
             from_run = _read_from_run(comment.text, field.name, run_config)
             text = _explain(comment.text, value, from_run, switch=field.type is bool)
@@ -120,19 +119,17 @@ def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if not dataclasses.is_dataclass(value):
-            flag = f"--{path}.{field.name}={describe_type(field.type)}"
+            flag = f"--{path}.{field.name}={_spell_type(field.type)}"
             yield FlagHelp(flag, _explain(comments[field.name].text, value), path)
 
 
-def list_sections(values: Any) -> Sequence[tuple[str, Any]]:
-    """List the sections of the config by name, and the sections within sections, such as data.clean."""
-    found = []
+def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the sections of the config by name, and the sections within sections, such as data.clean."""
     for field in dataclasses.fields(values):
         section = getattr(values, field.name)
         if dataclasses.is_dataclass(section):
-            inner = [(f"{field.name}.{name}", value) for name, value in list_sections(section)]
-            found += [(field.name, section), *inner]
-    return found
+            yield f"{path}{field.name}", section
+            yield from list_sections(section, f"{path}{field.name}.")
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:
@@ -150,7 +147,6 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
     return comments
 
 
-@functools.cache
 def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
     found, lines, group = {}, list[str](), _GENERAL
     for row in inspect.getsource(kind).split("\n"):
@@ -165,17 +161,8 @@ def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
     return found
 
 
-def _list_fields(kind: type) -> Iterator[tuple[dataclasses.Field[Any], FieldComment]]:
-    """Yield the fields with their comments; those of the command itself before those that it shares with
-    others.
-    """
-    comments, own = read_comments(kind), kind.__dict__.get("__annotations__", {})
-    fields = dataclasses.fields(kind)
-    for field in sorted(fields, key=lambda f: (not _is_required(f), f.name not in own)):
-        yield field, comments[field.name]
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Return whether the flag of a field must be given."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -187,11 +174,31 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 def _spell_option(field: dataclasses.Field[Any]) -> str:
     """How a flag is written: --run=PATH, --json, --allow_unknown[={True,False}]."""
     flag, kind = f"--{field.name}", field.type
-    value = describe_type(kind).removesuffix("|none")
+    if flag == "--help":
+        return "-h, --help"
+    value = _spell_type(kind).removesuffix("|none")
     if kind is bool and field.default is False:
         return flag
     optional = kind in (bool, bool | None) or flag in BARE_FLAGS
     return f"{flag}[={value}]" if optional else f"{flag}={value}"
+
+
+def _spell_type(kind: Any) -> str:
+    """Spell a type for `--help`, without its bounds: INT, {bucket,pack}, FLOAT|none."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _spell_type(arguments[0])
+    if origin in (types.UnionType, typing.Union):
+        return "|".join(
+            "none" if argument is types.NoneType else _spell_type(argument) for argument in arguments
+        )
+    if origin is Literal:
+        return "{" + ",".join(map(str, arguments)) + "}"
+    if kind == tuple[StageConfig, ...]:
+        return "FILE.yaml"
+    if origin is tuple:
+        return f"{_spell_type(arguments[0])},..."
+    return "{True,False}" if kind is bool else str(kind.__name__).upper()
 
 
 def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool = False) -> str:
@@ -230,9 +237,41 @@ def _format_value(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _format_flag(flag: str, text: str, width: int) -> list[str]:
-    rows = textwrap.wrap(text, width - _INDENT, break_on_hyphens=False, break_long_words=False)
-    head = f"  {flag}"
+def _list_usual(config: Config) -> list[str | FlagHelp]:
+    """Return the fields that most experiments set, and where the others are."""
+    sections = dict(list_sections(config))
+    flags = [flag for name, section in sections.items() for flag in list_settings(section, f"config.{name}")]
+    by_name = {flag.flag.partition("=")[0]: flag for flag in flags}
+    usual = [by_name[f"--config.{path}"] for path in _USUAL]
+    names = ", ".join(f"--help={name}" for name in sections if "." not in name)
+    title = "settings of the experiment that are usually changed:"
+    return ["", title, *usual, "", f"All settings: --help=all, or one section: {names}."]
+
+
+def _list_topic(config: Config | None, topic: str) -> list[str | FlagHelp]:
+    """Return the fields of a section of the config and of the sections in it, or all fields."""
+    sections = {} if config is None else dict(list_sections(config))
+    if topic not in ("all", *sections):
+        known = ", ".join(["all", *sections])
+        raise UserError(f"--help={topic}: there is no such part of the help (there are: {known})")
+    chosen = {name: one for name, one in sections.items() if f"{name}.".startswith(f"{topic}.")}
+    if topic == "all":
+        chosen = {"": config, **sections}
+    parts: list[str | FlagHelp] = []
+    for name, section in chosen.items():
+        path = f"config.{name}".rstrip(".")
+        title = " ".join((type(section).__doc__ or "").split())
+        parts += ["", f"--{path}.*: {title}", *list_settings(section, path)]
+    return parts
+
+
+def _lay_out(part: str | FlagHelp, width: int) -> list[str]:
+    """Return the lines of a text, or of a flag with its explanation beside or below it."""
+    if isinstance(part, str):
+        further = _DEEPER if part.startswith(" ") else ""
+        return textwrap.wrap(part, width, subsequent_indent=further, break_on_hyphens=False) or [""]
+    rows = textwrap.wrap(part.text, width - _INDENT, break_on_hyphens=False, break_long_words=False)
+    head = f"  {part.flag}"
     if len(head) > _INDENT - 2:
         return [*_split_at_commas(head, width), *(" " * _INDENT + row for row in rows)]
     return [head.ljust(_INDENT) + rows[0], *(" " * _INDENT + row for row in rows[1:])]
@@ -243,49 +282,6 @@ def _split_at_commas(head: str, width: int) -> list[str]:
     rows = [""]
     for part in re.findall(r"[^,]*,?", head):
         if len(rows[-1]) + len(part) > width:
-            rows.append(" " * 6)
+            rows.append(_DEEPER)
         rows[-1] += part
     return rows
-
-
-def _format_config(config: Config, width: int) -> list[str]:
-    """All fields of the config as flags, a group for each section."""
-    lines = _format_section(config, "config", "the experiment", width)
-    for field, section in list_sections(config):
-        title = " ".join((type(section).__doc__ or "").split())
-        lines += _format_section(section, f"config.{field}", title, width)
-    return lines
-
-
-def _format_usual(config: Config, width: int) -> list[str]:
-    """Return the fields that most experiments set, and where the others are."""
-    lines = ["", "settings of the experiment that are usually changed:"]
-    sections = dict(list_sections(config))
-    flags = [flag for name, section in sections.items() for flag in list_settings(section, f"config.{name}")]
-    usual = {flag.flag.partition("=")[0]: flag for flag in flags}
-    for path in _USUAL:
-        flag = usual[f"--config.{path}"]
-        lines += _format_flag(flag.flag, flag.text, width)
-    names = ", ".join(f"--help={name}" for name in sections if "." not in name)
-    return [*lines, "", *textwrap.wrap(f"All settings: --help=all, or one section: {names}.", width)]
-
-
-def _format_topic(config: Config | None, topic: str, width: int) -> list[str]:
-    """Return the fields of one section of the config, and of the sections in it."""
-    sections = {} if config is None else dict(list_sections(config))
-    if topic not in sections:
-        known = ", ".join(["all", *sections])
-        raise UserError(f"--help={topic}: there is no such part of the help (there are: {known})")
-    lines = []
-    for name, section in sections.items():
-        if f"{name}.".startswith(f"{topic}."):
-            title = " ".join((type(section).__doc__ or "").split())
-            lines += _format_section(section, f"config.{name}", title, width)
-    return lines
-
-
-def _format_section(section: Any, path: str, title: str, width: int) -> list[str]:
-    lines = ["", *textwrap.wrap(f"--{path}.*: {title}", width, break_on_hyphens=False)]
-    for flag in list_settings(section, path):
-        lines += _format_flag(flag.flag, flag.text, width)
-    return lines

@@ -1,21 +1,10 @@
 """The flags that name the languages of a model of several directions."""
 
-from pathlib import Path
-from typing import Protocol
-
+from flaxformer_mt.commands.options import EvaluateOptions, ScoreOptions, TranslateOptions
 from flaxformer_mt.config.files import read_config
 
 
-class _Options(Protocol):
-    @property
-    def run(self) -> Path: ...
-    @property
-    def source_language(self) -> str | None: ...
-    @property
-    def target_language(self) -> str | None: ...
-
-
-def read_languages(options: _Options) -> dict[str, str]:
+def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:
     """Return --source_language and --target_language, those that are given.
 
     Raises:

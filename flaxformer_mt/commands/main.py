@@ -8,11 +8,12 @@ that `--help` is fast.
 import contextlib
 import difflib
 import errno
+import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,6 +22,7 @@ import flaxformer_mt
 from flaxformer_mt.commands.align import align_training_pairs
 from flaxformer_mt.commands.conversion_options import ExportOptions, ImportOptions
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions, DistilOptions
+from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.evaluate_command import evaluate
 from flaxformer_mt.commands.experiment_options import (
     AlignOptions,
@@ -29,7 +31,7 @@ from flaxformer_mt.commands.experiment_options import (
     ShowOptions,
     TrainOptions,
 )
-from flaxformer_mt.commands.flags import format_completion, parse_flags, take_log_level, takes_config
+from flaxformer_mt.commands.flags import parse_flags, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
@@ -45,6 +47,11 @@ from flaxformer_mt.commands.run_report_command import ReportOptions, report
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.commands.store_paths import run_locally
+from flaxformer_mt.commands.summaries import (
+    summarize_experiment,
+    summarize_preparation,
+    summarize_values,
+)
 from flaxformer_mt.commands.translate_and_score import choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config
@@ -95,11 +102,6 @@ def _train(options: TrainOptions) -> object:
     return report
 
 
-def _say_nothing_more(result: dict[str, Any]) -> str:
-    """Return the summary of a command that has told a person its result on standard error."""
-    return ""
-
-
 def _show(options: ShowOptions) -> object:
     from flaxformer_mt.commands.show import show
 
@@ -107,12 +109,11 @@ def _show(options: ShowOptions) -> object:
         return show(options.config, options.run)
     from flaxformer_mt.commands.targets.target_report import show_for_target
 
-    return show_for_target(options.config, options.run, options.target, say=_say)
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    return show_for_target(options.config, options.run, options.target, say=say)
 
 
 def _summarize_experiment(result: dict[str, Any]) -> str:
-    from flaxformer_mt.commands.summaries import summarize_experiment
-
     if "target" not in result:
         return summarize_experiment(result)
     from flaxformer_mt.commands.targets.target_report import summarize_target
@@ -128,30 +129,22 @@ def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.tracking.work_progress import WorkProgress
     from flaxformer_mt.workers.open_crew import choose_hands
 
-    file, candidates, common = options.shortlist, options.shortlist_candidates, options.shortlist_common
-    shortlist = None if file is None else ShortlistRequest(file, candidates, common)
-    hands = choose_hands(options.workers, options.ray)
+    shortlist = None
+    if options.shortlist is not None:
+        shortlist = ShortlistRequest(
+            options.shortlist, options.shortlist_candidates, options.shortlist_common
+        )
     report = prepare(
         options.config,
         options.run,
         progress=WorkProgress(sys.stderr),
         overlap=True,
         shortlist=shortlist,
-        hands=hands,
+        hands=choose_hands(options.workers, options.ray),
     ).report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)
     return report
-
-
-def _summarize_preparation(report: dict[str, Any]) -> str:
-    from flaxformer_mt.commands.summaries import summarize_preparation
-
-    return summarize_preparation(report)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _generate(options: GenerateOptions) -> None:
@@ -172,7 +165,7 @@ def _generate(options: GenerateOptions) -> None:
 def _summarize_scores(result: dict[str, Any]) -> str:
     if "by_length" in result or "directions" in result:
         return ""  # the tables on standard error have said it
-    return _summarize_values(result)
+    return summarize_values(result)
 
 
 def _average(options: AverageOptions) -> object:
@@ -201,16 +194,8 @@ def _plot(options: PlotOptions) -> object:
 def _export(options: ExportOptions) -> object:
     from flaxformer_mt.convert.export_run import export_run
 
-    return export_run(
-        options.run,
-        format_name=options.format,
-        output=options.output,
-        checkpoint=options.checkpoint,
-        quantization=options.quantization,
-        tolerance=options.tolerance,
-        shortlist=options.shortlist,
-        push=options.push,
-    )
+    others = {name: value for name, value in vars(options).items() if name not in ("run", "format")}
+    return export_run(options.run, format_name=options.format, **others)
 
 
 def _import(options: ImportOptions) -> object:
@@ -223,27 +208,9 @@ def _import(options: ImportOptions) -> object:
         config=None if options.config is None else load_config(options.config),
         vocab=options.vocab,
         tolerance=options.tolerance,
-        languages=None if options.languages is None else options.languages.split(","),
-        vocab_text=() if options.vocab_text is None else options.vocab_text.split(","),
+        languages=options.languages,
+        vocab_text=options.vocab_text or (),
     )
-
-
-def _doctor(options: DoctorOptions) -> object:
-    from flaxformer_mt.commands.doctor import doctor
-
-    return doctor(options.run)
-
-
-def _summarize_doctor(report: dict[str, Any]) -> str:
-    from flaxformer_mt.commands.doctor import summarize_doctor
-
-    return summarize_doctor(report)
-
-
-def _summarize_values(result: dict[str, Any]) -> str:
-    from flaxformer_mt.commands.summaries import summarize_values
-
-    return summarize_values(result)
 
 
 @dataclass(frozen=True)
@@ -255,7 +222,7 @@ class _Command:
     # Flags -> what the command does with them.
     examples: Mapping[str, str] = field(default_factory=dict)
     # The result as a person reads it on a terminal.
-    summarize: Callable[[dict[str, Any]], str] = _summarize_values
+    summarize: Callable[[dict[str, Any]], str] = summarize_values
 
     @property
     def summary(self) -> str:
@@ -283,7 +250,7 @@ COMMANDS = {
             "--config.train.steps=300": "the toy corpus, into runs/toy_de_en; again: it goes on",
             "--init=runs/a --run=runs/b --config.data.dataset=parallel_text@my_text": "start from a run",
         },
-        summarize=_say_nothing_more,
+        summarize=lambda report: "",  # a person has been told the result on standard error
     ),
     "show": _Command(
         ShowOptions,
@@ -302,7 +269,7 @@ COMMANDS = {
         examples={
             "parallel_text --config.data.text_dir=my_text": "what there is to say of train.de, train.en, ..."
         },
-        summarize=_summarize_preparation,
+        summarize=summarize_preparation,
     ),
     "align": _Command(AlignOptions, align_training_pairs, words=("config",)),
     "evaluate": _Command(
@@ -362,7 +329,9 @@ COMMANDS = {
         words=("run",),
         examples={"runs/a --port=5000": "a page and LibreTranslate's interface at http://127.0.0.1:5000"},
     ),
-    "doctor": _Command(DoctorOptions, _doctor, words=("run",), summarize=_summarize_doctor),
+    "doctor": _Command(
+        DoctorOptions, lambda options: doctor(options.run), words=("run",), summarize=summarize_doctor
+    ),
 }
 
 
@@ -375,8 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments, level = take_log_level(arguments)
-        stream = None if level == "info" else sys.stderr
-        with _warnings_as_lines(stream, shown=level != "error"), _less_said(level != "info"):
+        with _speak(level):
             try:
                 _run(arguments)
             finally:
@@ -400,35 +368,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _warnings_as_lines(stream: TextIO | None, *, shown: bool) -> Iterator[None]:
-    """Print every warning of the package as `warning: MESSAGE`, repeated ones included.
+def _speak(level: str) -> Iterator[None]:
+    """Print every warning of the package as `warning: MESSAGE`, even if repeated, but not at level error.
 
-    Args:
-      stream: None: what is standard error at that time.
-      shown: whether to print them.
+    At levels above info, standard error gets nothing else.
     """
+    stream: TextIO | None = None  # what is standard error at that time
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FlaxformerWarning):
-            if not shown:
-                return
             print(f"warning: {message}", file=stream or sys.stderr)
         else:
             previous(message, category, *place, **more)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", FlaxformerWarning)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore" if level == "error" else "always", FlaxformerWarning)
         previous, warnings.showwarning = warnings.showwarning, show
-        yield
-
-
-@contextlib.contextmanager
-def _less_said(quiet: bool) -> Iterator[None]:
-    """Within it, if `quiet`, standard error gets nothing but from who took it before: warnings, errors."""
-    if not quiet:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+        if level != "info":
+            stream = sys.stderr
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
         yield
 
 
@@ -459,6 +419,8 @@ def _run(arguments: list[str]) -> None:
         print(f"{PROGRAM} {flaxformer_mt.__version__}")
         return
     if name == "--print-completion":
+        from flaxformer_mt.commands.completion import format_completion
+
         kinds = {name: command.options for name, command in COMMANDS.items()}
         print(format_completion(flags, kinds, prog=PROGRAM))
         return
@@ -472,11 +434,8 @@ def _run(arguments: list[str]) -> None:
     )
     if takes_config(command.options):
         validate(options.config)
-    if isinstance(options, ProcessOptions):
-        process_flags = {one.name: getattr(options, one.name) for one in fields(ProcessOptions)}
-        result = _run_in_processes(command, options, **process_flags)
-    else:
-        result = run_locally(command.run, options)
+    run = _run_in_processes if isinstance(options, ProcessOptions) else run_locally
+    result = run(command.run, options)
     _print_result(result, command.summarize, json=getattr(options, "json", False))
 
 
@@ -490,15 +449,16 @@ def _program(command: str = "") -> str:
     )
 
 
-def _run_in_processes(command: _Command, options: Any, *, distributed: bool, **flags: Any) -> object:
+def _run_in_processes(run: Callable[[Any], object], options: ProcessOptions) -> object:
     """Run a command in one process, or as one of several; only the first of several returns the result."""
-    if not distributed and all(value is None for value in flags.values()):
-        return run_locally(command.run, options)
+    job = {name: getattr(options, name) for name in ("coordinator", "processes", "process")}
+    if not options.distributed and all(value is None for value in job.values()):
+        return run_locally(run, options)
     from flaxformer_mt.parallel.processes import connect, is_first, work_together
 
-    connect(**flags, detect=distributed)
+    connect(**job, detect=options.distributed)
     with work_together():
-        result = run_locally(command.run, options)
+        result = run_locally(run, options)
     return result if is_first() else None
 
 

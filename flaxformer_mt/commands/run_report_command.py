@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.errors import UserError
-
 
 @dataclass(frozen=True)
 class ReportOptions:
@@ -27,6 +25,4 @@ def report(options: ReportOptions) -> dict[str, Any]:
     """Run the command `report`."""
     from flaxformer_mt.evaluation.run_report.page import report_runs
 
-    if not options.run:
-        raise UserError("--run is empty; give the directory of a run as --run=DIR")
     return report_runs(options.run, options.output, name=options.name, attention=options.attention)

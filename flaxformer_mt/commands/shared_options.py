@@ -11,6 +11,18 @@ from flaxformer_mt.config import SearchConfig
 _EnsembleFlags: Any = make_flags(SearchConfig, "ensemble_mean")
 
 
+@dataclass(frozen=True)
+class GeneralOptions:
+    """Flags of all commands, which flags.py and main.py obey."""
+
+    # Show this help.
+    help: bool = False
+    # Say nothing but warnings and errors.
+    quiet: bool = False
+    # Say everything, warnings and errors, or errors alone.
+    log_level: Literal["info", "warning", "error"] = "info"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
     """The checkpoint of a run."""

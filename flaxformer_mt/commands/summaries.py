@@ -6,8 +6,6 @@ Takes the JSON values of the commands and lays them out as tables; computes noth
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
-
 _MORE = "All values: --json."
 
 
@@ -111,6 +109,8 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
     """Return a row with the numbers of pairs, and a row for each problem."""
+    from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
+
     head = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
     problems = [
         [PROBLEM_WORDS.get(name, name), f"{found['count']:,}", ACTION_WORDS[found["action"]], _first(found)]

@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config.foreign_names import find_own_field
@@ -39,7 +40,7 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
     for name, value in values.items():
         if f"{where}.{name}" in _REMOVED:
             continue
-        built[name] = _read_value(value, _find_type(hints, name, where), f"{where}.{name}")
+        built[name] = read_value(value, _find_type(hints, name, where), f"{where}.{name}")
     return kind(**built)
 
 
@@ -60,7 +61,7 @@ def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
         elif dot:
             raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
         else:
-            found[name] = _read_value(value, kind, f"{where}.{name}")
+            found[name] = read_value(value, kind, f"{where}.{name}")
     for name, own in inner.items():
         found[name] = replace_fields(found.get(name, getattr(section, name)), own, f"{where}.{name}")
     return dataclasses.replace(section, **found)
@@ -84,7 +85,17 @@ def _show(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _read_value(value: Any, hint: Any, where: str) -> Any:
+def read_value(value: Any, hint: Any, where: str) -> Any:
+    """Return a JSON value as the declared type: a list as a tuple, a text as a path, 1 as 1.0 for a float.
+
+    Args:
+      value: of any type.
+      hint: the type of the field.
+      where: name of the field in messages, "config.model.norm" or "--method".
+
+    Raises:
+      UserError: the value is not of the type, no choice of it, or too large.
+    """
     shown = _show(value)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
@@ -95,18 +106,22 @@ def _read_value(value: Any, hint: Any, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value not in args:
-            raise UserError(f"{where} is {shown}; allowed: {', '.join(map(str, args))}")
+            near = difflib.get_close_matches(value.lower(), args, n=1) if isinstance(value, str) else []
+            similar = f"; did you mean {near[0]}?" if near else ""
+            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(args)})")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise UserError(f"{where} should be a list, got {shown}")
-        return tuple(_read_value(item, args[0], where) for item in value)
-    if origin is types.UnionType:
+        return tuple(read_value(item, args[0], where) for item in value)
+    if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in args:
             return None
-        return _read_value(value, next(a for a in args if a is not type(None)), where)
+        return read_value(value, next(a for a in args if a is not type(None)), where)
     if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
+    if hint is Path and type(value) is str:
+        return Path(value)
     if type(value) is not hint:
         raise UserError(f"{where} should be {hint.__name__}, got {shown} ({type(value).__name__})")
     if hint is int and abs(value) > LARGEST_INT:

@@ -50,11 +50,19 @@ def load_config(name: str | Path) -> Config:
     return files.load_config(find_config(str(name)))
 
 
-def choose_config(name: str | None, run: str | None, init: str | None = None) -> tuple[Config, Path]:
+def split_checkpoint(name: str) -> tuple[str, str | None]:
+    """Return the run and the checkpoint that RUN or RUN@CHECKPOINT names; None: without a checkpoint."""
+    run, _, checkpoint = name.rpartition("@")
+    if not run or "/" in checkpoint or Path(name).expanduser().is_dir():  # the name of a folder may contain @
+        return name, None
+    return run, checkpoint
+
+
+def choose_config(name: str | None, run: str | None, base: Path | None = None) -> tuple[Config, Path]:
     """Return the config that `--config` and `--run` select, and its run directory.
 
-    Without `name`, an existing run directory provides its own config.json, else the run of `init` (RUN or
-    RUN@CHECKPOINT) does, else the default recipe is used.
+    Without `name`, an existing run directory provides its own config.json, else the run `base`, from which it
+    is to start, does, else the default recipe is used.
     Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
     ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
 
@@ -62,13 +70,9 @@ def choose_config(name: str | None, run: str | None, init: str | None = None) ->
       UserError: the config file is missing or invalid.
     """
     run_dir = local_path(run) if run else None
-    if init is not None and run_dir is None:
-        raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
-    if name is None and run_dir is not None and (run_dir / "config.json").is_file():
-        return files.read_config(run_dir / "config.json"), run_dir
-    if name is None and run_dir is not None and init is not None:
-        for base in (local_path(init), local_path(init.rpartition("@")[0])):
-            if (base / "config.json").is_file():
-                return files.read_config(base / "config.json"), run_dir
+    if name is None and run_dir is not None:
+        for folder in (run_dir, base):
+            if folder is not None and (folder / "config.json").is_file():
+                return files.read_config(folder / "config.json"), run_dir
     path = find_config(name or DEFAULT_CONFIG)
     return files.load_config(path), run_dir or Path("runs") / path.stem

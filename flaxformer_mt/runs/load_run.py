@@ -14,6 +14,7 @@ import jax
 
 from flaxformer_mt.config import Config, Dtype
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.find_config import split_checkpoint
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
 from flaxformer_mt.object_store import working_copies
@@ -145,10 +146,8 @@ def load_trained(
 
 def load_named(name: str, **options: Any) -> TrainedModel:
     """Load the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
-    run, _, checkpoint = name.rpartition("@")
-    if not run or "/" in checkpoint or Path(name).expanduser().is_dir():  # the name of a folder may contain @
-        run, checkpoint = name, ""
-    return load_trained(working_copies.open_copy(run), checkpoint=checkpoint or None, **options)
+    run, checkpoint = split_checkpoint(name)
+    return load_trained(working_copies.open_copy(run), checkpoint=checkpoint, **options)
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:

@@ -18,7 +18,7 @@ import flaxformer_mt
 from flaxformer_mt import processor
 from flaxformer_mt.commands import doctor
 from flaxformer_mt.commands import main as main_module
-from flaxformer_mt.commands.flags import _flag_names
+from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, foreign_names
@@ -187,7 +187,7 @@ def fail(capfd, *arguments) -> str:
         ),
         (
             ["--print-completion", "fsh"],
-            "--print-completion needs a shell, but got 'fsh' (bash, zsh, tcsh, fish)",
+            "--print-completion needs a shell, but got 'fsh' (bash, zsh, fish)",
         ),
         (
             ["train", "--config.model.model_dim=abc"],
@@ -207,7 +207,7 @@ def fail(capfd, *arguments) -> str:
         ),
         (
             ["train", "--config.model.dropout_rate=nan"],
-            "--config.model.dropout_rate is 'nan', which is not a number",
+            "--config.model.dropout_rate is nan; it must be a finite number",
         ),
         (["train", "--config.data.weights=1,x"], "--config.data.weights is 'x', which is not a number"),
         (["train", "--config.vocab.joint=maybe"], "--config.vocab.joint is 'maybe' (allowed: True, False)"),
@@ -240,6 +240,14 @@ def fail(capfd, *arguments) -> str:
         (["train", "--profile=x"], "--profile is 'x', which is not a whole number"),
         (["evaluate"], "--run must be given; see --help"),
         (["average"], "--run and --last must be given; see --help"),
+        (["translate", "--run="], "--run has no value; give --run=VALUE"),
+        (["report", "--run=,"], "--run has no value; give --run=VALUE"),
+        (["new", "--files", "--run=x"], "--files has no value; give --files=VALUE"),
+        (["export", "gone", "--format=", "--output=x"], "--format has no value; give --format=VALUE"),
+        (
+            ["translate", "--run=gone", "--", "--beam_size=4"],
+            "unknown flag --; --help=all lists all flags",
+        ),
         (["average", "--run=gone", "--last=2"], "gone is not a run directory: it has no config.json"),
         (["translate", "--run=gone"], "gone is not a run directory: it has no config.json"),
         (["translate", "--run=gone", "--scoers"], "unknown flag --scoers; did you mean --scores?"),
@@ -696,10 +704,28 @@ def test_words_and_dashes_are_other_spellings_of_flags(monkeypatch):
     assert given[0] == given[1] == given[2] and (given[0].run, given[0].input) == (Path("a"), "b")
 
 
+def test_flags_of_several_values_are_joined_and_take_no_flag_as_a_value(monkeypatch):
+    given = []
+    commands = {name: dataclasses.replace(COMMANDS[name], run=given.append) for name in ("report", "serve")}
+    monkeypatch.setattr(main_module, "COMMANDS", commands)
+    for line in ("report a --run=b --attention=1,17 --attention 3 4", "serve a --run b --port=0 --run"):
+        assert main(line.split()) == 0
+    report, serve = given
+    assert report.run == ("a", "b") and report.attention == (1, 17, 3, 4)
+    assert serve.run == (Path("a"), Path("b")) and serve.port == 0
+
+
+def test_messages_do_not_depend_on_the_encoding_of_the_output(capfd):
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        sys.stdout.reconfigure(encoding=encoding)
+        assert fail(capfd, "average", "--run=gone") == "--last must be given; see --help"
+        assert fail(capfd, "average", "--last=x").startswith("--run must be given")
+
+
 def test_options_of_other_toolkits_are_answered_with_options_that_exist():
-    flags = set().union(*(_flag_names(command.options) for command in COMMANDS.values()))
+    flags = set().union(*(list_flag_types(command.options) for command in COMMANDS.values()))
     for name, own in foreign_names._SAME.items():
-        assert set(own) <= flags, name
+        assert set(own.split()) <= flags, name
         assert f"--{name}" not in flags, f"{name} is an option of this package"
     assert foreign_names._UNITS.keys() <= foreign_names._SAME.keys()
     assert not foreign_names._SAME.keys() & foreign_names._OTHERWISE.keys()

@@ -123,6 +123,26 @@ def test_a_run_directory_gives_its_own_config(tmp_path):
     save_config(changed, run / "config.json")
     assert recipes.choose_config(None, str(run)) == (changed, run)
     assert recipes.choose_config(CONFIGS[0].stem, str(run)) == (config, run)
+    new = tmp_path / "new"
+    assert recipes.choose_config(None, str(new), base=run) == (changed, new)
+    assert recipes.choose_config(None, str(run), base=new) == (changed, run)
+    assert recipes.choose_config(None, str(new), base=new)[0] == load_config(recipes.find_config("toy_de_en"))
+
+
+def test_the_name_of_a_run_may_have_a_checkpoint_and_the_name_of_a_folder_an_at(tmp_path):
+    folder = tmp_path / "me@home"
+    assert recipes.split_checkpoint(str(folder)) == (str(tmp_path / "me"), "home")
+    folder.mkdir()
+    assert recipes.split_checkpoint(str(folder)) == (str(folder), None)
+    assert recipes.split_checkpoint(f"{folder}@best") == (str(folder), "best")
+    for name, found in {
+        "runs/a": ("runs/a", None),
+        "runs/a@1500": ("runs/a", "1500"),
+        "gs://bucket/a@last": ("gs://bucket/a", "last"),
+        "s3://me@host/runs/a": ("s3://me@host/runs/a", None),
+        "@best": ("@best", None),
+    }.items():
+        assert recipes.split_checkpoint(name) == found
 
 
 def test_config_files_of_version_0_1_load_unchanged(tmp_path):

@@ -54,7 +54,7 @@ def test_fields_are_replaced_by_their_paths():
         ),
         ("modle.model_dim", 3, "unknown config field config.modle; did you mean config.model"),
         ("model.model_dim", "3", "config.model.model_dim should be int, got '3'"),
-        ("model.norm", "leyer", "config.model.norm is 'leyer'; allowed: layer, rms"),
+        ("model.norm", "leyer", "config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"),
         ("seed.x", 1, "config.seed is no section"),
         ("model", NoiseConfig(), "config.model should be an object, got NoiseConfig"),
     ):
@@ -104,7 +104,10 @@ def test_absent_fields_take_defaults_and_whole_numbers_do_for_floats():
         ({"model": {"qqqq": 3}}, "config.model.qqqq; known: "),
         ({"model": {"model_dim": "64"}}, "config.model.model_dim should be int, got '64' (str)"),
         ({"model": {"model_dim": True}}, "config.model.model_dim should be int, got True (bool)"),
-        ({"model": {"norm": "leyer"}}, "config.model.norm is 'leyer'; allowed: layer, rms"),
+        (
+            {"model": {"norm": "leyer"}},
+            "config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)",
+        ),
         ({"model": 3}, "config.model should be an object, got 3"),
         ({"data": {"weights": 3}}, "config.data.weights should be a list, got 3"),
         ({"data": {"weights": ["x"]}}, "config.data.weights should be float, got 'x'"),
@@ -142,7 +145,7 @@ def test_a_config_of_any_contents_is_one_message(tmp_path):
         (b'{"optim": {"b2": 1e999}}', "config.optim.b2 is inf; it must be a finite number"),
         (b'{"data": {"weights": [1, NaN]}}', "config.data.weights is nan"),
         (b'{"seed": "' + b"a" * 10**6 + b'"}', "config.seed should be int, got 'aaa"),
-        (b'{"model": {"norm": {}}}', "config.model.norm is {}; allowed"),
+        (b'{"model": {"norm": {}}}', "config.model.norm is {} (allowed: "),
     ]:
         path.write_bytes(content)
         with pytest.raises(UserError, match=re.escape(words)) as error:

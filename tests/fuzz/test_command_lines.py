@@ -14,7 +14,7 @@ import pytest
 from damage import BYTES, SIZE, VALUES, draw_for
 
 from flaxformer_mt.commands import main as main_module
-from flaxformer_mt.commands.flags import _flag_names
+from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.config.find_config import list_recipes, load_config
@@ -49,7 +49,7 @@ def mutate_text(text: str, draw: random.Random) -> str:
 def mutate_line(draw: random.Random) -> list[str]:
     """A command with right flags, some of which are mutated."""
     command = draw.choice(sorted(COMMANDS))
-    flags = draw.sample(_flag_names(COMMANDS[command].options), 3)
+    flags = draw.sample(list(list_flag_types(COMMANDS[command].options)), 3)
     words = [f"{flag}={draw.choice(PLAUSIBLE)}" for flag in flags if flag != "--help"]
     if draw.random() < 0.3:  # a right line, to begin with
         command, words = draw.choice(RIGHT)
