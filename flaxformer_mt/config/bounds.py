@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from flaxformer_mt.config.field_values import read_value
+from flaxformer_mt.errors import UserError
+
 # The largest whole number of a field without another upper bound: devices count in 32 bits.
 _LARGEST_INT = 2**31 - 1
 # Larger whole numbers are not written out in messages.
@@ -67,9 +70,7 @@ def share() -> Bounds:
 
 
 def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, problem) for each number outside its bounds and each unknown choice.
-
-    A number that is not finite, or is of another type than its field, is a problem as well.
+    """Yield (dotted name, problem) for each number outside its bounds, and each value of a wrong type.
 
     Args:
       section: a config or one of its sections; all fields of its sections are checked.
@@ -80,14 +81,17 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
         name, value, hint = f"{where}{field.name}", getattr(section, field.name), hints[field.name]
         if dataclasses.is_dataclass(value):
             yield from find_wrong_values(value, f"{name}.")
-        elif typing.get_origin(hint) is typing.Literal:
-            choices = typing.get_args(hint)
-            if value not in choices:
-                yield name, f"{name} is {value!r}; it must be one of {', '.join(choices)}"
-        elif typing.get_origin(hint) is typing.Annotated:
-            kind, bounds = typing.get_args(hint)
+            continue
+        bounded = typing.get_origin(hint) is typing.Annotated
+        kind, bounds = typing.get_args(hint) if bounded else (hint, None)
+        if bounded and (typing.get_origin(kind) is not tuple or isinstance(value, tuple | list)):
             if problem := _find_problem(value, kind, bounds):
                 yield name, f"{name} is {_show(value)}; {problem}"
+            continue
+        try:
+            read_value(value, kind, name)
+        except UserError as error:
+            yield name, str(error)
 
 
 def _show(value: Any) -> str:

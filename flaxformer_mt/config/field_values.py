@@ -108,7 +108,7 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
         if value not in args:
             near = difflib.get_close_matches(value.lower(), args, n=1) if isinstance(value, str) else []
             similar = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(args)})")
+            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(map(str, args))})")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

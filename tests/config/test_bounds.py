@@ -14,6 +14,7 @@ from flaxformer_mt.config import (
     NoiseConfig,
     OptimConfig,
     SearchConfig,
+    StageConfig,
     TrainConfig,
 )
 from flaxformer_mt.config.bounds import Bounds, above, at_least, between, find_wrong_values, share
@@ -115,10 +116,26 @@ def test_whole_numbers_beyond_all_floats_are_refused():
 
 
 def test_choices_are_checked_as_well():
-    with pytest.raises(UserError, match="model.norm is 'leyer'; it must be one of layer, rms"):
+    with pytest.raises(UserError, match=r"model.norm is 'leyer'; did you mean layer\? \(allowed: layer,"):
         validate(Config(model=ModelConfig(norm="leyer")))
-    with pytest.raises(UserError, match="^--method is 'bean'; it must be one of beam, greedy, sample, mbr$"):
+    with pytest.raises(UserError, match=r"^--method is 'bean'; .* \(allowed: beam, greedy, sample, mbr\)$"):
         check_search(SearchConfig(method="bean"), where="--")
+
+
+def test_values_of_wrong_types_are_named_whoever_made_the_config():
+    """In Python, a dataclass takes whatever it is given."""
+    wrong = {
+        "weights": 2.0,
+        "dataset": 3,
+        "stages": StageConfig(),
+        "alignments": "train.align",
+        "source_tags": "yes",
+        "clean": None,
+    }
+    for name, value in wrong.items():
+        with pytest.raises(UserError, match=rf"^data\.{name} (is|should be) ") as caught:
+            validate(Config(data=DataConfig(**{name: value})))
+        assert "\n" not in str(caught.value), name
 
 
 def test_a_wrong_value_hides_no_other_problem():
