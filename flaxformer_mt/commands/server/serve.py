@@ -19,7 +19,7 @@ from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
-    from flaxformer_mt.commands.server.model_thread import LineSystem, ModelThread, PairModel
+    from flaxformer_mt.commands.server.model_thread import DirectedModel, LineSystem, ModelThread
 
 # Seconds that a connection may take to end after the last answer, once the server stops.
 _GRACE = 5.0
@@ -47,8 +47,7 @@ def serve(options: ServeOptions) -> None:
         # Bound first: a port that is taken is known before models are loaded.
         address = options.host or os.environ.get("FLAXFORMER_MT_HOST") or "127.0.0.1"
         listener = stack.enter_context(_bind(address, options.port))
-        models: dict[tuple[str, str], PairModel] = {}
-        titles: dict[tuple[str, str], str] = {}
+        models: dict[tuple[str, str], DirectedModel] = {}
         for path in options.run:
             data, system, checkpoint = _load(open_copy(path), options)
             pairs = find_directions(data)
@@ -60,10 +59,9 @@ def serve(options: ServeOptions) -> None:
             preparation = _warm_up(system, f"{path}, {names}") if options.warm_up else ()
             thread = ModelThread(system, names, preparation=preparation)
             stack.callback(thread.stop)
-            models |= (own := direct(thread, data))
-            titles |= dict.fromkeys(own, f"{find_url(path) or path.name}{checkpoint}")
+            models |= direct(thread, data, title=f"{find_url(path) or path.name}{checkpoint}")
         limits = Limits(options.max_characters, options.max_waiting, options.timeout)
-        app = make_app(models, limits=limits, keys=keys, titles=titles, log=log)
+        app = make_app(models, limits=limits, keys=keys, log=log)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -92,17 +90,17 @@ def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
         _say(f"{name}: all programs are ready after {time.monotonic() - start:.1f} s")
 
 
-def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], PairModel]":
+def direct(
+    thread: "ModelThread", data: DataConfig, *, title: str = ""
+) -> "dict[tuple[str, str], DirectedModel]":
     """Return a model in each of its directions, with the tags of their sources and targets."""
     from flaxformer_mt.commands.server.model_thread import DirectedModel
 
-    directions = find_directions(data)
-    models: dict[tuple[str, str], PairModel] = {}
-    for pair in directions:
+    models: dict[tuple[str, str], DirectedModel] = {}
+    for pair in find_directions(data):
         tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
         target = choose_target_tag(data, pair)
-        lead = f"{target} " if target else ""
-        models[pair.source, pair.target] = DirectedModel(thread, tags, lead) if tags or lead else thread
+        models[pair] = DirectedModel(thread, tags, f"{target} " if target else "", title)
     return models
 
 
@@ -143,11 +141,11 @@ def _check(options: ServeOptions) -> None:
     if not options.run:
         raise UserError("--run has no value; give --run=DIR")
     if options.backend == "ctranslate2":
-        for name in ("checkpoint", "dtype", "quantization"):
-            if getattr(options, name) is not None:
+        for name in ("checkpoint", "dtype", "quantization", "shortlist"):
+            if (value := getattr(options, name)) is not None:
                 raise UserError(
-                    f"--{name} has no effect with --backend=ctranslate2, whose folders have one model in one "
-                    f"type; leave it out"
+                    f"--{name}={value} has no effect with --backend=ctranslate2, whose folders are used as "
+                    "they were exported; leave it out, or give --backend=jax"
                 )
 
 
@@ -169,11 +167,6 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
     """Return the data section of a model's config, which names its languages; the model; its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
-        if options.shortlist is not None:
-            raise UserError(
-                f"--shortlist={options.shortlist} has no effect with --backend=ctranslate2; leave it out, or "
-                "give --backend=jax"
-            )
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
         batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread
 from flaxformer_mt.commands.server.request_fields import Limits
 
 
@@ -70,7 +70,7 @@ def model(translator):
     from flaxformer_mt.translation.live_translator import LiveTranslator
 
     thread = ModelThread(LiveTranslator(translator), "xx-yy")
-    yield thread
+    yield DirectedModel(thread)
     thread.stop()
 
 
