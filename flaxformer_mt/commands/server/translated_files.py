@@ -1,7 +1,6 @@
 """Translated files of the server, kept in memory until they are fetched or newer ones need their place."""
 
 import secrets
-from pathlib import PurePath
 
 from flaxformer_mt.commands.server.request_fields import Refusal
 
@@ -47,7 +46,7 @@ def find_ending(name: str) -> str:
     Raises:
       Refusal: it has another.
     """
-    ending = PurePath(name).suffix.lower()
+    ending = name[name.rfind(".") :].lower()
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
     return ending

@@ -39,6 +39,9 @@ def test_json_and_forms_give_the_same_request():
     assert read_request(read_fields(b"q=a&q=b&source=de&target=en", FORM), LIMITS).texts == ("a", "b")
     many = read_request({"q": [], "source": "de", "target": "en", "format": "html"}, LIMITS)
     assert many.several and many.texts == () and many.format == "html" and not many.describes
+    empty = {"q": "a", "source": "de", "target": "en", "format": "", "alternatives": None, "n_best": None}
+    empty |= {"scores": "", "alignments": False, "attention": None}
+    assert read_request(empty, LIMITS) == TextRequest(("a",), False, "de", "en")
 
 
 @pytest.mark.parametrize(
