@@ -19,14 +19,15 @@ class TranslatedFiles:
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._files: dict[str, bytes] = {}
-        self._most = most_bytes
+        self._most, self._bytes = most_bytes, 0
 
     def keep(self, text: str, *, ending: str, target: str) -> str:
         """Keep a translation; return the name under which it can be fetched."""
         name = f"{secrets.token_hex(16)}.{target}{ending}"
         self._files[name] = text.encode("utf-8", errors="replace")
-        while sum(map(len, self._files.values())) > self._most and len(self._files) > 1:
-            del self._files[next(iter(self._files))]
+        self._bytes += len(self._files[name])
+        while self._bytes > self._most and len(self._files) > 1:
+            self._bytes -= len(self._files.pop(next(iter(self._files))))
         return name
 
     def fetch(self, name: str) -> bytes:
