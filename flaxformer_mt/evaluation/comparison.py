@@ -194,15 +194,34 @@ def translate_compared_systems(
             translated = translator.translate(sources, **(languages if several else {}))
             texts = tuple(translation.text for translation in translated)
             translations[system.name] = texts
-            search = translator.config.search
-            facts |= {
-                "checkpoint": translator.checkpoint,
-                "method": search.method,
-                "beam_size": 1 if search.method == "greedy" else search.beam_size,
-                "length_penalty": search.length_penalty,
-            }
+            facts |= {"checkpoint": translator.checkpoint, **describe_search(translator.config.search)}
         described.append(facts)
     return translations, described
+
+
+def describe_search(search: SearchConfig) -> dict[str, Any]:
+    """Return the options of a search that a report names, as JSON values."""
+    return {
+        "method": search.method,
+        "beam_size": 1 if search.method == "greedy" else search.beam_size,
+        "length_penalty": search.length_penalty,
+    }
+
+
+def find_largest_differences(
+    one: Sequence[str], other: Sequence[str], references: Sequence[str], *, most: int, lowercase: bool = False
+) -> list[tuple[int, float, float]]:
+    """Return the sentences whose chrF differs most, at most `most`: their indices and the chrF of both.
+
+    Omits sentences with identical translations.
+    """
+    unlike = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    ours, theirs = (
+        score_sentences_chrf([texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase)
+        for texts in (one, other)
+    )
+    rows = zip(unlike, ours, theirs, strict=True)
+    return sorted(rows, key=lambda row: -abs(row[1] - row[2]))[:most]
 
 
 def save_largest_differences(
@@ -213,30 +232,14 @@ def save_largest_differences(
     *,
     lowercase: bool,
 ) -> None:
-    """Write the sentences whose chrF differs most between the run and each other system, at most 100 each.
-
-    Omits sentences with identical translations.
-    """
+    """Write the sentences whose chrF differs most between the run and each other system, at most 100 each."""
     rows = []
     for other, hypotheses in others.items():
-        unlike = [i for i, text in enumerate(hypotheses) if text != own.hypotheses[i]]
-        references = [own.references[i] for i in unlike]
-        ours = score_sentences_chrf([own.hypotheses[i] for i in unlike], references, lowercase=lowercase)
-        theirs = score_sentences_chrf([hypotheses[i] for i in unlike], references, lowercase=lowercase)
-        ranked = sorted(zip(unlike, ours, theirs, strict=True), key=lambda row: -abs(row[1] - row[2]))
-        rows += [
-            (
-                other,
-                str(i + 1),
-                f"{our:.2f}",
-                f"{their:.2f}",
-                own.sources[i],
-                own.references[i],
-                own.hypotheses[i],
-                hypotheses[i],
-            )
-            for i, our, their in ranked[:_SHOWN_DIFFERENCES]
-        ]
+        for i, our, their in find_largest_differences(
+            own.hypotheses, hypotheses, own.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
+        ):
+            texts = own.sources[i], own.references[i], own.hypotheses[i], hypotheses[i]
+            rows.append((other, str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
     save_differences(run_dir, name, _HEADING, rows)
 
 
