@@ -4,7 +4,8 @@ BLEU of different target languages counts different tokens, so that the scores o
 say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import TrainConfig
@@ -50,8 +51,8 @@ class DirectionScorer:
                 tokenize=tokenize,
             )
         values = {
-            "bleu": _mean([scores.bleu for scores in found.values()]),
-            "chrf": _mean([scores.chrf for scores in found.values()]),
+            "bleu": fmean(scores.bleu for scores in found.values()),
+            "chrf": fmean(scores.chrf for scores in found.values()),
         }
         if len(found) > 1:
             for name, scores in found.items():
@@ -59,14 +60,10 @@ class DirectionScorer:
         return values
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the report of several directions: means, sum, and the report of each under `directions`."""
     first = next(iter(reports.values()))
-    means = {metric: _mean([report[metric] for report in reports.values()]) for metric in _METRICS}
+    means = {metric: fmean(report[metric] for report in reports.values()) for metric in _METRICS}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
     same = {field: first[field] for field in ("checkpoint", "method", "beam_size", "length_penalty")}
     return {

@@ -5,6 +5,7 @@ are the same for every vocabulary; in a language without spaces, all sentences f
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from flaxformer_mt.evaluation.metrics import score_translations
@@ -32,8 +33,8 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
                 "sentences": len(part.sources),
                 "bleu": scores.bleu,
                 "chrf": scores.chrf,
-                "hypothesis_length": round(_mean_length(part.hypotheses), 2),
-                "reference_length": round(_mean_length(part.references), 2),
+                "hypothesis_length": round(fmean(map(_count_words, part.hypotheses)), 2),
+                "reference_length": round(fmean(map(_count_words, part.references)), 2),
             }
         )
     return rows
@@ -41,7 +42,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:
     """Return the sentences of each bucket that has any, by the words of its shortest and longest source."""
-    lengths = [len(source.split()) for source in translations.sources]
+    lengths = [*map(_count_words, translations.sources)]
     starts = [0, *(longest + 1 for longest in _LONGEST)]
     found = {}
     for start, end in zip(starts, [*_LONGEST, None], strict=True):
@@ -49,6 +50,10 @@ def split_by_length(translations: Translations) -> dict[tuple[int, int | None], 
         if indices:
             found[start, end] = translations.choose(indices)
     return found
+
+
+def _count_words(line: str) -> int:
+    return len(line.split())
 
 
 def name_bucket(start: int, end: int | None) -> str:
@@ -70,7 +75,3 @@ def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['hypothesis_length']:>20.1f}  {row['reference_length']:>12.1f}"
         )
     return "\n".join(lines)
-
-
-def _mean_length(lines: Sequence[str]) -> float:
-    return sum(len(line.split()) for line in lines) / len(lines)

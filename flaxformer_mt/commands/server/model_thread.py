@@ -5,13 +5,20 @@ Requests are handled by other threads, which submit lines and receive futures.
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
+
+if TYPE_CHECKING:
+    from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+    from flaxformer_mt.translation.live_translator import LiveTranslator
+
+    # A translation system that lines can join at any time.
+    LineSystem = LiveTranslator | LiveBatches
 
 
 class Answer(NamedTuple):
@@ -23,42 +30,6 @@ class Answer(NamedTuple):
     pieces: list[list[str]]
 
 
-class LineSystem(Protocol):
-    """A translation system that lines can join at any time, such as `LiveTranslator`."""
-
-    @property
-    def most_hypotheses(self) -> int:
-        """The largest n_best."""
-
-    @property
-    def num_active(self) -> int:
-        """Number of sentences that are being searched."""
-
-    def __len__(self) -> int:
-        """Return the number of lines that are not done."""
-
-    def warm_up(self) -> Iterator[object]:
-        """Prepare the system so that the first line is as fast as the others; yield after each part."""
-
-    def submit(self, name: Any, line: str, *, n_best: int, notes: Notes, tags: str) -> None:
-        """Add a line, and the tags of its languages; raise UserError if it cannot be translated."""
-
-    def cancel(self, name: Any) -> None:
-        """Remove a line, if it is not done yet."""
-
-    def advance(self) -> Iterator[tuple[Any, Any]]:
-        """Work for a short time; yield what is done then: names, and what `finish` takes, or an error."""
-
-    def finish(self, found: Any) -> Translation:
-        """Return the translation; may be called by another thread."""
-
-    def source_pieces(self, found: Any) -> list[str]:
-        """Return the pieces of a line."""
-
-    def target_pieces(self, translation: Translation) -> list[str]:
-        """Return the pieces of a translation."""
-
-
 class Stopped(Exception):
     """The thread has ended, because of an error or because the server stops."""
 
@@ -66,7 +37,7 @@ class Stopped(Exception):
 class ModelThread:
     """Runs a `LineSystem` in a thread of its own."""
 
-    def __init__(self, system: LineSystem, name: str, *, preparation: Iterable[object] = ()) -> None:
+    def __init__(self, system: "LineSystem", name: str, *, preparation: Iterable[object] = ()) -> None:
         """Start the thread.
 
         Args:

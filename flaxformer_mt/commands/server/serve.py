@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,13 @@ def serve(options: ServeOptions) -> None:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         _say(f"serving {', '.join(map('-'.join, models))} at http://{shown}:{port}/ ; Ctrl-C ends the server")
-        with _failures_of_uvicorn(), _signals_end_quietly():
+        logger = logging.getLogger("uvicorn.error")
+        logger.propagate = False
+        logger.addHandler(_LogOfUvicorn(logging.WARNING))
+        with contextlib.ExitStack() as handlers:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # uvicorn answers what was begun, then raises the signal again, which then has no effect.
+                handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         _say("all requests are answered; the server ends")
 
@@ -184,33 +190,8 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
     return translator.config.data, LiveTranslator(translator), checkpoint
 
 
-@contextlib.contextmanager
-def _failures_of_uvicorn() -> Iterator[None]:
-    """Log what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
+class _LogOfUvicorn(logging.Handler):
+    """Logs what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            log(record.getMessage())
-
-    logger, handler = logging.getLogger("uvicorn.error"), Handler(logging.WARNING)
-    logger.addHandler(handler)
-    propagate, logger.propagate = logger.propagate, False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
-
-
-@contextlib.contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """After a signal, uvicorn answers what was begun, then raises it again, which then has no effect."""
-    before: dict[int, Any] = {}
-    ignore: Callable[..., None] = lambda number, frame: None  # noqa: E731
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, ignore)
-    try:
-        yield
-    finally:
-        for ended, handler in before.items():
-            signal.signal(ended, handler)
+    def emit(self, record: logging.LogRecord) -> None:
+        log(record.getMessage())
