@@ -228,7 +228,7 @@ def _evaluate_set(
         **scoring,
     )
     save_translations(run_dir, scored.name, evaluation)
-    report = {"name": scored.name, "checkpoint": translator.checkpoint}
+    report: dict[str, Any] = {"name": scored.name, "checkpoint": translator.checkpoint}
     report |= _report_scores(evaluation, describe_search(translator.config.search), **scoring)
     del translator  # its parameters need no memory when compared runs are loaded
     others, described = translate_compared_systems(

@@ -183,7 +183,8 @@ class _Tokenizer(html.parser.HTMLParser):
     def handle_comment(self, data: str) -> None:
         self._add("other")
 
-    handle_decl = handle_pi = unknown_decl = handle_comment
+    # Their parameters have other names.
+    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
 
 
 class _Element(NamedTuple):

@@ -129,7 +129,7 @@ class ModelThread:
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
 
-    def _deliver(self, future: "Future[Answer]", found: Any) -> None:
+    def _deliver(self, future: Any, found: Any) -> None:
         if future not in self._lines:
             return
         if isinstance(found, Exception):

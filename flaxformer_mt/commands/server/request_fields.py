@@ -162,9 +162,9 @@ def read_request(fields: dict[str, Any], limits: Limits) -> TextRequest:
     texts, several = read_texts(fields, limits)
     if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
-    languages = {name: _read_language(fields, name) for name in ("source", "target")}
+    source, target = _read_language(fields, "source"), _read_language(fields, "target")
     options: dict[str, Any] = {name: _read_option(fields, name) for name in OPTIONS}
-    return TextRequest(texts, several, **languages, **options)
+    return TextRequest(texts, several, source, target, **options)
 
 
 def read_file(fields: dict[str, Any]) -> UploadedFile:
