@@ -94,19 +94,17 @@ def evaluate_lines(
 
 @contextlib.contextmanager
 def _show_progress(translator: Translator, total: int, stream: TextIO | None) -> Iterator[None]:
-    if stream is None:
-        yield
-        return
     search = translator.config.search
-    beam = f", beam {search.beam_size}" if search.method == "beam" else ""
-    noun = "sentence" if total == 1 else "sentences"
-    checkpoint = f"checkpoint {translator.checkpoint}" if translator.checkpoint else "these parameters"
-    print(
-        f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})",
-        file=stream,
-        flush=True,
-    )
-    with Throughput(total=total, stream=stream) as throughput:
+    if stream is not None:
+        beam = f", beam {search.beam_size}" if search.method == "beam" else ""
+        noun = "sentence" if total == 1 else "sentences"
+        checkpoint = f"checkpoint {translator.checkpoint}" if translator.checkpoint else "these parameters"
+        print(
+            f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})",
+            file=stream,
+            flush=True,
+        )
+    with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
         before, translator.on_found = translator.on_found, throughput.add
         try:
             yield

@@ -1,20 +1,15 @@
-"""Scores of translations, and running sums of training metrics.
+"""Scores of translations: row 10 of the data path.
 
-Row 10 of the data path. Imports sacreBLEU, as translation/utility.py does for its tokenizers.
+Imports sacreBLEU, as translation/utility.py does for its tokenizers.
 """
 
-import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import jax
-import numpy as np
-
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.errors import UserError, install_command
-from flaxformer_mt.shapes import Array
 from flaxformer_mt.writing_systems import lacks_spaces
 
 # sacreBLEU's tokenizers, and the codes of the languages (ISO 639) and scripts (ISO 15924) that need them.
@@ -275,39 +270,3 @@ def _make_chrf(lowercase: bool) -> Any:
     from sacrebleu.metrics.chrf import CHRF
 
     return CHRF(lowercase=lowercase)
-
-
-class MetricSums:
-    """Running sums of (sum, weight) pairs by name.
-
-    The scalars stay on their device until `result` is called, so that adding the metrics of a step does not
-    wait for that step. The sums are computed in float64, which stays accurate for any number of steps or
-    tokens.
-
-        sums.add("loss", value_sum=12.0, weight=4); sums.add("loss", value_sum=3.0, weight=1)
-        sums.result() -> {"loss_sum": 15.0, "loss_weight": 5.0, "loss_mean": 3.0}
-    """
-
-    def __init__(self) -> None:
-        self._pairs: dict[str, list[tuple[Any, Any]]] = {}
-
-    def add(self, name: str, *, value_sum: Array | float, weight: Array | float) -> None:
-        """Add a pair of scalars, on a device or on the host. Raises ValueError if one is no scalar."""
-        for part, value in (("value_sum", value_sum), ("weight", weight)):
-            if np.shape(value) != ():
-                raise ValueError(f"{part} of {name} should be a scalar, got shape {np.shape(value)}")
-        self._pairs.setdefault(name, []).append((value_sum, weight))
-
-    def result(self) -> dict[str, float]:
-        """Return `NAME_sum`, `NAME_weight` and `NAME_mean` of each name; the mean of weight 0 is nan."""
-        totals = {}
-        for name, pairs in jax.device_get(self._pairs).items():
-            total = float(np.sum([np.float64(value_sum) for value_sum, _ in pairs]))
-            weight = float(np.sum([np.float64(weight) for _, weight in pairs]))
-            totals[f"{name}_sum"], totals[f"{name}_weight"] = total, weight
-            totals[f"{name}_mean"] = total / weight if weight else math.nan
-        return totals
-
-    def reset(self) -> None:
-        """Discard all pairs added so far."""
-        self._pairs.clear()

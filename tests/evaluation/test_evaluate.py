@@ -29,6 +29,8 @@ ANSWERS = {SOURCES[0]: "One two three four five", SOURCES[1]: "six seven eight n
 
 
 class FakeTranslator:
+    on_found = None
+
     def __init__(self, search=None):
         self.config = Config(search=search or SearchConfig(beam_size=5, length_penalty=0.6))
         self.checkpoint = "best"

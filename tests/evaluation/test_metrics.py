@@ -1,19 +1,15 @@
-"""Scores against values worked out by hand; sums that neither wait nor wear out."""
+"""Scores against values worked out by hand."""
 
 import dataclasses
 import json
 import math
 import sys
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.metrics import (
-    MetricSums,
     choose_tokenizer,
     resample_scores,
     score_sentences_bleu,
@@ -136,69 +132,6 @@ def test_a_tokenizer_that_is_not_installed_is_named_with_its_package(monkeypatch
     monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
     with pytest.raises(UserError, match=r"ja-mecab is not installed; .* pip install 'sacrebleu\[ja\]'"):
         score_translations(["あ"], ["あ"], tokenize="ja-mecab")
-
-
-def test_sums_weights_and_means():
-    sums = MetricSums()
-    sums.add("loss", value_sum=jnp.float32(12.0), weight=jnp.int32(4))
-    sums.add("loss", value_sum=np.float32(3.0), weight=1)
-    sums.add("correct", value_sum=jnp.bfloat16(2.0), weight=8.0)
-    expected = {"loss_sum": 15.0, "loss_weight": 5.0, "loss_mean": 3.0}
-    expected |= {"correct_sum": 2.0, "correct_weight": 8.0, "correct_mean": 0.25}
-    assert sums.result() == expected
-    assert all(type(value) is float for value in sums.result().values())
-    sums.add("loss", value_sum=-15.0, weight=0)
-    assert sums.result()["loss_mean"] == 0.0
-    sums.reset()
-    assert sums.result() == {}
-
-
-def test_the_mean_of_no_weight_is_nan():
-    sums = MetricSums()
-    sums.add("loss", value_sum=0.0, weight=0)
-    assert math.isnan(sums.result()["loss_mean"])
-
-
-def test_sums_do_not_wear_out():
-    """In float32, 2**24 + 1 is 2**24: a count of tokens would stand still."""
-    sums = MetricSums()
-    sums.add("loss", value_sum=jnp.float32(2.0**24), weight=jnp.int32(2**30))
-    for _ in range(3):
-        sums.add("loss", value_sum=jnp.float32(1), weight=jnp.int32(2**30))
-    assert sums.result()["loss_sum"] == 2**24 + 3
-    assert sums.result()["loss_weight"] == 2**32
-
-
-def test_adding_does_not_read_from_the_device():
-    sums = MetricSums()
-    with jax.transfer_guard("disallow"):
-        steps = [jax.jit(lambda: (jnp.float32(2), jnp.float32(1)))() for _ in range(3)]
-    waiting = [Unread(value) for pair in steps for value in pair]
-    for value_sum, weight in zip(waiting[::2], waiting[1::2], strict=True):
-        sums.add("loss", value_sum=value_sum, weight=weight)
-    assert not any(value.was_read for value in waiting)
-    assert sums.result()["loss_mean"] == 2.0
-    assert all(value.was_read for value in waiting)
-
-
-class Unread:
-    """A scalar that remembers whether its value was asked for."""
-
-    shape = ()
-
-    def __init__(self, value) -> None:
-        self.value, self.was_read = value, False
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        self.was_read = True
-        return np.asarray(self.value, dtype)
-
-
-def test_only_scalars_are_summed():
-    with pytest.raises(ValueError, match=r"weight of loss should be a scalar, got shape \(2,\)"):
-        MetricSums().add("loss", value_sum=1.0, weight=np.ones(2))
-    with pytest.raises(ValueError, match=r"value_sum of loss should be a scalar, got shape \(1,\)"):
-        MetricSums().add("loss", value_sum=jnp.ones(1), weight=1)
 
 
 def test_the_tokenizer_follows_the_target_language(monkeypatch):

@@ -22,13 +22,13 @@ from flaxformer_mt.commands.server.languages import Pair, list_languages, name_l
 from flaxformer_mt.commands.server.measurements import Measurements, resident_bytes
 from flaxformer_mt.commands.server.model_thread import DirectedModel, Stopped
 from flaxformer_mt.commands.server.request_fields import (
-    Limits,
     Refusal,
     read_fields,
     read_file,
     read_request,
     read_texts,
 )
+from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.commands.server.specification import make_specification
 from flaxformer_mt.commands.server.translated_files import FORMATS, TranslatedFiles, find_ending
 from flaxformer_mt.commands.server.translations import Translations
@@ -50,16 +50,17 @@ _PAGE_POLICY = (
 
 
 def make_app(
-    models: dict[Pair, DirectedModel], *, limits: Limits, keys: Collection[str] = (), log: Log
+    models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
     """Return the application; it does not stop the models.
 
     Args:
       models: the model of each pair of languages.
+      options: its limits are used.
       keys: a request for a translation must have one of them in the field api_key, unless there are none.
       log: receives one line for each request that fails.
     """
-    server = _Server(models, limits, frozenset(key.encode() for key in keys), log)
+    server = _Server(models, options, frozenset(key.encode() for key in keys), log)
     answers = {
         "/": _show("page.html"),
         "/docs": _show("docs.html"),
@@ -84,11 +85,11 @@ class _Server:
     """The functions behind the paths."""
 
     def __init__(
-        self, models: dict[Pair, DirectedModel], limits: Limits, keys: frozenset[bytes], log: Log
+        self, models: dict[Pair, DirectedModel], options: ServeOptions, keys: frozenset[bytes], log: Log
     ) -> None:
-        self._models, self._limits, self._keys, self._log = models, limits, keys, log
+        self._models, self._options, self._keys, self._log = models, options, keys, log
         self._files = TranslatedFiles()
-        self._translations = Translations(models, limits)
+        self._translations = Translations(models, most_waiting=options.max_waiting)
         self._measurements = Measurements()
 
     def endpoint(
@@ -141,8 +142,8 @@ class _Server:
         return _to_json(await self._translate(request, await self._read(request)))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = read_request(fields, self._limits)
-        answer = await _unless_left(request, self._translations.translate(wanted), self._limits.seconds)
+        wanted = read_request(fields, self._options.max_characters)
+        answer = await _unless_left(request, self._translations.translate(wanted), self._options.timeout)
         lines = sum(text.count("\n") + 1 for text in wanted.texts)
         self._measurements.add_text(lines=lines, characters=sum(map(len, wanted.texts)))
         return answer
@@ -170,8 +171,8 @@ class _Server:
 
     async def detect(self, request: Request) -> Response:
         """POST /detect."""
-        texts, several = read_texts(await self._read(request), self._limits)
-        found = await _unless_left(request, self._translations.detect(texts), self._limits.seconds)
+        texts, several = read_texts(await self._read(request), self._options.max_characters)
+        found = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
         return _to_json(found if several else found[0])
 
     async def list_languages(self, request: Request) -> Response:
@@ -185,7 +186,7 @@ class _Server:
             {
                 "apiKeys": bool(self._keys),
                 "keyRequired": bool(self._keys),
-                "charLimit": self._limits.characters,
+                "charLimit": self._options.max_characters,
                 "frontendTimeout": 200,
                 "suggestions": False,
                 "filesTranslation": True,
@@ -222,19 +223,20 @@ class _Server:
 
     async def _read(self, request: Request) -> dict[str, Any]:
         """Return the fields of a request's body, of a client that may ask for translations."""
-        most = self._limits.body_bytes
+        # A character takes at most 12 bytes, as an escape, and the other fields take little.
+        most, seconds = 12 * self._options.max_characters + 65_536, self._options.timeout
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > most:
             raise Refusal(413, f"the body has {length[:20]} bytes; this server reads {most}")
         body = bytearray()
         try:
-            async with asyncio.timeout(self._limits.seconds):
+            async with asyncio.timeout(seconds):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > most:
                         raise Refusal(413, f"the body has more than the {most} bytes that this server reads")
         except TimeoutError:
-            raise Refusal(408, f"the body did not arrive within {self._limits.seconds:g} seconds") from None
+            raise Refusal(408, f"the body did not arrive within {seconds:g} seconds") from None
         fields = read_fields(bytes(body), request.headers.get("content-type", ""))
         self._check_key(fields.get("api_key"))
         return fields

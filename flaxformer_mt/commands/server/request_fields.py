@@ -27,23 +27,6 @@ class UploadedFile(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a request may ask for, and what all requests together may; more is refused."""
-
-    # Characters of all texts of a request.
-    characters: int = 10_000
-    # Lines that are not answered yet, of all requests together.
-    waiting: int = 1000
-    # Seconds from the arrival of a request to its answer.
-    seconds: float = 60.0
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of the body: a character takes at most 12 as an escape, and the other fields take little."""
-        return 12 * self.characters + 65_536
-
-
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer"}
 _SWITCH: dict[str, Any] = {"type": "boolean", "default": False}
@@ -78,13 +61,13 @@ class TextRequest:
     several: bool
     source: str
     target: str
-    format: Literal["text", "html"] = "text"
-    alternatives: int = 0
+    format: Literal["text", "html"]
+    alternatives: int
     # None: no hypotheses are described, unless one of the following fields asks for them.
-    n_best: int | None = None
-    scores: bool = False
-    alignments: Literal["words", "pieces"] | None = None
-    attention: bool = False
+    n_best: int | None
+    scores: bool
+    alignments: Literal["words", "pieces"] | None
+    attention: bool
 
     @property
     def describes(self) -> bool:
@@ -127,14 +110,10 @@ def _first_line(error: Exception) -> str:
 
 def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
     """Return the fields of a form; a field that occurs several times is a list."""
-    fields: dict[str, Any] = {}
+    values: dict[str, list[object]] = {}
     for name, value in pairs:
-        if name in fields:
-            before = fields[name]
-            fields[name] = [*before, value] if isinstance(before, list) else [before, value]
-        else:
-            fields[name] = value
-    return fields
+        values.setdefault(name, []).append(value)
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
 def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
@@ -153,13 +132,13 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
     return pairs
 
 
-def read_request(fields: dict[str, Any], limits: Limits) -> TextRequest:
+def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
     """Return the typed fields of a request for translations.
 
     Raises:
       Refusal: a field is missing, has the wrong type or an unknown value, or the texts are too long.
     """
-    texts, several = read_texts(fields, limits)
+    texts, several = read_texts(fields, most_characters)
     if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
     source, target = _read_language(fields, "source"), _read_language(fields, "target")
@@ -179,7 +158,7 @@ def read_file(fields: dict[str, Any]) -> UploadedFile:
     return file
 
 
-def read_texts(fields: dict[str, Any], limits: Limits) -> tuple[tuple[str, ...], bool]:
+def read_texts(fields: dict[str, Any], most_characters: int) -> tuple[tuple[str, ...], bool]:
     """Return the texts of the field q, and whether it is a list.
 
     Raises:
@@ -195,9 +174,9 @@ def read_texts(fields: dict[str, Any], limits: Limits) -> tuple[tuple[str, ...],
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise Refusal(400, "the field q is not valid Unicode: it has half of a surrogate pair")
     total = sum(map(len, texts))
-    if total > limits.characters or len(texts) > limits.characters:
+    if max(total, len(texts)) > most_characters:
         raise Refusal(
-            413, f"q has {total} characters in {len(texts)} texts; this server takes {limits.characters}"
+            413, f"q has {total} characters in {len(texts)} texts; this server takes {most_characters}"
         )
     return tuple(texts), several
 

@@ -39,7 +39,6 @@ def serve(options: ServeOptions) -> None:
 
         from flaxformer_mt.commands.server.app import make_app
     from flaxformer_mt.commands.server.model_thread import ModelThread
-    from flaxformer_mt.commands.server.request_fields import Limits
 
     _check(options)
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
@@ -60,8 +59,7 @@ def serve(options: ServeOptions) -> None:
             thread = ModelThread(system, names, preparation=preparation)
             stack.callback(thread.stop)
             models |= direct(thread, data, title=f"{find_url(path) or path.name}{checkpoint}")
-        limits = Limits(options.max_characters, options.max_waiting, options.timeout)
-        app = make_app(models, limits=limits, keys=keys, log=log)
+        app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
             log_config=None,

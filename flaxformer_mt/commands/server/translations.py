@@ -9,7 +9,7 @@ from typing import Any
 from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
 from flaxformer_mt.commands.server.markup import Line, Template, read_html, read_text
 from flaxformer_mt.commands.server.model_thread import Answer, DirectedModel
-from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
 from flaxformer_mt.translation.annotation import NO_NOTES, Notes
 from flaxformer_mt.translation.result import Translation
 
@@ -20,9 +20,9 @@ _SAMPLE = 200
 class Translations:
     """Translates the texts of requests, and counts the lines that are not answered."""
 
-    def __init__(self, models: Mapping[Pair, DirectedModel], limits: Limits) -> None:
-        self.models = models
-        self.limits = limits
+    def __init__(self, models: Mapping[Pair, DirectedModel], *, most_waiting: int) -> None:
+        """Refuse requests while more lines than `most_waiting` would not be answered."""
+        self._models, self._most_waiting = models, most_waiting
         self.num_waiting = 0
 
     async def translate(self, request: TextRequest) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class Translations:
         Raises:
           Refusal: no model has these languages, the texts have too many lines, or too many lines wait.
         """
-        choices = find_models(self.models, request.source, request.target)
+        choices = find_models(self._models, request.source, request.target)
         most = min(model.thread.system.most_hypotheses for model in choices.values())
         n_best, alternatives = request.n_best or 1, request.alternatives
         for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
@@ -60,7 +60,7 @@ class Translations:
     async def detect(self, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
         """Return the languages that each text may be in, the most likely first."""
         choices: dict[str, DirectedModel] = {}
-        for (source, _), model in self.models.items():
+        for (source, _), model in self._models.items():
             choices.setdefault(source, model)
         async with self._reserve(len(texts) * len(choices)):
             return [await _detect(text, choices) for text in texts]
@@ -68,7 +68,7 @@ class Translations:
     @contextlib.asynccontextmanager
     async def _reserve(self, lines: int) -> AsyncIterator[None]:
         """Count lines as waiting, or refuse them."""
-        most = self.limits.waiting
+        most = self._most_waiting
         if lines > most:
             raise Refusal(413, f"q has {lines} lines; this server takes {most}; send several requests")
         if self.num_waiting + lines > most:

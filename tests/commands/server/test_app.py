@@ -13,7 +13,7 @@ import pytest
 
 from flaxformer_mt.commands.server.languages import find_models, list_languages
 from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread
-from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
 from flaxformer_mt.commands.server.serve import direct
 from flaxformer_mt.commands.server.translated_files import TranslatedFiles
 from flaxformer_mt.config import DataConfig
@@ -272,7 +272,7 @@ def wait_until(true) -> None:
 
 
 def test_too_many_and_too_slow_requests_and_clients_that_leave(serve, slow, slow_thread):
-    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, Limits(waiting=3))
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, max_waiting=3)
     client = socket.create_connection(("127.0.0.1", server.port))
     body = b'{"q": ["left", "too"], "source": "xx", "target": "yy"}'
     head = (
@@ -286,7 +286,7 @@ def test_too_many_and_too_slow_requests_and_clients_that_leave(serve, slow, slow
     wait_until(lambda: sorted(slow.cancelled) == ["left", "too"])
     wait_until(lambda: len(server.log) == 2)
     assert [line.split()[0] for line in server.take_log()] == ["429", "499"]
-    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, Limits(seconds=0.5))
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, timeout=0.5)
     assert server.translate(["one", "two"])[0] == 504
     wait_until(lambda: len(slow.cancelled) == 4)
     # A client that sends a part of its request, and no more.
