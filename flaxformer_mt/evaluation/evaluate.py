@@ -18,19 +18,18 @@ from flaxformer_mt.evaluation.comet_program import check_comet, score_comet
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
+    compare,
     describe_scores,
     describe_search,
     parse_compared_system,
     read_compared_files,
-    report_confidence,
-    report_paired_tests,
     save_largest_differences,
     translate_compared_systems,
 )
 from flaxformer_mt.evaluation.direction_scores import describe_directions, join_reports
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_split, name_of_file, read_sets
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
-from flaxformer_mt.evaluation.metrics import Scores, choose_tokenizer, resample_scores, score_translations
+from flaxformer_mt.evaluation.metrics import Scores, choose_tokenizer, score_translations
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
 from flaxformer_mt.object_store.working_copies import open_copy
@@ -229,15 +228,15 @@ def _evaluate_set(
     report: dict[str, Any] = {"name": scored.name, "checkpoint": translator.checkpoint}
     report |= _report_scores(evaluation, describe_search(translator.config.search), **scoring)
     del translator  # its parameters need no memory when compared runs are loaded
-    others, described = translate_compared_systems(
+    rivals = translate_compared_systems(
         compared, scored.sources, from_files, direction=scored.direction, **loading
     )
     if compared:
-        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=scoring["lowercase"])
+        save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=scoring["lowercase"])
     if comet_model is not None:
         score = score_comet(comet_model, evaluation.sources, evaluation.hypotheses, evaluation.references)
         report |= {"comet": score, "comet_model": str(comet_model)}
-    report |= _resample(evaluation, others, described, resamples, **scoring)
+    report |= compare(evaluation, rivals, resamples, **scoring)
     return report | {"by_length": score_by_length(evaluation, **scoring)}
 
 
@@ -275,35 +274,6 @@ def _report_scores(
         "truncated": evaluation.truncated,
         "seconds": round(evaluation.seconds, 1),
     }
-
-
-def _resample(
-    own: Translations,
-    others: Mapping[str, Sequence[str]],
-    described: Sequence[Mapping[str, Any]],
-    resamples: ResamplingOptions,
-    **score_options: Any,
-) -> dict[str, Any]:
-    """Compute TER, the slowest score, and the intervals and test, which repeat it for each sample."""
-    # The evaluated run gets the empty name, which no compared run or file can have.
-    found = resample_scores(
-        {"": own.hypotheses, **others},
-        own.references,
-        samples=resamples.samples,
-        paired=resamples.paired,
-        trials=resamples.trials,
-        **score_options,
-    )
-    result: dict[str, Any] = {
-        "ter": found.systems[0]["ter"].score,
-        "ter_signature": found.plain_signatures["ter"],
-    }
-    if resamples.samples:
-        result["confidence"] = report_confidence(found, samples=resamples.samples)
-    if others:
-        result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
-        result["against"] = report_paired_tests(found, described, own.hypotheses, others)
-    return result
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:

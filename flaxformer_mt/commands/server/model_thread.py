@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.directions import Direction, choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
@@ -166,3 +168,13 @@ class DirectedModel(NamedTuple):
     def submit(self, line: str, *, n_best: int, notes: Notes) -> "Future[Answer]":
         """Add a line; see `ModelThread.submit`."""
         return self.thread.submit(line, n_best=n_best, notes=notes, tags=self.tags, lead=self.lead)
+
+
+def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Direction, DirectedModel]:
+    """Return a model in each of its directions, with the tags of their sources and targets."""
+    models = {}
+    for pair in find_directions(data):
+        tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
+        target = choose_target_tag(data, pair)
+        models[pair] = DirectedModel(thread, tags, f"{target} " if target else "", title)
+    return models

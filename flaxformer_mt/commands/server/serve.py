@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
-    from flaxformer_mt.commands.server.model_thread import DirectedModel, LineSystem, ModelThread
+    from flaxformer_mt.commands.server.model_thread import DirectedModel, LineSystem
 
 # Seconds that a connection may take to end after the last answer, once the server stops.
 _GRACE = 5.0
@@ -38,7 +38,7 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
-    from flaxformer_mt.commands.server.model_thread import ModelThread
+    from flaxformer_mt.commands.server.model_thread import ModelThread, direct
 
     _check(options)
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
@@ -92,20 +92,6 @@ def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
         _say(f"{name}: {error}")
     else:
         _say(f"{name}: all programs are ready after {time.monotonic() - start:.1f} s")
-
-
-def direct(
-    thread: "ModelThread", data: DataConfig, *, title: str = ""
-) -> "dict[tuple[str, str], DirectedModel]":
-    """Return a model in each of its directions, with the tags of their sources and targets."""
-    from flaxformer_mt.commands.server.model_thread import DirectedModel
-
-    models: dict[tuple[str, str], DirectedModel] = {}
-    for pair in find_directions(data):
-        tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
-        target = choose_target_tag(data, pair)
-        models[pair] = DirectedModel(thread, tags, f"{target} " if target else "", title)
-    return models
 
 
 def log(message: str) -> None:
