@@ -6,7 +6,7 @@ Contains the report of an evaluation, for translation models and for language mo
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -29,7 +29,7 @@ from flaxformer_mt.evaluation.comparison import (
 from flaxformer_mt.evaluation.direction_scores import describe_directions, join_reports
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_split, name_of_file, read_sets
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
-from flaxformer_mt.evaluation.metrics import Scores, choose_tokenizer, score_translations
+from flaxformer_mt.evaluation.metrics import Scores, choose_score_options, score_translations
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
 from flaxformer_mt.object_store.working_copies import open_copy
@@ -97,12 +97,9 @@ def _show_progress(translator: Translator, total: int, stream: TextIO | None) ->
     if stream is not None:
         beam = f", beam {search.beam_size}" if search.method == "beam" else ""
         noun = "sentence" if total == 1 else "sentences"
-        checkpoint = f"checkpoint {translator.checkpoint}" if translator.checkpoint else "these parameters"
-        print(
-            f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})",
-            file=stream,
-            flush=True,
-        )
+        checkpoint = f"checkpoint {translator.checkpoint}"
+        said = f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})"
+        print(said, file=stream, flush=True)
     with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
         before, translator.on_found = translator.on_found, throughput.add
         try:
@@ -171,6 +168,8 @@ def evaluate_run(
         return _evaluate_language_model(run_dir, config, split, reference, loading)
     loading["split_sentences"] = split_sentences
     own = {"checkpoint": checkpoint, "search": search, "shortlist": shortlist, "quantization": quantization}
+    given: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
+    train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
     comet_model = check_comet(comet) if comet else None
     sets = read_sets(
         config,
@@ -185,7 +184,7 @@ def evaluate_run(
             run_dir,
             config,
             scored,
-            _choose_score_options(config, scored, lowercase, tokenize),
+            choose_score_options(train, scored.direction.target, scored.references, warn=warn_user),
             own=own,
             loading=loading,
             compared=compared,
@@ -238,19 +237,6 @@ def _evaluate_set(
         report |= {"comet": score, "comet_model": str(comet_model)}
     report |= compare(evaluation, rivals, resamples, **scoring)
     return report | {"by_length": score_by_length(evaluation, **scoring)}
-
-
-def _choose_score_options(
-    config: Config, scored: ScoredSet, lowercase: bool | None, tokenize: str | None
-) -> dict[str, Any]:
-    """Return the options of `score_translations`: those that are given, else those of the run's config."""
-    train, text = config.train, {"references": scored.references}
-    return {
-        "lowercase": train.lowercase if lowercase is None else lowercase,
-        "tokenize": choose_tokenizer(
-            scored.direction.target, tokenize or train.bleu_tokenize, **text, warn=warn_user
-        ),
-    }
 
 
 def _report_scores(

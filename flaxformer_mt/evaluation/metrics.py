@@ -198,6 +198,17 @@ def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
 
 
+def choose_score_options(
+    train: TrainConfig, language: str, references: Sequence[str], *, warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return `lowercase` and `tokenize` of `score_translations` for translations into a language.
+
+    See `choose_tokenizer`.
+    """
+    tokenize = choose_tokenizer(language, train.bleu_tokenize, references=references, warn=warn)
+    return {"lowercase": train.lowercase, "tokenize": tokenize}
+
+
 def choose_tokenizer(
     language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
 ) -> str:

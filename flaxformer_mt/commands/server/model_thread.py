@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flaxformer_mt.commands.server.languages import Pair
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import Direction, choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
@@ -170,9 +171,9 @@ class DirectedModel(NamedTuple):
         return self.thread.submit(line, n_best=n_best, notes=notes, tags=self.tags, lead=self.lead)
 
 
-def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Direction, DirectedModel]:
+def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
     """Return a model in each of its directions, with the tags of their sources and targets."""
-    models = {}
+    models: dict[Pair, DirectedModel] = {}
     for pair in find_directions(data):
         tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
         target = choose_target_tag(data, pair)

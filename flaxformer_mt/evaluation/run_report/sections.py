@@ -8,7 +8,7 @@ from flaxformer_mt.config.files import flatten
 from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 from flaxformer_mt.evaluation.comparison import find_largest_differences
 from flaxformer_mt.evaluation.length_breakdown import name_bucket, split_by_length
-from flaxformer_mt.evaluation.metrics import choose_tokenizer, resample_scores, score_sentences_chrf
+from flaxformer_mt.evaluation.metrics import choose_score_options, resample_scores, score_sentences_chrf
 from flaxformer_mt.evaluation.run_report.charts import Bar, Chart, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts
 from flaxformer_mt.evaluation.translation_files import Translations
@@ -43,11 +43,8 @@ class Sentence(NamedTuple):
 
 def _choose_score_options(run: RunFacts, references: Sequence[str], language: str) -> dict[str, Any]:
     """Return how a run's config scores translations into a language, with these references."""
-    train = run.config.train
-    tokenize = choose_tokenizer(
-        language, train.bleu_tokenize, references=references, warn=lambda message: None
-    )
-    return {"lowercase": train.lowercase, "tokenize": tokenize, "only": _METRICS}
+    options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
+    return options | {"only": _METRICS}
 
 
 def _score(translations: Translations, samples: int, options: Mapping[str, Any]) -> dict[str, Bar]:
