@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flaxformer_mt.commands.server.languages import Pair
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
 
@@ -64,7 +63,7 @@ class ModelThread:
         """Add a line with the tags of its languages. To cancel the future removes it from the search.
 
         `lead` is what the translation begins with as it is tokenized: the tag of its language, and a space.
-        The future raises UserError for a line that cannot be translated, and `Stopped` when the thread ended.
+        The future raises the error of a line that cannot be translated, and `Stopped` when the thread ended.
         """
         future: Future[Answer] = Future()
 
@@ -120,7 +119,7 @@ class ModelThread:
         self._lines[future] = submitted["notes"]
         try:
             self.system.submit(future, line, **submitted)
-        except UserError as error:
+        except Exception as error:  # of this line alone
             self._fail(future, error)
 
     def _drop(self, future: "Future[Answer]") -> None:

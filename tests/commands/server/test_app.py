@@ -309,6 +309,17 @@ def test_what_is_begun_is_finished_when_the_server_ends(serve, slow, slow_thread
         server.translate("late")
 
 
+def test_a_line_that_fails_ends_neither_the_model_nor_the_wait_of_others(serve, slow, slow_thread):
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)})
+    submit, slow.submit = slow.submit, lambda *line, **options: raising(ZeroDivisionError("a bug"))(line)
+    assert server.translate("one")[0] == 500
+    assert "a bug" in server.take_log()[0]
+    slow.submit = submit
+    slow.go.set()
+    assert server.translate("two") == (200, {"translatedText": "TWO"})
+    assert server.ask("/health")[0] == 200
+
+
 def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
     server = serve({("xx", "yy"): DirectedModel(slow_thread)})
     slow.go.set()
