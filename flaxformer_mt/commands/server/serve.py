@@ -146,9 +146,10 @@ def _bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         return socket.create_server(address, family=family, backlog=1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host has such parts
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"cannot listen at --host={host} --port={port}: {error.strerror}; give another --port (0: any "
+            f"cannot listen at --host={host} --port={port}: {reason}; give another --port (0: any "
             "free one) or --host"
         ) from error
 
