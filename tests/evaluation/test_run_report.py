@@ -154,6 +154,7 @@ def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
         (["--run=/nowhere"], "/nowhere is not a run directory"),
         ([f"--run={first}", f"--run={first}"], "is given twice"),
         ([f"--run={first}", f"--output={tmp_path}"], "is a folder, but the page is a file"),
+        ([f"--run={first}", f"--output={first / 'config.json' / 'page'}"], "is inside of a file"),
         ([f"--run={first}", "--attention=7"], "--attention names sentence 7, but there are 6"),
         ([f"--run={first}", "--attention=1", "--name=none"], "no run has translations of none"),
     ):

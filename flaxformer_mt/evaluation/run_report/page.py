@@ -47,6 +47,8 @@ def report_runs(
     output = Path(output).expanduser()
     if output.is_dir():
         raise UserError(f"output {output} is a folder, but the page is a file; give --output=FILE.html")
+    if output.parent.is_file():
+        raise UserError(f"output {output} is inside of a file; give --output=FILE.html in a folder")
     runs = gather_facts([Path(run).expanduser() for run in run_dirs], name)
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
