@@ -7,14 +7,14 @@ tables of a comparison. The tests themselves are left to sacreBLEU (evaluation/m
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_same_set
-from flaxformer_mt.evaluation.metrics import Resampling, score_sentences_chrf
+from flaxformer_mt.evaluation.metrics import resample_scores, score_sentences_chrf
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_differences
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.translation.translator import Translator
@@ -164,6 +164,13 @@ def read_compared_files(
     return found
 
 
+class Rival(NamedTuple):
+    """The translations of a compared system, and its description as JSON values, of which one is its name."""
+
+    facts: dict[str, Any]
+    hypotheses: tuple[str, ...]
+
+
 def translate_compared_systems(
     systems: Sequence[ComparedSystem],
     sources: Sequence[str],
@@ -171,98 +178,102 @@ def translate_compared_systems(
     *,
     direction: Direction,
     **options: Any,
-) -> tuple[dict[str, tuple[str, ...]], list[dict[str, Any]]]:
-    """Return the translations of all compared systems by name, and descriptions of them as JSON values.
+) -> list[Rival]:
+    """Return the translations of all compared systems.
 
     Keeps the given order. Loads the models one after another; `options` are those of `Translator.load`.
     A model of several directions translates in `direction`.
     """
-    translations, described = dict[str, tuple[str, ...]](), []
+    rivals = []
     for system in systems:
-        facts: dict[str, Any] = {"name": system.name}
         if system.run is None:
-            translations[system.name] = from_files[system.name]
-        else:
-            translator = Translator.load(
-                system.run, checkpoint=system.checkpoint, search=system.search, **options
-            )
-            languages: dict[str, Any] = {
-                "source_language": direction.source,
-                "target_language": direction.target,
-            }
-            several = len(find_directions(translator.config.data)) > 1
-            translated = translator.translate(sources, **(languages if several else {}))
-            texts = tuple(translation.text for translation in translated)
-            translations[system.name] = texts
-            search = translator.config.search
-            facts |= {
-                "checkpoint": translator.checkpoint,
-                "method": search.method,
-                "beam_size": 1 if search.method == "greedy" else search.beam_size,
-                "length_penalty": search.length_penalty,
-            }
-        described.append(facts)
-    return translations, described
+            rivals.append(Rival({"name": system.name}, from_files[system.name]))
+            continue
+        translator = Translator.load(
+            system.run, checkpoint=system.checkpoint, search=system.search, **options
+        )
+        languages: dict[str, Any] = {
+            "source_language": direction.source,
+            "target_language": direction.target,
+        }
+        several = len(find_directions(translator.config.data)) > 1
+        translated = translator.translate(sources, **(languages if several else {}))
+        facts = {"name": system.name, "checkpoint": translator.checkpoint}
+        facts |= describe_search(translator.config.search)
+        rivals.append(Rival(facts, tuple(translation.text for translation in translated)))
+    return rivals
 
 
-def save_largest_differences(
-    run_dir: Path,
-    name: str,
-    own: Translations,
-    others: Mapping[str, Sequence[str]],
-    *,
-    lowercase: bool,
-) -> None:
-    """Write the sentences whose chrF differs most between the run and each other system, at most 100 each.
-
-    Omits sentences with identical translations.
-    """
-    rows = []
-    for other, hypotheses in others.items():
-        unlike = [i for i, text in enumerate(hypotheses) if text != own.hypotheses[i]]
-        references = [own.references[i] for i in unlike]
-        ours = score_sentences_chrf([own.hypotheses[i] for i in unlike], references, lowercase=lowercase)
-        theirs = score_sentences_chrf([hypotheses[i] for i in unlike], references, lowercase=lowercase)
-        ranked = sorted(zip(unlike, ours, theirs, strict=True), key=lambda row: -abs(row[1] - row[2]))
-        rows += [
-            (
-                other,
-                str(i + 1),
-                f"{our:.2f}",
-                f"{their:.2f}",
-                own.sources[i],
-                own.references[i],
-                own.hypotheses[i],
-                hypotheses[i],
-            )
-            for i, our, their in ranked[:_SHOWN_DIFFERENCES]
-        ]
-    save_differences(run_dir, name, _HEADING, rows)
-
-
-def report_confidence(resampling: Resampling, *, samples: int) -> dict[str, Any]:
-    """Mean and half-width of the 95% confidence interval of each score of the first system, as JSON."""
-    return {"level": 95, "samples": samples} | {
-        metric: {"mean": found.mean, "ci": found.ci, "signature": resampling.signatures[metric]}
-        for metric, found in resampling.systems[0].items()
+def describe_search(search: SearchConfig) -> dict[str, Any]:
+    """Return the options of a search that a report names, as JSON values."""
+    return {
+        "method": search.method,
+        "beam_size": 1 if search.method == "greedy" else search.beam_size,
+        "length_penalty": search.length_penalty,
     }
 
 
-def report_paired_tests(
-    resampling: Resampling,
-    described: Sequence[Mapping[str, Any]],
-    own: Sequence[str],
-    others: Mapping[str, Sequence[str]],
-) -> list[dict[str, Any]]:
-    """Return results of the paired tests of each compared system, as JSON values, after its description."""
-    return [
-        {
-            **facts,
-            "differing": sum(a != b for a, b in zip(own, others[facts["name"]], strict=True)),
-            **{metric: found._asdict() for metric, found in scores.items()},
+def find_largest_differences(
+    one: Sequence[str], other: Sequence[str], references: Sequence[str], *, most: int, lowercase: bool = False
+) -> list[tuple[int, float, float]]:
+    """Return the sentences whose chrF differs most, at most `most`: their indices and the chrF of both.
+
+    Omits sentences with identical translations.
+    """
+    unlike = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    ours, theirs = (
+        score_sentences_chrf([texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase)
+        for texts in (one, other)
+    )
+    rows = zip(unlike, ours, theirs, strict=True)
+    return sorted(rows, key=lambda row: -abs(row[1] - row[2]))[:most]
+
+
+def save_largest_differences(
+    run_dir: Path, name: str, own: Translations, rivals: Sequence[Rival], *, lowercase: bool
+) -> None:
+    """Write the sentences whose chrF differs most between the run and each other system, at most 100 each."""
+    rows = []
+    for facts, hypotheses in rivals:
+        for i, our, their in find_largest_differences(
+            own.hypotheses, hypotheses, own.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
+        ):
+            texts = own.sources[i], own.references[i], own.hypotheses[i], hypotheses[i]
+            rows.append((facts["name"], str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
+    save_differences(run_dir, name, _HEADING, rows)
+
+
+def compare(
+    own: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
+) -> dict[str, Any]:
+    """Return TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
+    found = resample_scores(
+        # The evaluated run gets the empty name, which no compared run or file can have.
+        {"": own.hypotheses} | {facts["name"]: hypotheses for facts, hypotheses in rivals},
+        own.references,
+        samples=resamples.samples,
+        paired=resamples.paired,
+        trials=resamples.trials,
+        **score_options,
+    )
+    first, *others = found.systems
+    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": found.plain_signatures["ter"]}
+    if resamples.samples:
+        result["confidence"] = {"level": 95, "samples": resamples.samples} | {
+            metric: {"mean": score.mean, "ci": score.ci, "signature": found.signatures[metric]}
+            for metric, score in first.items()
         }
-        for facts, scores in zip(described, resampling.systems[1:], strict=True)
-    ]
+    if rivals:
+        result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
+        result["against"] = [
+            {
+                **facts,
+                "differing": sum(a != b for a, b in zip(own.hypotheses, hypotheses, strict=True)),
+                **{metric: score._asdict() for metric, score in scores.items()},
+            }
+            for (facts, hypotheses), scores in zip(rivals, others, strict=True)
+        ]
+    return result
 
 
 def describe_scores(name: str, result: Mapping[str, Any]) -> str:

@@ -4,24 +4,25 @@ BLEU of different target languages counts different tokens, so that the scores o
 say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.errors import warn_user
-from flaxformer_mt.evaluation.metrics import SCRIPT_SAMPLE, choose_tokenizer, score_translations
+from flaxformer_mt.evaluation.metrics import SCRIPT_SAMPLE, choose_score_options, score_translations
 from flaxformer_mt.evaluation.translation_files import Translations
 
 
 class _Rows(NamedTuple):
-    """The sentences of one direction, and the tokenizer of its BLEU."""
+    """The sentences of one direction, and the options of `score_translations` for them."""
 
     direction: Direction
     start: int
     stop: int
-    tokenize: str
+    options: dict[str, Any]
 
 
 class DirectionScorer:
@@ -29,29 +30,23 @@ class DirectionScorer:
 
     def __init__(self, pairs: Pairs, config: TrainConfig) -> None:
         """Choose the tokenizer of each target language, with a warning for one that is not installed."""
-        self._lowercase, self._rows, start = config.lowercase, list[_Rows](), 0
+        self._rows, start = list[_Rows](), 0
         for part, languages in zip(pairs.parts, pairs.languages, strict=True):
             direction = Direction(*languages)
             first = [pairs[number].target for number in range(start, start + min(part.size, SCRIPT_SAMPLE))]
-            tokenize = choose_tokenizer(
-                direction.target, config.bleu_tokenize, references=first, warn=warn_user
-            )
-            self._rows.append(_Rows(direction, start, start + part.size, tokenize))
+            options = choose_score_options(config, direction.target, first, warn=warn_user)
+            self._rows.append(_Rows(direction, start, start + part.size, options))
             start += part.size
 
     def score(self, translations: Translations) -> dict[str, float]:
         """Return the means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
         found = {}
-        for direction, start, stop, tokenize in self._rows:
-            found[direction.name] = score_translations(
-                translations.hypotheses[start:stop],
-                translations.references[start:stop],
-                lowercase=self._lowercase,
-                tokenize=tokenize,
-            )
+        for direction, start, stop, options in self._rows:
+            part = translations.choose(range(start, stop))
+            found[direction.name] = score_translations(part.hypotheses, part.references, **options)
         values = {
-            "bleu": _mean([scores.bleu for scores in found.values()]),
-            "chrf": _mean([scores.chrf for scores in found.values()]),
+            "bleu": fmean(scores.bleu for scores in found.values()),
+            "chrf": fmean(scores.chrf for scores in found.values()),
         }
         if len(found) > 1:
             for name, scores in found.items():
@@ -59,14 +54,10 @@ class DirectionScorer:
         return values
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the report of several directions: means, sum, and the report of each under `directions`."""
     first = next(iter(reports.values()))
-    means = {metric: _mean([report[metric] for report in reports.values()]) for metric in _METRICS}
+    means = {metric: fmean(report[metric] for report in reports.values()) for metric in _METRICS}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
     same = {field: first[field] for field in ("checkpoint", "method", "beam_size", "length_penalty")}
     return {

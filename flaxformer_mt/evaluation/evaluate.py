@@ -6,7 +6,7 @@ Contains the report of an evaluation, for translation models and for language mo
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -18,24 +18,18 @@ from flaxformer_mt.evaluation.comet_program import check_comet, score_comet
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
+    compare,
     describe_scores,
+    describe_search,
     parse_compared_system,
     read_compared_files,
-    report_confidence,
-    report_paired_tests,
     save_largest_differences,
     translate_compared_systems,
 )
 from flaxformer_mt.evaluation.direction_scores import describe_directions, join_reports
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_split, name_of_file, read_sets
 from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
-from flaxformer_mt.evaluation.metrics import (
-    Scores,
-    choose_tokenizer,
-    resample_scores,
-    score_ter,
-    score_translations,
-)
+from flaxformer_mt.evaluation.metrics import Scores, choose_score_options, score_translations
 from flaxformer_mt.evaluation.perplexity import score_text
 from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
 from flaxformer_mt.object_store.working_copies import open_copy
@@ -47,16 +41,13 @@ from flaxformer_mt.vocab.pretrained import read_tags
 
 @dataclass(frozen=True)
 class Evaluation(Translations):
-    """Translations, their scores, and the search options that they were made with."""
+    """Translations and their scores."""
 
     scores: Scores
     # Time of translation, compilation included and scoring excluded.
     seconds: float
     # Number of sources that were truncated to data.max_source_length.
     truncated: int
-    method: str
-    beam_size: int
-    length_penalty: float
 
 
 def evaluate_lines(
@@ -66,7 +57,6 @@ def evaluate_lines(
     *,
     lowercase: bool,
     tokenize: str,
-    params: Any = None,
     languages: Mapping[str, Any] | None = None,
     progress: TextIO | None = None,
 ) -> Evaluation:
@@ -75,7 +65,6 @@ def evaluate_lines(
     Args:
       lowercase: ignore case when scoring.
       tokenize: sacreBLEU's tokenizer for BLEU.
-      params: parameters to use instead of the translator's own.
       languages: `source_language` and `target_language`, as `Translator.translate` takes them.
       progress: the stream that shows progress to a human; None: nothing is shown.
 
@@ -89,10 +78,9 @@ def evaluate_lines(
         )
     start = time.monotonic()
     with _show_progress(translator, len(sources), progress):
-        translations = translator.translate(sources, params=params, **(languages or {}))
+        translations = translator.translate(sources, **(languages or {}))
     seconds = time.monotonic() - start
     hypotheses = tuple(translation.text for translation in translations)
-    search = translator.config.search
     return Evaluation(
         sources=tuple(sources),
         references=tuple(references),
@@ -100,27 +88,19 @@ def evaluate_lines(
         scores=score_translations(hypotheses, references, lowercase=lowercase, tokenize=tokenize),
         seconds=seconds,
         truncated=sum(translation.truncated for translation in translations),
-        method=search.method,
-        beam_size=1 if search.method == "greedy" else search.beam_size,
-        length_penalty=search.length_penalty,
     )
 
 
 @contextlib.contextmanager
 def _show_progress(translator: Translator, total: int, stream: TextIO | None) -> Iterator[None]:
-    if stream is None:
-        yield
-        return
     search = translator.config.search
-    beam = f", beam {search.beam_size}" if search.method == "beam" else ""
-    noun = "sentence" if total == 1 else "sentences"
-    checkpoint = f"checkpoint {translator.checkpoint}" if translator.checkpoint else "these parameters"
-    print(
-        f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})",
-        file=stream,
-        flush=True,
-    )
-    with Throughput(total=total, stream=stream) as throughput:
+    if stream is not None:
+        beam = f", beam {search.beam_size}" if search.method == "beam" else ""
+        noun = "sentence" if total == 1 else "sentences"
+        checkpoint = f"checkpoint {translator.checkpoint}"
+        said = f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})"
+        print(said, file=stream, flush=True)
+    with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
         before, translator.on_found = translator.on_found, throughput.add
         try:
             yield
@@ -181,22 +161,40 @@ def evaluate_run(
     run_dir = open_copy(run_dir)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
-    options: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
-    shared: dict[str, Any] = {"checkpoint": checkpoint, "progress": progress}
+    loading: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        return _evaluate_language_model(run_dir, config, split, reference, options | shared)
-    options["split_sentences"] = split_sentences
-    languages = {"source_language": source_language, "target_language": target_language}
-    shared |= {"compared": compared, "loading": options, "own_split": None if source else split}
-    shared["own"] = {"search": search, "shortlist": shortlist, "quantization": quantization}
-    shared["comet_model"] = check_comet(comet) if comet else None
-    shared["resamples"] = ResamplingOptions(1000 if compared else 0) if resamples is None else resamples
-    reports = {}
-    named: dict[str, Any] = {"languages": languages, "vocab_tags": read_tags(run_dir / "vocab")}
-    for scored in read_sets(config, split, source=source, reference=reference, **named):
-        scoring = _choose_score_options(config, scored, lowercase, tokenize)
-        reports[scored.direction.name] = _evaluate_set(run_dir, config, scored, scoring, **shared)
+        loading |= {"checkpoint": checkpoint, "progress": progress}
+        return _evaluate_language_model(run_dir, config, split, reference, loading)
+    loading["split_sentences"] = split_sentences
+    own = {"checkpoint": checkpoint, "search": search, "shortlist": shortlist, "quantization": quantization}
+    given: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
+    train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
+    comet_model = check_comet(comet) if comet else None
+    sets = read_sets(
+        config,
+        split,
+        source=source,
+        reference=reference,
+        languages={"source_language": source_language, "target_language": target_language},
+        vocab_tags=read_tags(run_dir / "vocab"),
+    )
+    reports = {
+        scored.direction.name: _evaluate_set(
+            run_dir,
+            config,
+            scored,
+            choose_score_options(train, scored.direction.target, scored.references, warn=warn_user),
+            own=own,
+            loading=loading,
+            compared=compared,
+            own_split=None if source else split,
+            comet_model=comet_model,
+            resamples=resamples or ResamplingOptions(1000 if compared else 0),
+            progress=progress,
+        )
+        for scored in sets
+    }
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
 
 
@@ -207,60 +205,44 @@ def _evaluate_set(
     scoring: dict[str, Any],
     *,
     own: dict[str, Any],
-    compared: Sequence[ComparedSystem],
-    comet_model: Path | None,
-    own_split: Literal["test", "valid"] | None,
-    checkpoint: str | None,
     loading: dict[str, Any],
+    compared: Sequence[ComparedSystem],
+    own_split: Literal["test", "valid"] | None,
+    comet_model: Path | None,
     resamples: ResamplingOptions,
     progress: TextIO | None,
 ) -> dict[str, Any]:
-    """Evaluate the run and the compared systems on one set."""
+    """Evaluate the run and the compared systems on one set; save the translations of the run."""
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    all_own = own | loading | {"checkpoint": checkpoint}
-    named, evaluation = _translate_set(run_dir, scored, all_own, progress=progress, **scoring)
-    others, described = translate_compared_systems(
+    translator = Translator.load(run_dir, **own, **loading)
+    evaluation = evaluate_lines(
+        translator,
+        scored.sources,
+        scored.references,
+        languages=scored.languages,
+        progress=progress,
+        **scoring,
+    )
+    save_translations(run_dir, scored.name, evaluation)
+    report: dict[str, Any] = {"name": scored.name, "checkpoint": translator.checkpoint}
+    report |= _report_scores(evaluation, describe_search(translator.config.search), **scoring)
+    del translator  # its parameters need no memory when compared runs are loaded
+    rivals = translate_compared_systems(
         compared, scored.sources, from_files, direction=scored.direction, **loading
     )
     if compared:
-        save_largest_differences(run_dir, scored.name, evaluation, others, lowercase=scoring["lowercase"])
-    report = named | _report_scores(evaluation, **scoring) | _report_comet(comet_model, evaluation)
-    report |= _resample(evaluation, others, described, resamples, **scoring)
+        save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=scoring["lowercase"])
+    if comet_model is not None:
+        score = score_comet(comet_model, evaluation.sources, evaluation.hypotheses, evaluation.references)
+        report |= {"comet": score, "comet_model": str(comet_model)}
+    report |= compare(evaluation, rivals, resamples, **scoring)
     return report | {"by_length": score_by_length(evaluation, **scoring)}
 
 
-def _choose_score_options(
-    config: Config, scored: ScoredSet, lowercase: bool | None, tokenize: str | None
+def _report_scores(
+    evaluation: Evaluation, search: Mapping[str, Any], *, lowercase: bool, tokenize: str
 ) -> dict[str, Any]:
-    """Return the options of `score_translations`: those that are given, else those of the run's config."""
-    train, text = config.train, {"references": scored.references}
-    return {
-        "lowercase": train.lowercase if lowercase is None else lowercase,
-        "tokenize": choose_tokenizer(
-            scored.direction.target, tokenize or train.bleu_tokenize, **text, warn=warn_user
-        ),
-    }
-
-
-def _translate_set(
-    run_dir: Path,
-    scored: ScoredSet,
-    loading: dict[str, Any],
-    **options: Any,
-) -> tuple[dict[str, Any], Evaluation]:
-    """Return the names of set and checkpoint, and the evaluation, whose translations it saves.
-
-    Keeps no parameters: those of compared runs are loaded afterwards.
-    """
-    translator = Translator.load(run_dir, **loading)
-    options |= {"languages": scored.languages}
-    evaluation = evaluate_lines(translator, scored.sources, scored.references, **options)
-    save_translations(run_dir, scored.name, evaluation)
-    return {"name": scored.name, "checkpoint": translator.checkpoint}, evaluation
-
-
-def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) -> dict[str, Any]:
-    """Return the scores of one system's translations, without resampling and TER."""
+    """Return the scores of one system's translations, without resampling and TER, and how they were found."""
     other = score_translations(
         evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
     )
@@ -274,54 +256,10 @@ def _report_scores(evaluation: Evaluation, *, lowercase: bool, tokenize: str) ->
         "bleu_detail": evaluation.scores.bleu_detail,
         "cased": {"bleu": cased.bleu, "signature": cased.bleu_signature},
         "lowercased": {"bleu": lowercased.bleu, "signature": lowercased.bleu_signature},
-        "method": evaluation.method,
-        "beam_size": evaluation.beam_size,
-        "length_penalty": evaluation.length_penalty,
+        **search,
         "truncated": evaluation.truncated,
         "seconds": round(evaluation.seconds, 1),
     }
-
-
-def _report_comet(model: Path | None, own: Translations) -> dict[str, Any]:
-    if model is None:
-        return {}
-    return {
-        "comet": score_comet(model, own.sources, own.hypotheses, own.references),
-        "comet_model": str(model),
-    }
-
-
-def _resample(
-    own: Translations,
-    others: Mapping[str, Sequence[str]],
-    described: Sequence[Mapping[str, Any]],
-    resamples: ResamplingOptions,
-    **score_options: Any,
-) -> dict[str, Any]:
-    """Compute TER, the slowest score, and the intervals and test, which repeat it for each sample."""
-    if not others and not resamples.samples:
-        ter = score_ter(own.hypotheses, own.references)
-        return {"ter": ter.score, "ter_signature": ter.signature}
-    # The evaluated run gets the empty name, which no compared run or file can have.
-    systems = {"": own.hypotheses, **others}
-    found = resample_scores(
-        systems,
-        own.references,
-        samples=resamples.samples,
-        paired=resamples.paired if others else "bootstrap",
-        trials=resamples.trials,
-        **score_options,
-    )
-    result: dict[str, Any] = {
-        "ter": found.systems[0]["ter"].score,
-        "ter_signature": found.plain_signatures["ter"],
-    }
-    if resamples.samples:
-        result["confidence"] = report_confidence(found, samples=resamples.samples)
-    if others:
-        result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
-        result["against"] = report_paired_tests(found, described, own.hypotheses, others)
-    return result
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:

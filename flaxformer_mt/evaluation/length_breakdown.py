@@ -5,6 +5,7 @@ are the same for every vocabulary; in a language without spaces, all sentences f
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from flaxformer_mt.evaluation.metrics import score_translations
@@ -23,42 +24,41 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
          "hypothesis_length": 8.2, "reference_length": 8.4}
     """
     rows = []
-    for (start, end), indices in _find_buckets(translations.sources):
-        hypotheses = [translations.hypotheses[index] for index in indices]
-        references = [translations.references[index] for index in indices]
-        scores = score_translations(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
+    for (start, end), part in split_by_length(translations).items():
+        scores = score_translations(part.hypotheses, part.references, lowercase=lowercase, tokenize=tokenize)
         rows.append(
             {
                 "from": start,
                 "to": end,
-                "sentences": len(indices),
+                "sentences": len(part.sources),
                 "bleu": scores.bleu,
                 "chrf": scores.chrf,
-                "hypothesis_length": round(_mean_length(hypotheses), 2),
-                "reference_length": round(_mean_length(references), 2),
+                "hypothesis_length": round(fmean(map(_count_words, part.hypotheses)), 2),
+                "reference_length": round(fmean(map(_count_words, part.references)), 2),
             }
         )
     return rows
 
 
-def group_by_length(sources: Sequence[str]) -> dict[str, list[int]]:
-    """Return the indices of the sources of each bucket that has any, by its range: "6-10", "101 or more"."""
-    return {
-        f"{start} or more" if end is None else f"{start}-{end}": indices
-        for (start, end), indices in _find_buckets(sources)
-    }
-
-
-def _find_buckets(sources: Sequence[str]) -> list[tuple[tuple[int, int | None], list[int]]]:
-    """Return the shortest and the longest source of each bucket, and the indices of its sources."""
-    lengths = [len(source.split()) for source in sources]
+def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:
+    """Return the sentences of each bucket that has any, by the words of its shortest and longest source."""
+    lengths = [*map(_count_words, translations.sources)]
     starts = [0, *(longest + 1 for longest in _LONGEST)]
-    found = []
+    found = {}
     for start, end in zip(starts, [*_LONGEST, None], strict=True):
         indices = [i for i, n in enumerate(lengths) if start <= n and (end is None or n <= end)]
         if indices:
-            found.append(((start, end), indices))
+            found[start, end] = translations.choose(indices)
     return found
+
+
+def _count_words(line: str) -> int:
+    return len(line.split())
+
+
+def name_bucket(start: int, end: int | None) -> str:
+    """Return the range of a bucket as it is shown: "6-10", "101 or more"."""
+    return f"{start} or more" if end is None else f"{start}-{end}"
 
 
 def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
@@ -69,13 +69,9 @@ def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
     """
     lines = ["source words  sentences    BLEU    chrF  words in translation  in reference"]
     for row in rows:
-        words = f"{row['from']} or more" if row["to"] is None else f"{row['from']}-{row['to']}"
+        words = name_bucket(row["from"], row["to"])
         lines.append(
             f"{words:>12}  {row['sentences']:>9}  {row['bleu']:>6.2f}  {row['chrf']:>6.2f}  "
             f"{row['hypothesis_length']:>20.1f}  {row['reference_length']:>12.1f}"
         )
     return "\n".join(lines)
-
-
-def _mean_length(lines: Sequence[str]) -> float:
-    return sum(len(line.split()) for line in lines) / len(lines)

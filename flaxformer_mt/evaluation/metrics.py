@@ -1,21 +1,15 @@
-"""Scores of translations, and running sums of training metrics.
+"""Scores of translations: row 10 of the data path.
 
-Row 10 of the data path. Imports sacreBLEU, as translation/utility.py does for its tokenizers.
+Imports sacreBLEU, as translation/utility.py does for its tokenizers.
 """
 
-import dataclasses
-import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import jax
-import numpy as np
-
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.errors import UserError, install_command
-from flaxformer_mt.shapes import Array
 from flaxformer_mt.writing_systems import lacks_spaces
 
 # sacreBLEU's tokenizers, and the codes of the languages (ISO 639) and scripts (ISO 15924) that need them.
@@ -45,10 +39,6 @@ class Scores:
     # Precisions of 1- to 4-grams, brevity penalty and length ratio, as sacreBLEU prints them.
     bleu_detail: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the scores as JSON values."""
-        return dataclasses.asdict(self)
-
 
 def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
@@ -73,57 +63,6 @@ def score_translations(
         chrf_signature=str(chrf.get_signature()),
         bleu_detail=str(bleu_score),
     )
-
-
-def score_with_intervals(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    *,
-    samples: int,
-    lowercase: bool = False,
-    tokenize: str = "13a",
-) -> dict[str, tuple[float, float | None]]:
-    """Compute BLEU and chrF, each with half the width of its 95% interval by bootstrap resampling.
-
-    Args:
-      samples: number of resampled sets; less than 2 for no intervals, which are None. A single sentence has
-        none either.
-
-    Raises:
-      UserError: as `score_translations`.
-    """
-    from sacrebleu.significance import PairedTest
-
-    _check_lines(hypotheses, references)
-    metrics = {"bleu": _make_bleu(lowercase, tokenize), "chrf": _make_chrf(lowercase)}
-    if samples < 2 or len(hypotheses) < 2:
-        scores = (metric.corpus_score(hypotheses, [references]).score for metric in metrics.values())
-        return {name: (float(score), None) for name, score in zip(metrics, scores, strict=True)}
-    test = PairedTest([("", hypotheses)], metrics, [references], test_type="bs", n_samples=samples)
-    signatures, columns = test()
-    results: list[Any] = [columns[name][0] for name in signatures]
-    return {name: (float(one.score), float(one.ci)) for name, one in zip(metrics, results, strict=True)}
-
-
-class Score(NamedTuple):
-    """A corpus score and the signature that makes it comparable."""
-
-    score: float
-    signature: str
-
-
-def score_ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Compute the translation edit rate (TER): edits per 100 words of the references, so lower is better.
-
-    Uses the defaults of sacreBLEU: words between spaces, with shifts of phrases, ignoring case.
-
-    Raises:
-      UserError: the numbers of sentences are 0 or differ.
-    """
-    _check_lines(hypotheses, references)
-    ter = _make_ter()
-    found = ter.corpus_score(hypotheses, [references])
-    return Score(float(found.score), str(ter.get_signature()))
 
 
 def score_sentences_chrf(
@@ -163,7 +102,7 @@ class ResampledScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Resampling:
-    """Results of resampling for several systems, by metric: bleu, chrf, ter."""
+    """Scores of several systems, with the results of resampling, by metric: bleu, chrf, ter."""
 
     # One dict per system, in the given order.
     systems: tuple[dict[str, ResampledScore], ...]
@@ -184,7 +123,8 @@ def resample_scores(
     tokenize: str = "13a",
     only: Sequence[str] = ("bleu", "chrf", "ter"),
 ) -> Resampling:
-    """Compute confidence intervals of all systems, and paired tests of the first against each other system.
+    """Compute scores and confidence intervals of all systems, and paired tests of the first against each
+    other one.
 
     Uses sacreBLEU's implementations, with its seed 12345 or that of SACREBLEU_SEED. Scores that are exactly
     equal get the p-value 1: sacreBLEU counts only differences larger than the observed one, and would report
@@ -192,35 +132,38 @@ def resample_scores(
 
     Args:
       systems: translations by system name, one for each of `references`.
-      samples: number of bootstrap samples, at least 2; 0 with `paired` "approximate" for no intervals.
+      samples: number of bootstrap samples, at least 2; 0 for no intervals, of a single system or with
+        `paired` "approximate".
       paired: paired bootstrap resampling, or approximate randomization, which swaps translations of the two
         systems at random.
       trials: number of trials of approximate randomization.
       lowercase: ignore case in BLEU and chrF; TER always ignores case.
-      only: the metrics; TER takes the most time.
+      only: the metrics. TER is the translation edit rate, edits per 100 words of the references, so lower is
+        better; with sacreBLEU's defaults: words between spaces, with shifts of phrases. It takes most time.
 
     Raises:
       UserError: as `score_translations`.
       ValueError: there are too few samples.
     """
+    from sacrebleu.metrics.ter import TER
     from sacrebleu.significance import PairedTest
 
-    if samples < 2 and (paired == "bootstrap" or samples != 0):
+    if samples < 2 and (samples != 0 or (paired == "bootstrap" and len(systems) > 1)):
         raise ValueError(f"samples is {samples}; {paired} needs at least 2")
     for hypotheses in systems.values():
         _check_lines(hypotheses, references)
-    bleu, chrf = _make_bleu(lowercase, tokenize), _make_chrf(lowercase)
-    metrics = {"bleu": bleu, "chrf": chrf, "ter": _make_ter()}
+    metrics = {"bleu": _make_bleu(lowercase, tokenize), "chrf": _make_chrf(lowercase), "ter": TER()}
     metrics = {name: metrics[name] for name in only}
-    # sacreBLEU replaces a count of 0 by a default of its own; -1 means none.
-    counts = (samples, -1) if paired == "bootstrap" else (trials, samples or -1)
+    # Randomization without a second system has nothing to swap: the scores remain. sacreBLEU replaces a count
+    # of 0 by a default of its own; -1 means none.
+    bootstrap = samples > 0 and (paired == "bootstrap" or len(systems) == 1)
     test = PairedTest(
         list(systems.items()),
         metrics,
         [references],
-        test_type="bs" if paired == "bootstrap" else "ar",
-        n_samples=counts[0],
-        n_ar_confidence=counts[1],
+        test_type="bs" if bootstrap else "ar",
+        n_samples=samples if bootstrap else trials,
+        n_ar_confidence=-1 if bootstrap else samples or -1,
     )
     signatures, columns = test()
     # sacreBLEU returns names of its own, such as chrF2, in the order of the metrics.
@@ -253,6 +196,17 @@ def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         raise UserError(
             "there are no translations to score (0 lines); give at least one line and its reference"
         )
+
+
+def choose_score_options(
+    train: TrainConfig, language: str, references: Sequence[str], *, warn: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return `lowercase` and `tokenize` of `score_translations` for translations into a language.
+
+    See `choose_tokenizer`.
+    """
+    tokenize = choose_tokenizer(language, train.bleu_tokenize, references=references, warn=warn)
+    return {"lowercase": train.lowercase, "tokenize": tokenize}
 
 
 def choose_tokenizer(
@@ -327,45 +281,3 @@ def _make_chrf(lowercase: bool) -> Any:
     from sacrebleu.metrics.chrf import CHRF
 
     return CHRF(lowercase=lowercase)
-
-
-def _make_ter() -> Any:
-    from sacrebleu.metrics.ter import TER
-
-    return TER()
-
-
-class MetricSums:
-    """Running sums of (sum, weight) pairs by name.
-
-    The scalars stay on their device until `result` is called, so that adding the metrics of a step does not
-    wait for that step. The sums are computed in float64, which stays accurate for any number of steps or
-    tokens.
-
-        sums.add("loss", value_sum=12.0, weight=4); sums.add("loss", value_sum=3.0, weight=1)
-        sums.result() -> {"loss_sum": 15.0, "loss_weight": 5.0, "loss_mean": 3.0}
-    """
-
-    def __init__(self) -> None:
-        self._pairs: dict[str, list[tuple[Any, Any]]] = {}
-
-    def add(self, name: str, *, value_sum: Array | float, weight: Array | float) -> None:
-        """Add a pair of scalars, on a device or on the host. Raises ValueError if one is no scalar."""
-        for part, value in (("value_sum", value_sum), ("weight", weight)):
-            if np.shape(value) != ():
-                raise ValueError(f"{part} of {name} should be a scalar, got shape {np.shape(value)}")
-        self._pairs.setdefault(name, []).append((value_sum, weight))
-
-    def result(self) -> dict[str, float]:
-        """Return `NAME_sum`, `NAME_weight` and `NAME_mean` of each name; the mean of weight 0 is nan."""
-        totals = {}
-        for name, pairs in jax.device_get(self._pairs).items():
-            total = float(np.sum([np.float64(value_sum) for value_sum, _ in pairs]))
-            weight = float(np.sum([np.float64(weight) for _, weight in pairs]))
-            totals[f"{name}_sum"], totals[f"{name}_weight"] = total, weight
-            totals[f"{name}_mean"] = total / weight if weight else math.nan
-        return totals
-
-    def reset(self) -> None:
-        """Discard all pairs added so far."""
-        self._pairs.clear()

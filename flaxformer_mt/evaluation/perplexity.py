@@ -18,7 +18,6 @@ from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.evaluation.metrics import MetricSums
 from flaxformer_mt.losses import TokenSums, sum_over_tokens
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
@@ -54,20 +53,24 @@ def measure(
 ) -> Likelihood:
     """Sum the results of an evaluation step over all batches.
 
+    They stay on their device until the last batch, so that no step waits to be read, and are summed in
+    float64, which stays accurate for any number of tokens.
+
     Args:
       put: copies a batch to the devices.
       on_batch: is called with each batch once it has been computed. None: batches are not waited for.
     """
-    sums = MetricSums()
+    results = []
     for batch in batches:
-        found = evaluation_step(params, put(batch))
-        for name, (value_sum, weight) in found.items():
-            sums.add(name, value_sum=value_sum, weight=weight)
+        results.append(evaluation_step(params, put(batch)))
         if on_batch is not None:
-            jax.block_until_ready(found)
+            jax.block_until_ready(results[-1])
             on_batch(batch)
-    totals = sums.result()
-    return Likelihood(int(totals["loss_weight"]), totals["loss_mean"], totals["accuracy_mean"])
+    read = jax.device_get(results)
+    (loss, tokens), (correct, _) = (
+        np.array([found[name] for found in read], np.float64).sum(axis=0) for name in ("loss", "accuracy")
+    )
+    return Likelihood(int(tokens), float(loss / tokens), float(correct / tokens))
 
 
 class ScoredText(NamedTuple):
@@ -107,13 +110,11 @@ def score_text(
     step = jax.jit(make_evaluation_step(trained.make_model(), trained.config.train))
     batches = _batch(sentences, trained.vocabs.target, trained.config)
     params = jax.device_put(trained.params)
-    if progress is None:
-        return ScoredText(measure(step, params, batches), trained.checkpoint)
-    noun = "sentence" if len(sentences) == 1 else "sentences"
-    print(
-        f"scoring {len(sentences):,} {noun} with checkpoint {trained.checkpoint}", file=progress, flush=True
-    )
-    with Throughput(total=len(sentences), stream=progress) as throughput:
+    if progress is not None:
+        noun = "sentence" if len(sentences) == 1 else "sentences"
+        said = f"scoring {len(sentences):,} {noun} with checkpoint {trained.checkpoint}"
+        print(said, file=progress, flush=True)
+    with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
 
         def count(batch: Batch) -> None:
             lines = int(batch.target_mask.any(axis=-1).sum())

@@ -24,6 +24,11 @@ class Translations:
     references: tuple[str, ...]
     hypotheses: tuple[str, ...]
 
+    def choose(self, indices: Sequence[int]) -> "Translations":
+        """Return the sentences of these indices."""
+        fields = (self.sources, self.references, self.hypotheses)
+        return Translations(*(tuple(field[index] for index in indices) for field in fields))
+
 
 def read_sentences(path: str) -> list[str]:
     """Read the lines of a file, or of standard input for `-`. Raises UserError if absent or not UTF-8."""

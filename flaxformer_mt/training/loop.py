@@ -143,7 +143,7 @@ def _fit_alone(
         report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
         if is_first():
             write_report(run_dir, report)
-            tracker.log_report(report_training(run_dir, report))  # training is complete without a page
+            tracker.log_report(report_training(run_dir))  # training is complete without a page
     return report
 
 

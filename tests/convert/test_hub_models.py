@@ -466,8 +466,7 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
 
 
 def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
-    from flaxformer_mt.commands.server.model_thread import ModelThread
-    from flaxformer_mt.commands.server.serve import direct
+    from flaxformer_mt.commands.server.model_thread import ModelThread, direct
     from flaxformer_mt.translation.annotation import NO_NOTES, Notes
     from flaxformer_mt.translation.live_translator import LiveTranslator
     from flaxformer_mt.translation.scorer import Scorer

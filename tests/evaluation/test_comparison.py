@@ -17,7 +17,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
-from flaxformer_mt.evaluation.metrics import resample_scores, score_ter, score_translations
+from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.translation.translator import Translation, Translator
 
 COUNT = 60
@@ -68,11 +68,13 @@ def test_numbers_and_signatures_are_sacrebleus(systems, references, paired, kind
         assert found.signatures[metric] == str(signatures[name])
     assert "|seed:12345|" in found.signatures["ter"] and f"|{kind}:" in found.signatures["ter"]
     plain = score_translations(systems["good"], references, lowercase=True)
+    ter = TER()
+    ter.corpus_score(systems["good"], [references])
     assert found.systems[0]["bleu"].score == plain.bleu and found.systems[0]["chrf"].score == plain.chrf
     assert found.plain_signatures == {
         "bleu": plain.bleu_signature,
         "chrf": plain.chrf_signature,
-        "ter": score_ter(systems["good"], references).signature,
+        "ter": str(ter.get_signature()),
     }
 
 
@@ -125,7 +127,7 @@ def runs(tmp_path, monkeypatch, systems, references):
             self.checkpoint = checkpoint or "best"
             self.said = systems[run.name]
 
-        def translate(self, lines, *, params=None):
+        def translate(self, lines):
             assert list(lines) == sources
             return [Translation(text, 0.0, 0.0, ()) for text in self.said]
 
@@ -168,7 +170,7 @@ def test_a_run_is_compared_with_runs_and_files(runs, systems, references):
         assert found["confidence"][metric]["signature"] == expected.signatures[metric]
     assert found["paired"] == {"test": "bootstrap", "signatures": expected.signatures}
     assert bad["differing"] == sum(a != b for a, b in zip(systems["good"], systems["bad"], strict=True))
-    assert found["ter"] == score_ter(systems["good"], references).score
+    assert found["ter"] == TER().corpus_score(systems["good"], [references]).score
     rows = describe_evaluation(found, name="good").split("\n")
     assert rows[0].split() == ["BLEU", "chrF", "TER"]
     assert [row.split()[0] for row in rows[1:4]] == [f"good@{found['checkpoint']}", "like@average", "bad.txt"]

@@ -16,15 +16,11 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.evaluation.direction_scores import join_reports
-from flaxformer_mt.evaluation.metrics import (
-    resample_scores,
-    score_translations,
-    score_with_intervals,
-)
+from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, name_apart
-from flaxformer_mt.evaluation.run_report.sections import make_directions, mark_words
+from flaxformer_mt.evaluation.run_report.sections import make_directions, make_summary, mark_words
 from flaxformer_mt.evaluation.translation_files import Translations, load_translations, save_translations
 
 # What the made-up text has.
@@ -158,6 +154,7 @@ def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
         (["--run=/nowhere"], "/nowhere is not a run directory"),
         ([f"--run={first}", f"--run={first}"], "is given twice"),
         ([f"--run={first}", f"--output={tmp_path}"], "is a folder, but the page is a file"),
+        ([f"--run={first}", f"--output={first / 'config.json' / 'page'}"], "is inside of a file"),
         ([f"--run={first}", "--attention=7"], "--attention names sentence 7, but there are 6"),
         ([f"--run={first}", "--attention=1", "--name=none"], "no run has translations of none"),
     ):
@@ -177,7 +174,8 @@ def test_directions_have_rows_of_their_own(tmp_path):
     one = {"bleu": 30.0, "chrf": 52.5, "ter": 50.0, "sentences": 1500, "truncated": 0, "seconds": 1.0}
     one |= {"checkpoint": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
     test = join_reports("test", {"en-de": one, "en-fr": one | {"bleu": 34.0}})
-    facts = RunFacts("x", tmp_path, Config(), {"test": test}, [], None, "de")
+    none = Translations((), (), ())
+    facts = RunFacts(0, "x", tmp_path, Config(), {"test": test}, [], none, "de")
 
     def read_rows(page):
         rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
@@ -205,8 +203,11 @@ def test_directions_with_translations_have_intervals(tmp_path):
     rows = {
         name: re.search(f'<tr><th scope="row">{name}</th>.*?</tr>', page)[0] for name in ("en-de", "en-zh")
     }
-    expected = score_with_intervals(texts[::-1], texts, samples=20)["bleu"]
-    assert f"{expected[0]:.2f} ± {expected[1]:.2f}" in rows["en-de"] and "100.00 ± 0.00" in rows["en-zh"]
+    (expected,) = resample_scores({"": texts[::-1]}, texts, samples=20).systems
+    assert (
+        f"{expected['bleu'].score:.2f} ± {expected['bleu'].ci:.2f}" in rows["en-de"]
+        and "100.00 ± 0.00" in rows["en-zh"]
+    )
     assert "report --name=test.en-de" in page
     # The page of one direction, with the tokenizer of its target language.
     report_runs([tmp_path], tmp_path / "page.html", name="test.en-zh", samples=0)
@@ -239,12 +240,13 @@ def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
     assert draw_bars({}, title="", x_name="") == []
 
 
-def test_intervals_are_those_of_the_bootstrap():
-    found = score_with_intervals(
-        ["a b c d e", "a b", "x y z w v"], ["a b c d e", "a c", "x y z w"], samples=50
-    )
-    assert found["bleu"][1] > 0 and found["chrf"][1] > 0
-    assert score_with_intervals(["a b"], ["a b"], samples=50)["bleu"] == (pytest.approx(0), None)
+def test_a_single_sentence_has_no_interval(tmp_path):
+    text = ("a b c d e", "a b c d")
+    for count, scores in ((1, ["100.00", "100.00"]), (2, ["100.00 ± 0.00", "100.00 ± 0.00"])):
+        found = Translations(text[:count], text[:count], text[:count])
+        facts = RunFacts(0, "x", tmp_path, Config(), {}, [], found, "de")
+        ((kind, table),) = make_summary([facts], [facts], samples=50)
+        assert kind == "table" and table.rows[0][:3] == [facts, *scores]
 
 
 def read_colors(css):

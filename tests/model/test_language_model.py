@@ -25,7 +25,6 @@ from flaxformer_mt.config import (
 )
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.evaluate import evaluate_run
-from flaxformer_mt.evaluation.perplexity import Likelihood, measure
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.shapes import Batch
@@ -214,21 +213,6 @@ def test_splits_and_texts_that_are_not_there_are_told_of(run, tmp_path):
     (other / "config.json").write_text(json.dumps(dataclasses.asdict(without)))
     with pytest.raises(UserError, match=r"has no test split; score files with --reference=FILE$"):
         evaluate_run(other)
-
-
-def test_likelihoods_are_means_over_all_batches():
-    """Batches of 2 and 6 tokens; perplexity beyond the largest float is infinite."""
-    found = {"a": ((4.0, 2.0), (1.0, 2.0)), "b": ((4.0, 6.0), (5.0, 6.0))}
-
-    def step(params: Any, name: Any) -> dict[str, tuple[Any, Any]]:
-        assert params == "params"
-        loss, accuracy = found[name]
-        return {"loss": loss, "accuracy": accuracy}
-
-    likelihood = measure(step, "params", ["a", "b"], put=lambda batch: batch)
-    assert likelihood == Likelihood(tokens=8, loss=1.0, accuracy=0.75)
-    assert likelihood.perplexity == math.e
-    assert Likelihood(1, 1000.0, 0.0).perplexity == math.inf
 
 
 def test_it_writes_texts(run, capfdbinary):

@@ -8,8 +8,7 @@ import hmac
 import importlib.resources
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,17 +18,17 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import flaxformer_mt
-from flaxformer_mt.commands.server.languages import Pair, list_languages
+from flaxformer_mt.commands.server.languages import Pair, list_languages, name_language
 from flaxformer_mt.commands.server.measurements import Measurements, resident_bytes
-from flaxformer_mt.commands.server.model_thread import PairModel, Stopped, find_threads
+from flaxformer_mt.commands.server.model_thread import DirectedModel, Stopped
 from flaxformer_mt.commands.server.request_fields import (
-    Limits,
     Refusal,
     read_fields,
     read_file,
     read_request,
     read_texts,
 )
+from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.commands.server.specification import make_specification
 from flaxformer_mt.commands.server.translated_files import FORMATS, TranslatedFiles, find_ending
 from flaxformer_mt.commands.server.translations import Translations
@@ -51,25 +50,20 @@ _PAGE_POLICY = (
 
 
 def make_app(
-    models: dict[Pair, PairModel],
-    *,
-    limits: Limits,
-    keys: Collection[str] = (),
-    titles: Mapping[Pair, str] = MappingProxyType({}),
-    log: Log,
+    models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
     """Return the application; it does not stop the models.
 
     Args:
       models: the model of each pair of languages.
-      titles: what names each model to its readers, such as its run and checkpoint.
+      options: its limits are used.
       keys: a request for a translation must have one of them in the field api_key, unless there are none.
       log: receives one line for each request that fails.
     """
-    server = _Server(models, limits, frozenset(key.encode() for key in keys), titles, log)
+    server = _Server(models, options, frozenset(key.encode() for key in keys), log)
     answers = {
-        "/": server.show_page,
-        "/docs": server.show_docs,
+        "/": _show("page.html"),
+        "/docs": _show("docs.html"),
         "/spec": server.specify,
         "/translate": server.translate,
         "/translate_file": server.translate_file,
@@ -91,21 +85,12 @@ class _Server:
     """The functions behind the paths."""
 
     def __init__(
-        self,
-        models: dict[Pair, PairModel],
-        limits: Limits,
-        keys: frozenset[bytes],
-        titles: Mapping[Pair, str],
-        log: Log,
+        self, models: dict[Pair, DirectedModel], options: ServeOptions, keys: frozenset[bytes], log: Log
     ) -> None:
-        self._models, self._limits, self._keys, self._log = models, limits, keys, log
-        self._titles, self._files = titles, TranslatedFiles()
-        self._translations = Translations(models, limits)
+        self._models, self._options, self._keys, self._log = models, options, keys, log
+        self._files = TranslatedFiles()
+        self._translations = Translations(models, most_waiting=options.max_waiting)
         self._measurements = Measurements()
-        files = importlib.resources.files(__package__)
-        self._pages = {
-            name: files.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "docs.html")
-        }
 
     def endpoint(
         self, path: str, answer: Callable[[Request], Awaitable[Response]]
@@ -120,9 +105,6 @@ class _Server:
                 response = self._refuse(request, refusal.status, str(refusal))
             except UserError as error:  # of whoever runs the server, such as a model whose scores are NaN
                 response = self._refuse(request, 500, str(error))
-            except TimeoutError:
-                message = f"no answer within {self._limits.seconds:g} seconds"
-                response = self._refuse(request, 504, message)
             except ClientDisconnect:
                 response = self._refuse(request, _CLIENT_LEFT, "the client left")
             except Stopped as error:
@@ -151,18 +133,6 @@ class _Server:
             headers["Connection"] = "close"
         return _to_json({"error": message}, status, headers)
 
-    async def show_page(self, request: Request) -> Response:
-        """GET /."""
-        return self._show("page.html")
-
-    async def show_docs(self, request: Request) -> Response:
-        """GET /docs."""
-        return self._show("docs.html")
-
-    def _show(self, name: str) -> Response:
-        headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
-        return HTMLResponse(self._pages[name], headers=headers)
-
     async def specify(self, request: Request) -> Response:
         """GET /spec."""
         return _to_json(make_specification(str(request.base_url)))
@@ -172,8 +142,8 @@ class _Server:
         return _to_json(await self._translate(request, await self._read(request)))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = read_request(fields, self._limits)
-        answer = await _unless_left(request, self._translations.translate(wanted), self._limits.seconds)
+        wanted = read_request(fields, self._options.max_characters)
+        answer = await _unless_left(request, self._translations.translate(wanted), self._options.timeout)
         lines = sum(text.count("\n") + 1 for text in wanted.texts)
         self._measurements.add_text(lines=lines, characters=sum(map(len, wanted.texts)))
         return answer
@@ -191,18 +161,18 @@ class _Server:
     async def download_file(self, request: Request) -> Response:
         """GET /download_file/NAME."""
         name = request.path_params["name"]
-        file = self._files.fetch(name)
+        content = self._files.fetch(name)
         headers = {
             "Content-Disposition": f'attachment; filename="{name}"',
             "X-Content-Type-Options": "nosniff",
             "Content-Security-Policy": "sandbox",
         }
-        return Response(file.content, headers=headers, media_type=file.kind)
+        return Response(content, headers=headers, media_type=FORMATS[find_ending(name)][1])
 
     async def detect(self, request: Request) -> Response:
         """POST /detect."""
-        texts, several = read_texts(await self._read(request), self._limits)
-        found = await _unless_left(request, self._translations.detect(texts), self._limits.seconds)
+        texts, several = read_texts(await self._read(request), self._options.max_characters)
+        found = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
         return _to_json(found if several else found[0])
 
     async def list_languages(self, request: Request) -> Response:
@@ -211,27 +181,24 @@ class _Server:
 
     async def describe_settings(self, request: Request) -> Response:
         """GET /frontend/settings."""
-        languages = list_languages(self._models)
-        first = languages[0]
-        (source, target) = next(iter(self._models))
+        first = dict(zip(("source", "target"), next(iter(self._models)), strict=True))
         return _to_json(
             {
                 "apiKeys": bool(self._keys),
                 "keyRequired": bool(self._keys),
-                "charLimit": self._limits.characters,
+                "charLimit": self._options.max_characters,
                 "frontendTimeout": 200,
                 "suggestions": False,
                 "filesTranslation": True,
                 "supportedFilesFormat": list(FORMATS),
                 "language": {
-                    "source": {"code": source, "name": first["name"]},
-                    "target": {"code": target, "name": list_languages([(target, source)])[0]["name"]},
+                    side: {"code": code, "name": name_language(code)} for side, code in first.items()
                 },
                 "alternatives": {
-                    f"{one}-{other}": model.most_hypotheses - 1
-                    for (one, other), model in self._models.items()
+                    "-".join(pair): model.thread.system.most_hypotheses - 1
+                    for pair, model in self._models.items()
                 },
-                "models": {"-".join(pair): title for pair, title in self._titles.items()},
+                "models": {"-".join(pair): model.title for pair, model in self._models.items()},
                 "version": flaxformer_mt.__version__,
             }
         )
@@ -239,13 +206,14 @@ class _Server:
     async def tell_health(self, request: Request) -> Response:
         """GET /health."""
         for (source, target), model in self._models.items():
-            if model.failure is not None:
-                raise Refusal(503, f"the model {source}-{target} has stopped: {model.failure}")
+            if (failure := model.thread.failure) is not None:
+                raise Refusal(503, f"the model {source}-{target} has stopped: {failure}")
         return _to_json({"status": "ok"})
 
     async def tell_measurements(self, request: Request) -> Response:
         """GET /metrics."""
-        active = sum(model.num_active for model in find_threads(self._models.values()))
+        threads = {model.thread for model in self._models.values()}
+        active = sum(thread.system.num_active for thread in threads)
         gauges = {
             "waiting_lines": ("Lines that are not answered yet.", self._translations.num_waiting),
             "active_sentences": ("Sentences that are being searched.", active),
@@ -255,19 +223,20 @@ class _Server:
 
     async def _read(self, request: Request) -> dict[str, Any]:
         """Return the fields of a request's body, of a client that may ask for translations."""
-        most = self._limits.body_bytes
+        # A character takes at most 12 bytes, as an escape, and the other fields take little.
+        most, seconds = 12 * self._options.max_characters + 65_536, self._options.timeout
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > most:
             raise Refusal(413, f"the body has {length[:20]} bytes; this server reads {most}")
         body = bytearray()
         try:
-            async with asyncio.timeout(self._limits.seconds):
+            async with asyncio.timeout(seconds):
                 async for chunk in request.stream():
                     body += chunk
                     if len(body) > most:
                         raise Refusal(413, f"the body has more than the {most} bytes that this server reads")
         except TimeoutError:
-            raise Refusal(408, f"the body did not arrive within {self._limits.seconds:g} seconds") from None
+            raise Refusal(408, f"the body did not arrive within {seconds:g} seconds") from None
         fields = read_fields(bytes(body), request.headers.get("content-type", ""))
         self._check_key(fields.get("api_key"))
         return fields
@@ -283,12 +252,23 @@ class _Server:
             raise Refusal(403, "the api_key is unknown")
 
 
+def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function that answers with a page of this folder."""
+    page = importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
+
+    async def show(request: Request) -> Response:
+        return HTMLResponse(page, headers=headers)
+
+    return show
+
+
 async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
     """Return the result of a coroutine; cancel it when the client leaves, or when the time is over.
 
     Raises:
       ClientDisconnect: the client left.
-      TimeoutError: the time is over.
+      Refusal: the time is over.
     """
 
     async def wait_until_left() -> None:
@@ -300,7 +280,7 @@ async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
         await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientDisconnect if left.done() else TimeoutError
+        raise ClientDisconnect if left.done() else Refusal(504, f"no answer within {seconds:g} seconds")
     finally:
         task.cancel()
         left.cancel()

@@ -3,7 +3,6 @@
 import html.entities
 import html.parser
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -184,14 +183,8 @@ class _Tokenizer(html.parser.HTMLParser):
     def handle_comment(self, data: str) -> None:
         self._add("other")
 
-    def handle_decl(self, decl: str) -> None:
-        self._add("other")
-
-    def handle_pi(self, data: str) -> None:
-        self._add("other")
-
-    def unknown_decl(self, data: str) -> None:
-        self._add("other")
+    # Their parameters have other names.
+    handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
 
 
 class _Element(NamedTuple):
@@ -215,7 +208,6 @@ class _Reader:
         # The open elements of the line: names, and places in `_kept`.
         self._open: list[tuple[str, int]] = []
         self._elements: list[_Element] = []
-        self._count: Counter[str] = Counter()
         # The place in `_elements` of the outermost one that is not translated, and its text so far.
         self._verbatim: int | None = None
         self._verbatim_text = ""
@@ -310,7 +302,6 @@ class _Reader:
         above = bool(self._elements) and self._elements[-1].keeps_breaks
         keeps = style[-1] in _KEEPS_BREAKS if style else above or token.tag in _PREFORMATTED
         self._elements.append(_Element(token.tag, keeps))
-        self._count[token.tag] += 1
 
     def _leave(self, number: int) -> None:
         """End an open element and all inside it."""
@@ -320,7 +311,6 @@ class _Reader:
             else:
                 self.fixed += self._verbatim_text
             self._verbatim = None
-        self._count.subtract(element.name for element in self._elements[number:])
         del self._elements[number:]
 
     def _inner_elements(self) -> Iterator[tuple[int, str]]:
@@ -332,7 +322,7 @@ class _Reader:
         """Return the outermost open element that a start tag ends, as <li> ends the item before."""
         found = len(self._elements)
         for rule in _IMPLIED_ENDS:
-            if tag in rule.starts and any(self._count[name] for name in rule.ended):
+            if tag in rule.starts:
                 for number, name in self._inner_elements():
                     if name in rule.ended:
                         found = min(number, found)

@@ -5,13 +5,22 @@ Requests are handled by other threads, which submit lines and receive futures.
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.commands.server.languages import Pair
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
+
+if TYPE_CHECKING:
+    from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+    from flaxformer_mt.translation.live_translator import LiveTranslator
+
+    # A translation system that lines can join at any time.
+    LineSystem = LiveTranslator | LiveBatches
 
 
 class Answer(NamedTuple):
@@ -23,42 +32,6 @@ class Answer(NamedTuple):
     pieces: list[list[str]]
 
 
-class LineSystem(Protocol):
-    """A translation system that lines can join at any time, such as `LiveTranslator`."""
-
-    @property
-    def most_hypotheses(self) -> int:
-        """The largest n_best."""
-
-    @property
-    def num_active(self) -> int:
-        """Number of sentences that are being searched."""
-
-    def __len__(self) -> int:
-        """Return the number of lines that are not done."""
-
-    def warm_up(self) -> Iterator[object]:
-        """Prepare the system so that the first line is as fast as the others; yield after each part."""
-
-    def submit(self, name: Any, line: str, *, n_best: int, notes: Notes, tags: str) -> None:
-        """Add a line, and the tags of its languages; raise UserError if it cannot be translated."""
-
-    def cancel(self, name: Any) -> None:
-        """Remove a line, if it is not done yet."""
-
-    def advance(self) -> Iterator[tuple[Any, Any]]:
-        """Work for a short time; yield what is done then: names, and what `finish` takes, or an error."""
-
-    def finish(self, found: Any) -> Translation:
-        """Return the translation; may be called by another thread."""
-
-    def source_pieces(self, found: Any) -> list[str]:
-        """Return the pieces of a line."""
-
-    def target_pieces(self, translation: Translation) -> list[str]:
-        """Return the pieces of a translation."""
-
-
 class Stopped(Exception):
     """The thread has ended, because of an error or because the server stops."""
 
@@ -66,38 +39,23 @@ class Stopped(Exception):
 class ModelThread:
     """Runs a `LineSystem` in a thread of its own."""
 
-    def __init__(self, system: LineSystem, name: str, *, preparation: Iterable[object] = ()) -> None:
+    def __init__(self, system: "LineSystem", name: str, *, preparation: Iterable[object] = ()) -> None:
         """Start the thread.
 
         Args:
           name: of the pair of languages.
           preparation: work in parts, which the thread does as long as there are no lines.
         """
-        self._system, self._preparation = system, iter(preparation)
+        self.system, self._preparation = system, iter(preparation)
+        # Why the thread has ended, if it has.
+        self.failure: BaseException | None = None
         self._arriving: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._futures: dict[int, tuple[Future[Answer], Notes]] = {}
-        self._count = 0
-        self._lock = threading.Lock()
-        self._failure: BaseException | None = None
+        # The lines that the system has, named by their futures.
+        self._lines: dict[Future[Answer], Notes] = {}
         # Alignments need a forward pass, whose program may have to be compiled: the search goes on meanwhile.
         self._finishing = ThreadPoolExecutor(1, thread_name_prefix=f"finish {name}")
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self._thread.start()
-
-    @property
-    def most_hypotheses(self) -> int:
-        """The largest number of hypotheses of a line."""
-        return self._system.most_hypotheses
-
-    @property
-    def num_active(self) -> int:
-        """Number of sentences that are being searched."""
-        return self._system.num_active
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the thread has ended, if it has."""
-        return self._failure
 
     def submit(
         self, line: str, *, n_best: int, notes: Notes, tags: str = "", lead: str = ""
@@ -105,23 +63,20 @@ class ModelThread:
         """Add a line with the tags of its languages. To cancel the future removes it from the search.
 
         `lead` is what the translation begins with as it is tokenized: the tag of its language, and a space.
-        The future raises UserError for a line that cannot be translated, and `Stopped` when the thread ended.
+        The future raises the error of a line that cannot be translated, and `Stopped` when the thread ended.
         """
         future: Future[Answer] = Future()
-        with self._lock:
-            self._count += 1
-            number = self._count
 
         def drop_cancelled(done: "Future[Answer]") -> None:
             if done.cancelled():
-                self._arriving.put(lambda: self._drop(number))
+                self._arriving.put(lambda: self._drop(future))
 
         future.add_done_callback(drop_cancelled)
-        if self._failure is not None:
-            future.set_exception(Stopped(f"the model has stopped: {self._failure}"))
+        if self.failure is not None:
+            future.set_exception(Stopped(f"the model has stopped: {self.failure}"))
             return future
         submitted: dict[str, Any] = {"n_best": n_best, "notes": notes, "tags": tags, "lead": lead}
-        self._arriving.put(lambda: self._enter(number, future, line, submitted))
+        self._arriving.put(lambda: self._enter(future, line, submitted))
         return future
 
     def stop(self) -> None:
@@ -133,23 +88,21 @@ class ModelThread:
     def _run(self) -> None:
         try:
             while self._take_arrivals():
-                for number, found in self._system.advance():
-                    self._deliver(number, found)
-            self._failure = Stopped("the server stops")
+                for future, found in self.system.advance():
+                    self._deliver(future, found)
+            self.failure = Stopped("the server stops")
         except Exception as error:  # a bug: what waits for this thread must not wait forever
-            self._failure = error
-        failure = Stopped(f"the model has stopped: {type(self._failure).__name__}: {self._failure}")
+            self.failure = error
+        failure = Stopped(f"the model has stopped: {type(self.failure).__name__}: {self.failure}")
         while not self._arriving.empty():
             if action := self._arriving.get():
                 action()
-        for future, _ in self._futures.values():
-            if future.set_running_or_notify_cancel():
-                future.set_exception(failure)
-        self._futures.clear()
+        for future in list(self._lines):
+            self._fail(future, failure)
 
     def _take_arrivals(self) -> bool:
         """Accept and remove lines, and wait for the first if there is no other work; False: stop."""
-        idle = not len(self._system)
+        idle = not len(self.system)
         while idle or not self._arriving.empty():
             if self._arriving.empty() and next(self._preparation, self) is not self:
                 continue
@@ -160,31 +113,31 @@ class ModelThread:
             idle = False
         return True
 
-    def _enter(self, number: int, future: "Future[Answer]", line: str, submitted: dict[str, Any]) -> None:
+    def _enter(self, future: "Future[Answer]", line: str, submitted: dict[str, Any]) -> None:
         if future.cancelled():
             return
-        self._futures[number] = future, submitted["notes"]
+        self._lines[future] = submitted["notes"]
         try:
-            self._system.submit(number, line, **submitted)
-        except UserError as error:
-            self._fail(number, error)
+            self.system.submit(future, line, **submitted)
+        except Exception as error:  # of this line alone
+            self._fail(future, error)
 
-    def _drop(self, number: int) -> None:
-        if self._futures.pop(number, None) is not None:
-            self._system.cancel(number)
+    def _drop(self, future: "Future[Answer]") -> None:
+        if self._lines.pop(future, None) is not None:
+            self.system.cancel(future)
 
-    def _fail(self, number: int, error: BaseException) -> None:
-        future, _ = self._futures.pop(number)
+    def _fail(self, future: "Future[Answer]", error: BaseException) -> None:
+        del self._lines[future]
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
 
-    def _deliver(self, number: int, found: Any) -> None:
-        if number not in self._futures:
+    def _deliver(self, future: Any, found: Any) -> None:
+        if future not in self._lines:
             return
         if isinstance(found, Exception):
-            self._fail(number, found)
+            self._fail(future, found)
             return
-        future, notes = self._futures.pop(number)
+        notes = self._lines.pop(future)
         if not future.set_running_or_notify_cancel():
             return
         if notes.watched_any:
@@ -194,45 +147,34 @@ class ModelThread:
 
     def _finish(self, future: "Future[Answer]", found: Any) -> None:
         try:
-            translation = self._system.finish(found)
-            hypotheses: Sequence[Translation] = translation.n_best
-            future.set_result(
-                Answer(
-                    translation,
-                    self._system.source_pieces(found),
-                    [self._system.target_pieces(one) for one in hypotheses],
-                )
-            )
+            translation = self.system.finish(found)
+            source_pieces = self.system.source_pieces(found)
+            pieces = [self.system.target_pieces(one) for one in translation.n_best]
+            future.set_result(Answer(translation, source_pieces, pieces))
         except Exception as error:  # of this line alone
             future.set_exception(error)
 
 
-class DirectedModel:
-    """One of the directions of a model of several: its lines get the tags of their languages."""
+class DirectedModel(NamedTuple):
+    """What translates the lines of a pair of languages: a model in one of its directions."""
 
-    def __init__(self, model: ModelThread, tags: str, lead: str = "") -> None:
-        self.model, self._tags, self._lead = model, tags, lead
-
-    @property
-    def most_hypotheses(self) -> int:
-        """The largest number of hypotheses of a line."""
-        return self.model.most_hypotheses
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why the thread has ended, if it has."""
-        return self.model.failure
+    thread: ModelThread
+    # The tags that each line gets, and what its translation begins with; see `ModelThread.submit`.
+    tags: str = ""
+    lead: str = ""
+    # What names the model to its readers, such as its run and checkpoint.
+    title: str = ""
 
     def submit(self, line: str, *, n_best: int, notes: Notes) -> "Future[Answer]":
         """Add a line; see `ModelThread.submit`."""
-        return self.model.submit(line, n_best=n_best, notes=notes, tags=self._tags, lead=self._lead)
+        return self.thread.submit(line, n_best=n_best, notes=notes, tags=self.tags, lead=self.lead)
 
 
-# What translates the lines of a pair of languages.
-PairModel = ModelThread | DirectedModel
-
-
-def find_threads(models: Iterable[PairModel]) -> list[ModelThread]:
-    """Return the threads of the models of several pairs, each once."""
-    threads = [one.model if isinstance(one, DirectedModel) else one for one in models]
-    return list(dict.fromkeys(threads))
+def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
+    """Return a model in each of its directions, with the tags of their sources and targets."""
+    models: dict[Pair, DirectedModel] = {}
+    for pair in find_directions(data):
+        tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
+        target = choose_target_tag(data, pair)
+        models[pair] = DirectedModel(thread, tags, f"{target} " if target else "", title)
+    return models

@@ -27,21 +27,29 @@ class UploadedFile(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a request may ask for, and what all requests together may; more is refused."""
+_TEXT: dict[str, Any] = {"type": "string"}
+_COUNT: dict[str, Any] = {"type": "integer"}
+_SWITCH: dict[str, Any] = {"type": "boolean", "default": False}
 
-    # Characters of all texts of a request.
-    characters: int = 10_000
-    # Lines that are not answered yet, of all requests together.
-    waiting: int = 1000
-    # Seconds from the arrival of a request to its answer.
-    seconds: float = 60.0
-
-    @property
-    def body_bytes(self) -> int:
-        """Bytes of the body: a character takes at most 12 as an escape, and the other fields take little."""
-        return 12 * self.characters + 65_536
+# JSON schemas of the fields that say how texts are translated; all may be left out.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "format": dict(_TEXT, enum=["text", "html"], default="text", description="What the text is."),
+    "alternatives": dict(_COUNT, minimum=0, default=0, description="Number of further translations."),
+    "n_best": dict(_COUNT, minimum=1, description="Number of hypotheses of each line to describe."),
+    "scores": dict(_SWITCH, description="Describe the score and the log-probability of each hypothesis."),
+    "alignments": dict(_TEXT, enum=["words", "pieces"], description="Describe which words belong together."),
+    "attention": dict(_SWITCH, description="Describe the attention weights of each hypothesis."),
+}
+_TEXTS = "The text, or a list of texts. Each line is translated for itself."
+_FILE = "A text (.txt) or a document (.html, .htm) in UTF-8."
+# JSON schemas of all fields.
+FIELDS: dict[str, dict[str, Any]] = OPTIONS | {
+    "q": {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}], "description": _TEXTS},
+    "source": dict(_TEXT, description="Code of the language of the text, or auto."),
+    "target": dict(_TEXT, description="Code of the language to translate into."),
+    "file": dict(_TEXT, format="binary", description=_FILE),
+    "api_key": dict(_TEXT, description="The key, where the server needs one."),
+}
 
 
 @dataclass(frozen=True)
@@ -53,14 +61,13 @@ class TextRequest:
     several: bool
     source: str
     target: str
-    format: Literal["text", "html"] = "text"
-    # Number of further translations.
-    alternatives: int = 0
-    # Number of hypotheses to describe; None: none, unless one of the following fields asks for them.
-    n_best: int | None = None
-    scores: bool = False
-    alignments: Literal["words", "pieces"] | None = None
-    attention: bool = False
+    format: Literal["text", "html"]
+    alternatives: int
+    # None: no hypotheses are described, unless one of the following fields asks for them.
+    n_best: int | None
+    scores: bool
+    alignments: Literal["words", "pieces"] | None
+    attention: bool
 
     @property
     def describes(self) -> bool:
@@ -103,14 +110,10 @@ def _first_line(error: Exception) -> str:
 
 def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
     """Return the fields of a form; a field that occurs several times is a list."""
-    fields: dict[str, Any] = {}
+    values: dict[str, list[object]] = {}
     for name, value in pairs:
-        if name in fields:
-            before = fields[name]
-            fields[name] = [*before, value] if isinstance(before, list) else [before, value]
-        else:
-            fields[name] = value
-    return fields
+        values.setdefault(name, []).append(value)
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
 def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
@@ -129,28 +132,18 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
     return pairs
 
 
-def read_request(fields: dict[str, Any], limits: Limits) -> TextRequest:
+def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
     """Return the typed fields of a request for translations.
 
     Raises:
       Refusal: a field is missing, has the wrong type or an unknown value, or the texts are too long.
     """
-    texts, several = read_texts(fields, limits)
-    n_best = fields.get("n_best")
+    texts, several = read_texts(fields, most_characters)
     if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
-    return TextRequest(
-        texts=texts,
-        several=several,
-        source=_read_language(fields, "source"),
-        target=_read_language(fields, "target"),
-        format=_read_choice(fields, "format", ("text", "html")) or "text",
-        alternatives=_read_count(fields, "alternatives", 0),
-        n_best=None if n_best is None else _read_count(fields, "n_best", 1),
-        scores=_read_switch(fields, "scores"),
-        alignments=_read_choice(fields, "alignments", ("words", "pieces")),
-        attention=_read_switch(fields, "attention"),
-    )
+    source, target = _read_language(fields, "source"), _read_language(fields, "target")
+    options: dict[str, Any] = {name: _read_option(fields, name) for name in OPTIONS}
+    return TextRequest(texts, several, source, target, **options)
 
 
 def read_file(fields: dict[str, Any]) -> UploadedFile:
@@ -165,7 +158,7 @@ def read_file(fields: dict[str, Any]) -> UploadedFile:
     return file
 
 
-def read_texts(fields: dict[str, Any], limits: Limits) -> tuple[tuple[str, ...], bool]:
+def read_texts(fields: dict[str, Any], most_characters: int) -> tuple[tuple[str, ...], bool]:
     """Return the texts of the field q, and whether it is a list.
 
     Raises:
@@ -181,9 +174,9 @@ def read_texts(fields: dict[str, Any], limits: Limits) -> tuple[tuple[str, ...],
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise Refusal(400, "the field q is not valid Unicode: it has half of a surrogate pair")
     total = sum(map(len, texts))
-    if total > limits.characters or len(texts) > limits.characters:
+    if max(total, len(texts)) > most_characters:
         raise Refusal(
-            413, f"q has {total} characters in {len(texts)} texts; this server takes {limits.characters}"
+            413, f"q has {total} characters in {len(texts)} texts; this server takes {most_characters}"
         )
     return tuple(texts), several
 
@@ -204,29 +197,25 @@ def _read_language(fields: dict[str, Any], name: str) -> str:
     return value
 
 
-def _read_choice(fields: dict[str, Any], name: str, choices: tuple[str, ...]) -> Any:
-    value = fields.get(name)
+def _read_option(fields: dict[str, Any], name: str) -> Any:
+    """Return the value of an option, or its default where it is left out, null, false or empty."""
+    schema, value = OPTIONS[name], fields.get(name)
     if value is None or value is False or value == "":
-        return None
-    if value not in choices:
-        raise Refusal(400, f"the field {name} is {value!r:.40}; it must be {' or '.join(choices)}")
-    return value
-
-
-def _read_count(fields: dict[str, Any], name: str, least: int) -> int:
-    value = fields.get(name, least)
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 7:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise Refusal(400, f"the field {name} is {value!r:.40}; it must be a whole number from {least}")
-    return value
-
-
-def _read_switch(fields: dict[str, Any], name: str) -> bool:
-    value = fields.get(name, False)
-    switches = {"true": True, "1": True, "false": False, "0": False, "": False}
-    if isinstance(value, str) and value.lower() in switches:
-        return switches[value.lower()]
-    if not isinstance(value, bool):
-        raise Refusal(400, f"the field {name} is {value!r:.40}; it must be true or false")
-    return value
+        return schema.get("default")
+    match schema:
+        case {"enum": choices}:
+            if value in choices:
+                return value
+            rule = " or ".join(choices)
+        case {"type": "integer", "minimum": least}:
+            if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 7:
+                value = int(value)
+            if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+                return value
+            rule = f"a whole number from {least}"
+        case _:
+            switches = {"true": True, "1": True, "false": False, "0": False}
+            if (text := str(value).lower()) in switches:
+                return switches[text]
+            rule = "true or false"
+    raise Refusal(400, f"the field {name} is {value!r:.40}; it must be {rule}")

@@ -8,18 +8,18 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.server.serve_options import ServeOptions
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
-    from flaxformer_mt.commands.server.model_thread import LineSystem, ModelThread, PairModel
+    from flaxformer_mt.commands.server.model_thread import DirectedModel, LineSystem
 
 # Seconds that a connection may take to end after the last answer, once the server stops.
 _GRACE = 5.0
@@ -38,8 +38,7 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
-    from flaxformer_mt.commands.server.model_thread import ModelThread
-    from flaxformer_mt.commands.server.request_fields import Limits
+    from flaxformer_mt.commands.server.model_thread import ModelThread, direct
 
     _check(options)
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
@@ -47,8 +46,7 @@ def serve(options: ServeOptions) -> None:
         # Bound first: a port that is taken is known before models are loaded.
         address = options.host or os.environ.get("FLAXFORMER_MT_HOST") or "127.0.0.1"
         listener = stack.enter_context(_bind(address, options.port))
-        models: dict[tuple[str, str], PairModel] = {}
-        titles: dict[tuple[str, str], str] = {}
+        models: dict[tuple[str, str], DirectedModel] = {}
         for path in options.run:
             data, system, checkpoint = _load(open_copy(path), options)
             pairs = find_directions(data)
@@ -60,10 +58,8 @@ def serve(options: ServeOptions) -> None:
             preparation = _warm_up(system, f"{path}, {names}") if options.warm_up else ()
             thread = ModelThread(system, names, preparation=preparation)
             stack.callback(thread.stop)
-            models |= (own := direct(thread, data))
-            titles |= dict.fromkeys(own, f"{find_url(path) or path.name}{checkpoint}")
-        limits = Limits(options.max_characters, options.max_waiting, options.timeout)
-        app = make_app(models, limits=limits, keys=keys, titles=titles, log=log)
+            models |= direct(thread, data, title=f"{find_url(path) or path.name}{checkpoint}")
+        app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -75,7 +71,13 @@ def serve(options: ServeOptions) -> None:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         _say(f"serving {', '.join(map('-'.join, models))} at http://{shown}:{port}/ ; Ctrl-C ends the server")
-        with _failures_of_uvicorn(), _signals_end_quietly():
+        logger = logging.getLogger("uvicorn.error")
+        logger.propagate = False
+        logger.addHandler(_LogOfUvicorn(logging.WARNING))
+        with contextlib.ExitStack() as handlers:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # uvicorn answers what was begun, then raises the signal again, which then has no effect.
+                handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         _say("all requests are answered; the server ends")
 
@@ -90,20 +92,6 @@ def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
         _say(f"{name}: {error}")
     else:
         _say(f"{name}: all programs are ready after {time.monotonic() - start:.1f} s")
-
-
-def direct(thread: "ModelThread", data: DataConfig) -> "dict[tuple[str, str], PairModel]":
-    """Return a model in each of its directions, with the tags of their sources and targets."""
-    from flaxformer_mt.commands.server.model_thread import DirectedModel
-
-    directions = find_directions(data)
-    models: dict[tuple[str, str], PairModel] = {}
-    for pair in directions:
-        tags = "".join(f"{tag} " for tag in choose_tags(data, pair))
-        target = choose_target_tag(data, pair)
-        lead = f"{target} " if target else ""
-        models[pair.source, pair.target] = DirectedModel(thread, tags, lead) if tags or lead else thread
-    return models
 
 
 def log(message: str) -> None:
@@ -143,11 +131,11 @@ def _check(options: ServeOptions) -> None:
     if not options.run:
         raise UserError("--run has no value; give --run=DIR")
     if options.backend == "ctranslate2":
-        for name in ("checkpoint", "dtype", "quantization"):
-            if getattr(options, name) is not None:
+        for name in ("checkpoint", "dtype", "quantization", "shortlist"):
+            if (value := getattr(options, name)) is not None:
                 raise UserError(
-                    f"--{name} has no effect with --backend=ctranslate2, whose folders have one model in one "
-                    f"type; leave it out"
+                    f"--{name}={value} has no effect with --backend=ctranslate2, whose folders are used as "
+                    "they were exported; leave it out, or give --backend=jax"
                 )
 
 
@@ -158,9 +146,10 @@ def _bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         return socket.create_server(address, family=family, backlog=1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no name of a host has such parts
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"cannot listen at --host={host} --port={port}: {error.strerror}; give another --port (0: any "
+            f"cannot listen at --host={host} --port={port}: {reason}; give another --port (0: any "
             "free one) or --host"
         ) from error
 
@@ -169,11 +158,6 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
     """Return the data section of a model's config, which names its languages; the model; its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
-        if options.shortlist is not None:
-            raise UserError(
-                f"--shortlist={options.shortlist} has no effect with --backend=ctranslate2; leave it out, or "
-                "give --backend=jax"
-            )
         from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 
         batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)
@@ -191,33 +175,8 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
     return translator.config.data, LiveTranslator(translator), checkpoint
 
 
-@contextlib.contextmanager
-def _failures_of_uvicorn() -> Iterator[None]:
-    """Log what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
+class _LogOfUvicorn(logging.Handler):
+    """Logs what uvicorn itself refuses, such as what is no HTTP, in the form of the other lines."""
 
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            log(record.getMessage())
-
-    logger, handler = logging.getLogger("uvicorn.error"), Handler(logging.WARNING)
-    logger.addHandler(handler)
-    propagate, logger.propagate = logger.propagate, False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
-
-
-@contextlib.contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """After a signal, uvicorn answers what was begun, then raises it again, which then has no effect."""
-    before: dict[int, Any] = {}
-    ignore: Callable[..., None] = lambda number, frame: None  # noqa: E731
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, ignore)
-    try:
-        yield
-    finally:
-        for ended, handler in before.items():
-            signal.signal(ended, handler)
+    def emit(self, record: logging.LogRecord) -> None:
+        log(record.getMessage())

@@ -1,8 +1,6 @@
 """Translated files of the server, kept in memory until they are fetched or newer ones need their place."""
 
-import collections
 import secrets
-from typing import NamedTuple
 
 from flaxformer_mt.commands.server.request_fields import Refusal
 
@@ -16,31 +14,24 @@ FORMATS = {
 _MOST_BYTES = 1 << 26
 
 
-class KeptFile(NamedTuple):
-    """A translated file."""
-
-    content: bytes
-    kind: str
-
-
 class TranslatedFiles:
     """Files by names that cannot be guessed; the oldest are dropped where there are too many."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._files: collections.OrderedDict[str, KeptFile] = collections.OrderedDict()
+        self._files: dict[str, bytes] = {}
         self._most, self._bytes = most_bytes, 0
 
     def keep(self, text: str, *, ending: str, target: str) -> str:
         """Keep a translation; return the name under which it can be fetched."""
         name = f"{secrets.token_hex(16)}.{target}{ending}"
-        file = KeptFile(text.encode("utf-8", errors="replace"), FORMATS[ending][1])
-        self._files[name], self._bytes = file, self._bytes + len(file.content)
+        self._files[name] = text.encode("utf-8", errors="replace")
+        self._bytes += len(self._files[name])
         while self._bytes > self._most and len(self._files) > 1:
-            self._bytes -= len(self._files.popitem(last=False)[1].content)
+            self._bytes -= len(self._files.pop(next(iter(self._files))))
         return name
 
-    def fetch(self, name: str) -> KeptFile:
-        """Return a file.
+    def fetch(self, name: str) -> bytes:
+        """Return the content of a file.
 
         Raises:
           Refusal: there is none of this name, or no longer.
@@ -56,7 +47,7 @@ def find_ending(name: str) -> str:
     Raises:
       Refusal: it has another.
     """
-    ending = name[name.rfind(".") :].lower() if "." in name else ""
+    ending = name[name.rfind(".") :].lower()
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
     return ending

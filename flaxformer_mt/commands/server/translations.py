@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
 from flaxformer_mt.commands.server.markup import Line, Template, read_html, read_text
-from flaxformer_mt.commands.server.model_thread import Answer, PairModel
-from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
+from flaxformer_mt.commands.server.model_thread import Answer, DirectedModel
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
 from flaxformer_mt.translation.annotation import NO_NOTES, Notes
 from flaxformer_mt.translation.result import Translation
 
@@ -18,19 +17,12 @@ from flaxformer_mt.translation.result import Translation
 _SAMPLE = 200
 
 
-class _Wanted(NamedTuple):
-    """What is asked for of each line."""
-
-    n_best: int
-    notes: Notes
-
-
 class Translations:
     """Translates the texts of requests, and counts the lines that are not answered."""
 
-    def __init__(self, models: Mapping[Pair, PairModel], limits: Limits) -> None:
-        self.models = models
-        self.limits = limits
+    def __init__(self, models: Mapping[Pair, DirectedModel], *, most_waiting: int) -> None:
+        """Refuse requests while more lines than `most_waiting` would not be answered."""
+        self._models, self._most_waiting = models, most_waiting
         self.num_waiting = 0
 
     async def translate(self, request: TextRequest) -> dict[str, Any]:
@@ -41,49 +33,42 @@ class Translations:
         Raises:
           Refusal: no model has these languages, the texts have too many lines, or too many lines wait.
         """
-        choices = find_models(self.models, request.source, request.target)
-        wanted = _Wanted(1, NO_NOTES)
-        if request.alternatives or request.describes:
-            most = min(model.most_hypotheses for model in choices.values())
-            count = max(request.alternatives + 1, request.n_best or 1)
-            if count > most:
-                name = "alternatives" if request.alternatives + 1 == count else "n_best"
-                own = request.alternatives if name == "alternatives" else count
-                largest = most - 1 if name == "alternatives" else most
-                raise Refusal(400, f"the field {name} is {own}; the search keeps enough for {largest}")
-            wanted = _Wanted(count, Notes(alignments=request.alignments, attention=request.attention))
+        choices = find_models(self._models, request.source, request.target)
+        most = min(model.thread.system.most_hypotheses for model in choices.values())
+        n_best, alternatives = request.n_best or 1, request.alternatives
+        for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
+            if asked > largest:
+                raise Refusal(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
+        count = max(alternatives + 1, n_best)
+        notes = Notes(alignments=request.alignments, attention=request.attention)
         templates = [(read_html if request.format == "html" else read_text)(text) for text in request.texts]
+
+        async def translate_text(text: str, template: Template) -> dict[str, Any]:
+            most_likely, *_ = await _detect(text, choices)
+            model = choices[most_likely["language"]]
+            answers = await _translate_lines(model, template.lines, n_best=count, notes=notes)
+            fields = _answer_text(template, answers, request)
+            return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
+
         async with self._reserve(sum(len(template.lines) for template in templates)):
-            detected = await asyncio.gather(*(self._detect(text, choices) for text in request.texts))
-            answers = await asyncio.gather(
-                *(
-                    self._translate_lines(choices[most_likely(found)["language"]], template.lines, wanted)
-                    for template, found in zip(templates, detected, strict=True)
-                )
-            )
-        filled = [
-            _answer_text(template, own, request) for template, own in zip(templates, answers, strict=True)
-        ]
-        if request.source == AUTO:
-            for fields, found in zip(filled, detected, strict=True):
-                fields["detectedLanguage"] = most_likely(found)
+            filled = await asyncio.gather(*map(translate_text, request.texts, templates))
         if not request.several:
             return filled[0]
-        names = filled[0] if filled else {"translatedText": ""}
+        names = filled[0] if filled else ("translatedText",)
         return {name: [fields[name] for fields in filled] for name in names}
 
     async def detect(self, texts: Sequence[str]) -> list[list[dict[str, Any]]]:
         """Return the languages that each text may be in, the most likely first."""
-        choices: dict[str, PairModel] = {}
-        for (source, _), model in self.models.items():
+        choices: dict[str, DirectedModel] = {}
+        for (source, _), model in self._models.items():
             choices.setdefault(source, model)
         async with self._reserve(len(texts) * len(choices)):
-            return [await self._detect(text, choices) for text in texts]
+            return [await _detect(text, choices) for text in texts]
 
     @contextlib.asynccontextmanager
     async def _reserve(self, lines: int) -> AsyncIterator[None]:
         """Count lines as waiting, or refuse them."""
-        most = self.limits.waiting
+        most = self._most_waiting
         if lines > most:
             raise Refusal(413, f"q has {lines} lines; this server takes {most}; send several requests")
         if self.num_waiting + lines > most:
@@ -97,60 +82,38 @@ class Translations:
         finally:
             self.num_waiting -= lines
 
-    async def _translate_lines(
-        self, model: PairModel, lines: Sequence[Line], wanted: _Wanted
-    ) -> list[Answer]:
-        for_markup = wanted.notes._replace(alignments="words", for_markup=True)
-        return await gather_answers(
-            [
-                model.submit(
-                    line.text,
-                    n_best=wanted.n_best,
-                    notes=for_markup if line.needs_alignment else wanted.notes,
-                )
-                for line in lines
-            ]
-        )
 
-    async def _detect(self, text: str, choices: Mapping[str, PairModel]) -> list[dict[str, Any]]:
-        """Return the languages that a text may be in, the most likely first, with confidences in percent.
-
-        Of several languages, the most likely is the one whose model is most certain of its translation: the
-        confidences are the probabilities of its tokens, in the mean, as shares of their sum.
-        """
-        if len(choices) == 1:
-            return [{"confidence": 100.0, "language": language} for language in choices]
-        sample = " ".join(text.split())[:_SAMPLE]
-        answers = await asyncio.gather(
-            *(
-                self._translate_lines(model, [Line(sample)], _Wanted(1, NO_NOTES))
-                for model in choices.values()
-            )
-        )
-        means = [
-            math.exp(answer.translation.log_prob / max(1, len(answer.translation.tokens)))
-            for (answer,) in answers
-        ]
-        found = [
-            {"confidence": round(100 * mean / sum(means), 1), "language": language}
-            for language, mean in zip(choices, means, strict=True)
-        ]
-        return sorted(found, key=lambda one: -one["confidence"])
+async def _translate_lines(
+    model: DirectedModel, lines: Sequence[Line], *, n_best: int = 1, notes: Notes = NO_NOTES
+) -> list[Answer]:
+    """Translate lines together; if this is cancelled, so are they."""
+    for_markup = notes._replace(alignments="words", for_markup=True)
+    futures = [
+        model.submit(line.text, n_best=n_best, notes=for_markup if line.needs_alignment else notes)
+        for line in lines
+    ]
+    return await asyncio.gather(*map(asyncio.wrap_future, futures))
 
 
-async def gather_answers(futures: Sequence["Future[Answer]"]) -> list[Answer]:
-    """Wait for all answers; if one fails, or the caller is cancelled, the others are cancelled."""
-    try:
-        return list(await asyncio.gather(*map(asyncio.wrap_future, futures)))
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
+async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[str, Any]]:
+    """Return the languages that a text may be in, the most likely first, with confidences in percent.
 
-
-def most_likely(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first of the languages that a text may be in."""
-    return found[0]
+    Of several languages, the most likely is the one whose model is most certain of its translation: the
+    confidences are the probabilities of its tokens, in the mean, as shares of their sum.
+    """
+    if len(choices) == 1:
+        return [{"confidence": 100.0, "language": language} for language in choices]
+    sample = Line(" ".join(text.split())[:_SAMPLE])
+    answers = await asyncio.gather(*(_translate_lines(model, [sample]) for model in choices.values()))
+    means = [
+        math.exp(answer.translation.log_prob / max(1, len(answer.translation.tokens)))
+        for (answer,) in answers
+    ]
+    found = [
+        {"confidence": round(100 * mean / sum(means), 1), "language": language}
+        for language, mean in zip(choices, means, strict=True)
+    ]
+    return sorted(found, key=lambda one: -one["confidence"])
 
 
 def _answer_text(template: Template, answers: Sequence[Answer], request: TextRequest) -> dict[str, Any]:
@@ -175,9 +138,8 @@ def _choose(translation: Translation, rank: int) -> Translation:
 
 def _describe_line(answer: Answer, request: TextRequest) -> list[dict[str, Any]]:
     """Return the description of each hypothesis of a line, best first."""
-    count = max(request.n_best or 1, request.alternatives + 1)
     described = []
-    for hypothesis, pieces in zip(answer.translation.n_best[:count], answer.pieces, strict=False):
+    for hypothesis, pieces in zip(answer.translation.n_best, answer.pieces, strict=True):
         fields: dict[str, Any] = {"text": hypothesis.text}
         if request.scores:
             fields |= {"score": _number(hypothesis.score), "log_prob": _number(hypothesis.log_prob)}

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 # Sizes in units of the drawing, which is as wide as the page allows.
 SIZE = {"width": 420, "height": 240, "left": 46, "right": 8, "top": 10, "bottom": 34}
 # More points of a curve could not be told apart.
@@ -52,12 +54,14 @@ class Chart(NamedTuple):
 
 def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
     """Draw curves over the same axis; nothing if no curve has two finite points."""
-    kept = [line._replace(points=_thin(_finite(line.points))) for line in lines]
+    kept = [line._replace(points=_choose_points(line.points)) for line in lines]
     kept = [line for line in kept if len(line.points) > 1]
     if not kept:
         return []
     xs, ys = zip(*(point for line in kept for point in line.points), strict=True)
-    x_ticks, y_ticks = _ticks(0, max(xs)), _ticks(*_robust_range(ys))
+    # Of all but the highest values, such as the losses of the first updates.
+    highest = float(np.quantile(ys, 0.98, method="inverted_cdf"))
+    x_ticks, y_ticks = _ticks(0, max(xs)), _ticks(min(ys), highest)
     scale = _Scale((0, x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
     said = "; ".join(f"{line.name}: last value {line.points[-1][1]:.4g}" for line in kept)
     return [
@@ -123,23 +127,11 @@ class _Scale:
         return round(base - share * (base - SIZE["top"]), 1)
 
 
-def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Keep evenly spread points, the first and the last included."""
-    last = len(points) - 1
-    if last < _MOST_POINTS:
-        return points
-    return [points[round(number * last / (_MOST_POINTS - 1))] for number in range(_MOST_POINTS)]
-
-
-def _robust_range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the range of all but the highest values, such as the losses of the first updates."""
-    ordered = sorted(values)
-    high = ordered[max(0, math.ceil(len(ordered) * 0.98) - 1)]
-    return ordered[0], high
+def _choose_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return evenly spread finite points, the first and the last included."""
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    chosen = np.linspace(0, len(finite) - 1, min(len(finite), _MOST_POINTS)).round().astype(int)
+    return [finite[number] for number in chosen]
 
 
 def _ticks(low: float, high: float) -> list[float]:

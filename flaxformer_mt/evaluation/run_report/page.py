@@ -1,15 +1,13 @@
 """The page: one HTML file with everything in it, which makes no request and needs no script."""
 
-import dataclasses
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import flaxformer_mt
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.evaluation.length_breakdown import group_by_length
 from flaxformer_mt.evaluation.run_report import sections
 from flaxformer_mt.evaluation.run_report.attention_tables import find_attention
 from flaxformer_mt.evaluation.run_report.charts import SIZE
@@ -49,64 +47,50 @@ def report_runs(
     output = Path(output).expanduser()
     if output.is_dir():
         raise UserError(f"output {output} is a folder, but the page is a file; give --output=FILE.html")
+    if output.parent.is_file():
+        raise UserError(f"output {output} is inside of a file; give --output=FILE.html in a folder")
     runs = gather_facts([Path(run).expanduser() for run in run_dirs], name)
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
-    _write(output, make_page(runs, parts))
+    page = make_page(runs, parts).encode("utf-8", errors="replace")
+    with name_full_disk(output):
+        if output.exists() and not output.is_file():  # a device or a pipe
+            output.write_bytes(page)
+        else:
+            write_atomically(output, page)
     return {"output": str(output), "runs": [run.name for run in runs], "sections": list(parts)}
 
 
-def report_training(run_dir: Path, report: Mapping[str, Any]) -> Path:
-    """Write RUN/report.html, from the files of a run and the report that training has written."""
-    (run,) = gather_facts([run_dir], "test")
-    runs = [dataclasses.replace(run, report=report)]
-    parts = make_parts(runs, name="test", attention=(), samples=_SAMPLES_IN_TRAINING)
-    _write(run_dir / "report.html", make_page(runs, parts))
+def report_training(run_dir: Path) -> Path:
+    """Write RUN/report.html about a run whose training has written its report; return its path."""
+    report_runs([run_dir], run_dir / "report.html", samples=_SAMPLES_IN_TRAINING)
     return run_dir / "report.html"
-
-
-def _write(output: Path, text: str) -> None:
-    """Write a file at once, or into a device or a pipe."""
-    partial = output if output.exists() and not output.is_file() else output.with_name(f".{output.name}.tmp")
-    with name_full_disk(output):
-        partial.write_text(text, encoding="utf-8", errors="replace")
-    if partial != output:
-        os.replace(partial, output)
 
 
 def make_parts(
     runs: Sequence[RunFacts], *, name: str, attention: Sequence[int], samples: int
 ) -> dict[str, sections.Blocks]:
     """Return the sections that have something to show, by their headings."""
-    numbers = {run.name: number for number, run in enumerate(runs)}
     compared = share_a_set(runs)
     if attention and not compared:
         raise UserError(
             f"no run has translations of {name}, whose attention is asked for; translate them with evaluate"
         )
-    scored: dict[str, Any] = {"all": {}}
-    lengths, quality, shown = [], [], []
-    if compared:
-        scored = sections.score_groups(compared, samples)
-        sources = compared[0].translations.sources  # type: ignore[union-attr]
-        sizes = {label: len(found) for label, found in group_by_length(sources).items()}
-        lengths = sections.make_length_scores(compared, scored, sizes, numbers)
-        quality = sections.make_sentences(compared)
+    shown: sections.Blocks = []
     if attention:
-        found = find_attention(compared[0].run_dir, compared[0].translations, attention)  # type: ignore[arg-type]
+        found = find_attention(compared[0].run_dir, compared[0].translations, attention)
         shown = [("paragraph", f"Model: {compared[0].name}."), *(("attention", one) for one in found)]
-    left_out = [run.name for run in runs if run.translations is not None and run not in compared]
-    note = (
-        [("paragraph", f"Other sentences than the others have: {', '.join(left_out)}.")] if left_out else []
-    )
+    left_out = [run.name for run in runs if run.translations.sources and run not in compared]
+    note = f"Other sentences than the others have: {', '.join(left_out)}."
     parts = {
-        "Summary": sections.make_summary(runs, scored["all"])
+        "Summary": sections.make_summary(runs, compared, samples)
         + sections.make_significance(compared, samples)
-        + note,
+        + ([("paragraph", note)] if left_out else []),
         "Training": sections.make_curves(runs),
-        f"Scores by source length ({name})": lengths or _explain_absence(runs, name),
+        f"Scores by source length ({name})": sections.make_length_scores(compared, samples)
+        or _explain_absence(runs, name),
         f"Scores by direction ({name})": sections.make_directions(runs, name, samples),
-        f"Sentences ({name})": quality,
+        f"Sentences ({name})": sections.make_sentences(compared),
         "Config": sections.make_config_differences(runs),
         "Data": sections.make_data(runs),
         "Attention": shown,

@@ -21,6 +21,8 @@ MOST_RUNS = 6
 class RunFacts:
     """One run, as far as it has been trained and evaluated."""
 
+    # Of the color that it has on the page.
+    number: int
     # The last part of its path, or as many parts as tell it from the other runs.
     name: str
     run_dir: Path
@@ -29,8 +31,8 @@ class RunFacts:
     report: Mapping[str, Any]
     # The records of metrics.jsonl.
     metrics: Sequence[Mapping[str, Any]]
-    # The translations of the set that the page compares; None if the run has none.
-    translations: Translations | None
+    # The translations of the set that the page compares; without sentences if the run has none.
+    translations: Translations
     # The language of their references.
     language: str
     # Those of each direction, of a model of several.
@@ -52,7 +54,7 @@ def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
     if twice := [str(run_dirs[i]) for i, place in enumerate(places) if place in places[:i]]:
         raise UserError(f"{twice[0]} is given twice; name each run once")
     names = name_apart(places)
-    return [_read(run_dir, own, name) for run_dir, own in zip(run_dirs, names, strict=True)]
+    return [_read(*facts, name) for facts in zip(range(len(names)), names, run_dirs, strict=True)]
 
 
 def name_apart(places: Sequence[Path]) -> list[str]:
@@ -63,12 +65,13 @@ def name_apart(places: Sequence[Path]) -> list[str]:
     return ["/".join(place.parts[-length:]) for place in places]
 
 
-def _read(run_dir: Path, own_name: str, name: str) -> RunFacts:
+def _read(number: int, own_name: str, run_dir: Path, name: str) -> RunFacts:
     config = read_config(run_dir / "config.json")
     has_metrics = (run_dir / "metrics.jsonl").is_file()
     directions = find_directions(config.data)
     own = [direction for direction in directions if name.endswith(f".{direction.name}")]
     return RunFacts(
+        number=number,
         name=own_name,
         run_dir=run_dir,
         config=config,
@@ -79,22 +82,18 @@ def _read(run_dir: Path, own_name: str, name: str) -> RunFacts:
         by_direction={
             direction: found
             for direction in (directions if len(directions) > 1 else [])
-            if (found := _find_translations(run_dir, f"{name}.{direction.name}")) is not None
+            if (found := _find_translations(run_dir, f"{name}.{direction.name}")).sources
         },
     )
 
 
-def _find_translations(run_dir: Path, name: str) -> Translations | None:
+def _find_translations(run_dir: Path, name: str) -> Translations:
     translated = (run_dir / "translations" / f"{name}.hypothesis").is_file()
-    return load_translations(run_dir, name) if translated else None
+    return load_translations(run_dir, name) if translated else Translations((), (), ())
 
 
 def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:
     """Return the runs whose translations are of the sentences of the first run that has any."""
-    found = [run for run in runs if run.translations is not None]
-    if not found:
-        return []
-    first = found[0].translations
-    assert first is not None
-    same = first.sources, first.references
-    return [run for run in found if (run.translations.sources, run.translations.references) == same]  # type: ignore[union-attr]
+    sets = [(run.translations.sources, run.translations.references) for run in runs]
+    first = next((found for found in sets if found[0]), None)
+    return [run for run, found in zip(runs, sets, strict=True) if found == first]

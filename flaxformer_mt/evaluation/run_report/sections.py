@@ -6,18 +6,15 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
-from flaxformer_mt.evaluation.length_breakdown import group_by_length
-from flaxformer_mt.evaluation.metrics import (
-    choose_tokenizer,
-    resample_scores,
-    score_sentences_chrf,
-    score_with_intervals,
-)
+from flaxformer_mt.evaluation.comparison import find_largest_differences
+from flaxformer_mt.evaluation.length_breakdown import name_bucket, split_by_length
+from flaxformer_mt.evaluation.metrics import choose_score_options, resample_scores, score_sentences_chrf
 from flaxformer_mt.evaluation.run_report.charts import Bar, Chart, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts
 from flaxformer_mt.evaluation.translation_files import Translations
 
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
+_METRICS = ("bleu", "chrf")
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
 
@@ -44,21 +41,33 @@ class Sentence(NamedTuple):
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def name_run(number: int, run: RunFacts) -> dict[str, Any]:
-    """Return the cell of a run: its name and the number of its color."""
-    return {"number": number, "name": run.name}
+def _choose_score_options(run: RunFacts, references: Sequence[str], language: str) -> dict[str, Any]:
+    """Return how a run's config scores translations into a language, with these references."""
+    options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
+    return options | {"only": _METRICS}
 
 
-def make_summary(runs: Sequence[RunFacts], scores: Mapping[str, Mapping[str, Bar]]) -> Blocks:
-    """Return the scores of the compared set with 95% intervals, and what training took."""
+def _score(translations: Translations, samples: int, options: Mapping[str, Any]) -> dict[str, Bar]:
+    """Return each metric of translations; a single sentence has no interval."""
+    samples = 0 if min(samples, len(translations.sources)) < 2 else samples
+    systems = {"": translations.hypotheses}
+    (scores,) = resample_scores(systems, translations.references, samples=samples, **options).systems
+    return {metric: Bar(found.score, found.ci) for metric, found in scores.items()}
+
+
+def make_summary(runs: Sequence[RunFacts], compared: Sequence[RunFacts], samples: int) -> Blocks:
+    """Return the scores of the compared runs with 95% intervals, and what training took."""
     rows = []
-    for number, run in enumerate(runs):
-        report, found = run.report, scores.get(run.name, {})
+    for run in runs:
+        report, scores = run.report, dict[str, Bar]()
+        if run in compared:
+            options = _choose_score_options(run, run.translations.references, run.language)
+            scores = _score(run.translations, samples, options)
         seconds = report.get("train_seconds")
         rows.append(
             [
-                name_run(number, run),
-                *(write_bar(found.get(metric)) for metric in ("bleu", "chrf")),
+                run,
+                *(write_bar(scores.get(metric)) for metric in _METRICS),
                 _number(report.get("parameters")),
                 _number(report.get("step", max((r["step"] for r in run.metrics), default=None))),
                 _number(report.get("target_tokens")),
@@ -83,23 +92,15 @@ def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
     if len(runs) < 2 or samples < 2:
         return []
     first = runs[0]
-    assert first.translations is not None
     references = first.translations.references
-    found = resample_scores(
-        {run.name: run.translations.hypotheses for run in runs if run.translations is not None},
-        references,
-        samples=samples,
-        lowercase=first.config.train.lowercase,
-        tokenize=choose_tokenizer(
-            first.language, first.config.train.bleu_tokenize, references=references, warn=lambda message: None
-        ),
-        only=("bleu", "chrf"),
-    )
+    systems = {run.name: run.translations.hypotheses for run in runs}
+    options = _choose_score_options(first, references, first.language)
+    found = resample_scores(systems, references, samples=samples, **options)
     rows = []
     for run, scores in zip(runs[1:], found.systems[1:], strict=True):
         differences = [
             f"{scores[metric].score - found.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
-            for metric in ("bleu", "chrf")
+            for metric in _METRICS
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
     caption = (
@@ -138,7 +139,7 @@ def make_curves(runs: Sequence[RunFacts]) -> Blocks:
     charts: list[Chart] = []
     for field, title in _PANELS.items():
         lines = []
-        for number, run in enumerate(runs):
+        for run in runs:
             for split, dashed in (("train", False), ("valid", field == "loss")):
                 points = {
                     record["step"]: record[field]
@@ -146,67 +147,32 @@ def make_curves(runs: Sequence[RunFacts]) -> Blocks:
                     if record.get("split") == split and isinstance(record.get(field), int | float)
                 }
                 name = run.name if field != "loss" else f"{run.name}, {'valid' if dashed else 'training'}"
-                lines.append(Line(number, name, sorted(points.items()), dashed))
+                lines.append(Line(run.number, name, sorted(points.items()), dashed))
         charts += draw_lines(lines, title=title, x_name="updates")
     return [("charts", charts)] if charts else []
 
 
-def score_groups(runs: Sequence[RunFacts], samples: int) -> dict[str, dict[str, dict[str, Bar]]]:
-    """Score all sentences ("all") and those of each range of source lengths, by group, run and metric."""
-    first = runs[0].translations
-    assert first is not None
-    groups = {"all": list(range(len(first.sources))), **group_by_length(first.sources)}
-    scored: dict[str, dict[str, dict[str, Bar]]] = {}
-    for label, indices in groups.items():
-        scored[label] = {}
-        for run in runs:
-            assert run.translations is not None
-            scored[label][run.name] = _score(run, run.translations, indices, run.language, samples)
-    return scored
-
-
-def _score(
-    run: RunFacts, translations: Translations, indices: Sequence[int], language: str, samples: int
-) -> dict[str, Bar]:
-    """Score some sentences, whose references are in a language, as the run's config says."""
-    train, references = run.config.train, translations.references
-    found = score_with_intervals(
-        [translations.hypotheses[i] for i in indices],
-        [references[i] for i in indices],
-        samples=samples,
-        lowercase=train.lowercase,
-        tokenize=choose_tokenizer(
-            language, train.bleu_tokenize, references=references, warn=lambda message: None
-        ),
-    )
-    return {metric: Bar(*pair) for metric, pair in found.items()}
-
-
-def make_length_scores(
-    runs: Sequence[RunFacts],
-    scored: Mapping[str, Mapping[str, Mapping[str, Bar]]],
-    sizes: Mapping[str, int],
-    numbers: Mapping[str, int],
-) -> Blocks:
-    """Return charts and a table of the scores by source length.
-
-    Args:
-      sizes: number of sentences of each range of lengths.
-      numbers: number of the color of each run, by name.
-    """
-    charts: list[Chart] = []
-    rows = []
-    for metric, title in (("bleu", "BLEU by source length"), ("chrf", "chrF by source length")):
-        groups = {
-            label: [(numbers[run.name], scored[label][run.name][metric]) for run in runs] for label in sizes
-        }
-        charts += draw_bars(groups, title=title, x_name="words of the source")
-    for label, size in sizes.items():
-        for run in runs:
-            found = scored[label][run.name]
-            cells = [name_run(numbers[run.name], run), write_bar(found["bleu"]), write_bar(found["chrf"])]
-            rows.append([label, f"{size:,}", *cells])
+def make_length_scores(runs: Sequence[RunFacts], samples: int) -> Blocks:
+    """Return charts and a table of the scores of runs by source length; [] without runs."""
+    bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in _METRICS}
+    cells: dict[str, list[list[Any]]] = {}
+    for run in runs:
+        options = _choose_score_options(run, run.translations.references, run.language)
+        for bucket, part in split_by_length(run.translations).items():
+            label, scores = name_bucket(*bucket), _score(part, samples, options)
+            for metric in _METRICS:
+                bars[metric].setdefault(label, []).append((run.number, scores[metric]))
+            written = [write_bar(scores[metric]) for metric in _METRICS]
+            cells.setdefault(label, []).append([label, f"{len(part.sources):,}", run, *written])
+    if not runs:
+        return []
+    charts = [
+        chart
+        for metric, title in (("bleu", "BLEU by source length"), ("chrf", "chrF by source length"))
+        for chart in draw_bars(bars[metric], title=title, x_name="words of the source")
+    ]
     caption = "Scores with 95% intervals by the number of words of the source"
+    rows = [row for group in cells.values() for row in group]
     table = Table(["words", "sentences", "run", "BLEU", "chrF"], rows, caption, (1, 3, 4))
     return [("charts", charts), ("table", table)]
 
@@ -221,23 +187,23 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks
       name: of the set.
     """
     rows, bars = [], dict[str, list[tuple[int, Bar]]]()
-    for number, run in enumerate(runs):
+    for run in runs:
         test = run.report.get("test") or {}
         found = {
             direction: (
                 report.get("sentences"),
-                {metric: Bar(report[metric], None) for metric in ("bleu", "chrf") if metric in report},
+                {metric: Bar(report[metric], None) for metric in _METRICS if metric in report},
             )
             for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
         }
         for direction, own in run.by_direction.items():
-            size = len(own.sources)
-            found[direction.name] = size, _score(run, own, range(size), direction.target, samples)
+            options = _choose_score_options(run, own.references, direction.target)
+            found[direction.name] = len(own.sources), _score(own, samples, options)
         for direction_name, (size, scores) in found.items():
-            cells = [write_bar(scores.get(metric)) for metric in ("bleu", "chrf")]
-            rows.append([direction_name, name_run(number, run), _number(size), *cells])
+            cells = [write_bar(scores.get(metric)) for metric in _METRICS]
+            rows.append([direction_name, run, _number(size), *cells])
             if "bleu" in scores:
-                bars.setdefault(direction_name, []).append((number, scores["bleu"]))
+                bars.setdefault(direction_name, []).append((run.number, scores["bleu"]))
     if not rows:
         return []
     order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
@@ -268,45 +234,35 @@ def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
 
     Of a single run: those with the lowest chrF, compared with their references.
     """
-    first = runs[0].translations
-    assert first is not None
-    own = score_sentences_chrf(first.hypotheses, first.references)
+    if not runs:
+        return []
+    first, shown = runs[0].translations, Blocks()
     if len(runs) == 1:
-        worst = sorted(range(len(own)), key=lambda i: own[i])[:_SENTENCES]
-        rows = [
-            Sentence(
-                f"Sentence {i + 1}, chrF {own[i]:.1f}",
-                [
-                    ("source", [("", first.sources[i])]),
-                    ("translation", [("", first.hypotheses[i])]),
-                    ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
-                ],
-            )
-            for i in worst
-        ]
-        return [("heading", "The lowest chrF"), *(("sentence", row) for row in rows)]
-    parts: Blocks = []
+        own = score_sentences_chrf(first.hypotheses, first.references)
+        shown.append(("heading", "The lowest chrF"))
+        for i in sorted(range(len(own)), key=lambda i: own[i])[:_SENTENCES]:
+            rows = [
+                ("source", [("", first.sources[i])]),
+                ("translation", [("", first.hypotheses[i])]),
+                ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
+            ]
+            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {own[i]:.1f}", rows)))
     for other in runs[1:]:
-        assert other.translations is not None
-        theirs = score_sentences_chrf(other.translations.hypotheses, first.references)
         pairs = list(zip(first.hypotheses, other.translations.hypotheses, strict=True))
-        unlike = [i for i, (one, two) in enumerate(pairs) if one != two]
-        chosen = sorted(unlike, key=lambda i: -abs(own[i] - theirs[i]))[:_SENTENCES]
-        parts.append(("heading", f"{runs[0].name} and {other.name}"))
-        parts.append(("paragraph", f"{len(unlike):,} of {len(own):,} translations differ."))
-        shown = [
-            Sentence(
-                f"Sentence {i + 1}, chrF {own[i]:.1f} and {theirs[i]:.1f}",
-                [
-                    ("source", [("", first.sources[i])]),
-                    ("reference", [("", first.references[i])]),
-                    (f"{runs[0].name} → {other.name}", mark_words(*pairs[i])),
-                ],
-            )
-            for i in chosen
-        ]
-        parts += [("sentence", one) for one in shown]
-    return parts
+        differing = sum(one != two for one, two in pairs)
+        shown.append(("heading", f"{runs[0].name} and {other.name}"))
+        shown.append(("paragraph", f"{differing:,} of {len(pairs):,} translations differ."))
+        for i, ours, theirs in find_largest_differences(
+            first.hypotheses, other.translations.hypotheses, first.references, most=_SENTENCES
+        ):
+            rows = [
+                ("source", [("", first.sources[i])]),
+                ("reference", [("", first.references[i])]),
+                (f"{runs[0].name} → {other.name}", mark_words(*pairs[i])),
+            ]
+            title = f"Sentence {i + 1}, chrF {ours:.1f} and {theirs:.1f}"
+            shown.append(("sentence", Sentence(title, rows)))
+    return shown
 
 
 def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
@@ -321,14 +277,13 @@ def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
     if not unlike:
         return [("paragraph", "The configs are equal.")]
     rows = [[name, *(repr(table[name]) for table in tables)] for name in unlike]
-    names = [name_run(number, run) for number, run in enumerate(runs)]
-    return [("table", Table(["field", *names], rows, "Fields that are not the same in all runs"))]
+    return [("table", Table(["field", *runs], rows, "Fields that are not the same in all runs"))]
 
 
 def make_data(runs: Sequence[RunFacts]) -> Blocks:
     """Return what became of the pairs of each data set."""
     rows = []
-    for number, run in enumerate(runs):
+    for run in runs:
         for split, found in run.report.get("data", {}).items():
             for part in (found or {}).get("parts", []):
                 problems = [
@@ -336,7 +291,7 @@ def make_data(runs: Sequence[RunFacts]) -> Blocks:
                     for name, one in part["problems"].items()
                 ]
                 cells = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
-                rows.append([name_run(number, run), *cells, problems or "none"])
+                rows.append([run, *cells, problems or "none"])
     if not rows:
         text = "The runs were trained by a version that did not record it; see the command prepare."
         return [("paragraph", text)]

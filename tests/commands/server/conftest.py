@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import pytest
 
-from flaxformer_mt.commands.server.model_thread import ModelThread
-from flaxformer_mt.commands.server.request_fields import Limits
+from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread
+from flaxformer_mt.commands.server.serve_options import ServeOptions
 
 
 class Serving:
     """A server that listens at a free port until `close`."""
 
-    def __init__(self, models, limits: Limits | None = None, keys=()) -> None:
+    def __init__(self, models, keys=(), **limits) -> None:
         pytest.importorskip("starlette", reason="the server needs the extra serve")
         import uvicorn
 
@@ -27,7 +27,7 @@ class Serving:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        app = make_app(models, limits=limits or Limits(), keys=keys, log=self.log.append)
+        app = make_app(models, ServeOptions(run=(), **limits), keys=keys, log=self.log.append)
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -70,7 +70,7 @@ def model(translator):
     from flaxformer_mt.translation.live_translator import LiveTranslator
 
     thread = ModelThread(LiveTranslator(translator), "xx-yy")
-    yield thread
+    yield DirectedModel(thread)
     thread.stop()
 
 
@@ -90,4 +90,4 @@ def serve():
 
 @pytest.fixture(scope="module")
 def serving(serve: Callable[..., Serving], model):
-    return serve({("xx", "yy"): model}, Limits(characters=2000, waiting=300))
+    return serve({("xx", "yy"): model}, max_characters=2000, max_waiting=300)

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.commands.server.languages import find_models, list_languages
-from flaxformer_mt.commands.server.model_thread import ModelThread
-from flaxformer_mt.commands.server.request_fields import Limits, Refusal, TextRequest
-from flaxformer_mt.commands.server.serve import direct
+from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread, direct
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
 from flaxformer_mt.commands.server.translated_files import TranslatedFiles
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
@@ -127,7 +126,7 @@ def test_files_are_translated_and_can_be_fetched(serving, translator):
 def test_the_oldest_files_are_dropped():
     files = TranslatedFiles(most_bytes=10)
     names = [files.keep("123456", ending=".txt", target="yy") for _ in range(3)]
-    assert files.fetch(names[2]).content == b"123456"
+    assert files.fetch(names[2]) == b"123456"
     for name in names[:2]:
         with pytest.raises(Refusal):
             files.fetch(name)
@@ -272,7 +271,7 @@ def wait_until(true) -> None:
 
 
 def test_too_many_and_too_slow_requests_and_clients_that_leave(serve, slow, slow_thread):
-    server = serve({("xx", "yy"): slow_thread}, Limits(waiting=3))
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, max_waiting=3)
     client = socket.create_connection(("127.0.0.1", server.port))
     body = b'{"q": ["left", "too"], "source": "xx", "target": "yy"}'
     head = (
@@ -286,7 +285,7 @@ def test_too_many_and_too_slow_requests_and_clients_that_leave(serve, slow, slow
     wait_until(lambda: sorted(slow.cancelled) == ["left", "too"])
     wait_until(lambda: len(server.log) == 2)
     assert [line.split()[0] for line in server.take_log()] == ["429", "499"]
-    server = serve({("xx", "yy"): slow_thread}, Limits(seconds=0.5))
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, timeout=0.5)
     assert server.translate(["one", "two"])[0] == 504
     wait_until(lambda: len(slow.cancelled) == 4)
     # A client that sends a part of its request, and no more.
@@ -299,7 +298,7 @@ def test_too_many_and_too_slow_requests_and_clients_that_leave(serve, slow, slow
 
 
 def test_what_is_begun_is_finished_when_the_server_ends(serve, slow, slow_thread):
-    server = serve({("xx", "yy"): slow_thread})
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)})
     with concurrent.futures.ThreadPoolExecutor() as threads:
         answer = threads.submit(server.translate, "begun")
         wait_until(lambda: slow.lines)
@@ -310,8 +309,19 @@ def test_what_is_begun_is_finished_when_the_server_ends(serve, slow, slow_thread
         server.translate("late")
 
 
+def test_a_line_that_fails_ends_neither_the_model_nor_the_wait_of_others(serve, slow, slow_thread):
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)})
+    submit, slow.submit = slow.submit, lambda *line, **options: raising(ZeroDivisionError("a bug"))(line)
+    assert server.translate("one")[0] == 500
+    assert "a bug" in server.take_log()[0]
+    slow.submit = submit
+    slow.go.set()
+    assert server.translate("two") == (200, {"translatedText": "TWO"})
+    assert server.ask("/health")[0] == 200
+
+
 def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
-    server = serve({("xx", "yy"): slow_thread})
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)})
     slow.go.set()
     for error in (UserError("NaN, as the operator must know"), ZeroDivisionError("a bug")):
         slow.finish = raising(error)
@@ -326,7 +336,7 @@ def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
 
 
 def test_keys(serve, slow, slow_thread):
-    server = serve({("xx", "yy"): slow_thread}, keys=["secret"])
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, keys=["secret"])
     slow.go.set()
     assert server.translate("one")[0] == server.translate("one", api_key="other")[0] == 403
     assert server.translate("one", api_key=7)[0] == 403
@@ -359,7 +369,7 @@ def test_one_model_serves_several_pairs(serve):
     with urllib.request.urlopen(server.url + "/metrics") as response:
         assert "active_sentences 1\n" in response.read().decode()  # of one thread
     thread.stop()
-    assert direct(thread, DataConfig()) == {("de", "en"): thread}
+    assert direct(thread, DataConfig()) == {("de", "en"): DirectedModel(thread)}
 
 
 def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
@@ -393,7 +403,7 @@ def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_th
     other.finish = lambda found: Translation(found.lower(), 0.0, -1.0, (1, 2, 3))
     thread = ModelThread(other, "zz-yy")
     slow.go.set(), other.go.set()
-    server = serve({("xx", "yy"): slow_thread, ("zz", "yy"): thread})
+    server = serve({("xx", "yy"): DirectedModel(slow_thread), ("zz", "yy"): DirectedModel(thread)})
     _, answer = server.translate("One", source="auto")
     assert answer["translatedText"] == "one" and answer["detectedLanguage"]["language"] == "zz"
     _, found = server.ask("/detect", {"q": "One"})

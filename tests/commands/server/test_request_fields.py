@@ -3,7 +3,6 @@
 import pytest
 
 from flaxformer_mt.commands.server.request_fields import (
-    Limits,
     Refusal,
     TextRequest,
     read_fields,
@@ -11,7 +10,7 @@ from flaxformer_mt.commands.server.request_fields import (
 )
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-LIMITS = Limits(characters=10)
+MOST = 10
 
 
 def test_json_and_forms_give_the_same_request():
@@ -31,14 +30,19 @@ def test_json_and_forms_give_the_same_request():
         FORM: "q=%C3%A4+b&source=de&target=en&alternatives=2&scores=1&alignments=",
         "multipart/form-data; boundary=x": f"{parts}--x--\r\n",
     }
-    expected = TextRequest(("ä b",), False, "de", "en", alternatives=2, scores=True)
+    expected = TextRequest(("ä b",), False, "de", "en", "text", 2, None, True, None, False)
     for kind, body in bodies.items():
-        assert read_request(read_fields(body.encode(), kind), LIMITS) == expected, kind
+        assert read_request(read_fields(body.encode(), kind), MOST) == expected, kind
     with_mark = b'\xef\xbb\xbf{"q": ["a"]}'  # as editors and PowerShell write it
     assert read_fields(with_mark, JSON) == {"q": ["a"]}
-    assert read_request(read_fields(b"q=a&q=b&source=de&target=en", FORM), LIMITS).texts == ("a", "b")
-    many = read_request({"q": [], "source": "de", "target": "en", "format": "html"}, LIMITS)
+    assert read_request(read_fields(b"q=a&q=b&source=de&target=en", FORM), MOST).texts == ("a", "b")
+    many = read_request({"q": [], "source": "de", "target": "en", "format": "html"}, MOST)
     assert many.several and many.texts == () and many.format == "html" and not many.describes
+    empty = {"q": "a", "source": "de", "target": "en", "format": "", "alternatives": None, "n_best": None}
+    empty |= {"scores": "", "alignments": False, "attention": None}
+    assert read_request(empty, MOST) == TextRequest(
+        ("a",), False, "de", "en", "text", 0, None, False, None, False
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,5 +87,5 @@ def test_fields_that_are_refused():
     ]:
         fields = {name: value for name, value in {**good, **changes}.items() if value is not ...}
         with pytest.raises(Refusal, match=named) as refused:
-            read_request(fields, LIMITS)
+            read_request(fields, MOST)
         assert refused.value.status == status

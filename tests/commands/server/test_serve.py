@@ -42,8 +42,10 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
         ([f"--api_key_file={keys}"], "has no key"),
         ([f"--api_key_file={keys}x"], "cannot be read"),
         (["--host=256.0.0.1"], "cannot listen"),
-        (["--backend=ctranslate2", "--dtype=float32"], "--dtype has no effect"),
-        (["--backend=ctranslate2", "--quantization=int8"], "--quantization has no effect"),
+        (["--host=.a"], "cannot listen at --host=.a"),
+        (["--backend=ctranslate2", "--dtype=float32"], "--dtype=float32 has no effect"),
+        (["--backend=ctranslate2", "--quantization=int8"], "--quantization=int8 has no effect"),
+        (["--backend=ctranslate2", "--shortlist=a"], "--shortlist=a has no effect"),
         (["--backend=ctranslate2", "--port=0"], "no model.bin"),
         ([f"--run={tiny_run}", "--port=0", "--warm_up=False"], "two of --run translate from xx to yy"),
     ]:
