@@ -79,7 +79,7 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
     hints = typing.get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
         name, value, hint = f"{where}{field.name}", getattr(section, field.name), hints[field.name]
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(hint) and isinstance(value, typing.cast(type, hint)):
             yield from find_wrong_values(value, f"{name}.")
             continue
         bounded = typing.get_origin(hint) is typing.Annotated

@@ -53,11 +53,11 @@ def report_runs(
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
     page = make_page(runs, parts).encode("utf-8", errors="replace")
-    with name_full_disk(output):
-        if output.exists() and not output.is_file():  # a device or a pipe
+    if output.exists() and not output.is_file():  # a device or a pipe
+        with name_full_disk(output):
             output.write_bytes(page)
-        else:
-            write_atomically(output, page)
+    else:
+        write_atomically(output, page)
     return {"output": str(output), "runs": [run.name for run in runs], "sections": list(parts)}
 
 
