@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from flaxformer_mt.commands.experiment_options import WorkerOptions
 from flaxformer_mt.commands.options import SearchOptions
@@ -12,6 +12,7 @@ from flaxformer_mt.commands.shared_options import (
     NonfiniteOptions,
     SearchModelOptions,
 )
+from flaxformer_mt.config.bounds import at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class CorpusOptions(
     # ---- lines and interruptions ----
 
     # Number of lines that are translated at a time; these lines share batches. None: 2048.
-    window: int | None = None
+    window: Annotated[int | None, at_least(1)] = None
     # Resume an interrupted command with the same flags; nothing is done twice.
     resume: bool = False
     # Discard the translations in DIR and start over. Without --resume or --overwrite, existing ones are kept,

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from flaxformer_mt.commands.shared_options import JsonOptions
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.bounds import at_least
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class WorkerOptions(ProcessOptions):
     # Number of workers, each of which translates blocks of --window lines with a model of its own, on an
     # accelerator of its own if there are any. One that dies costs the time of its block. None: no workers;
     # with --ray, one for each accelerator of the cluster, or for each machine if there are none.
-    workers: int | None = None
+    workers: Annotated[int | None, at_least(1)] = None
     # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT or
     # ray://HOST:PORT; auto is the one that this machine belongs to, local a new one on this machine. None:
     # no cluster.
@@ -56,7 +58,7 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
     # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
-    profile: int | None = None
+    profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; the network and the vocabulary are
     # its own, other settings only without --config. None: random parameters.
     init: str | None = None
@@ -73,7 +75,7 @@ class PrepareOptions(ExperimentOptions, JsonOptions):
 
     # Number of worker processes that check and tokenize a large training set. None: one for each core of this
     # machine; with --ray, one for each machine of the cluster.
-    workers: int | None = None
+    workers: Annotated[int | None, at_least(1)] = None
     # Ray cluster whose machines the workers run on (needs the extra ray): HOST:PORT or ray://HOST:PORT, auto
     # or local. None: no cluster.
     ray: str | None = None

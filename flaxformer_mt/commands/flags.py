@@ -20,6 +20,7 @@ from flaxformer_mt.commands.options import BARE_FLAGS
 from flaxformer_mt.commands.shared_options import GeneralOptions
 from flaxformer_mt.commands.store_paths import expand_path
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.field_values import read_value, replace_fields
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes, split_checkpoint
@@ -62,7 +63,8 @@ def parse_flags(
       examples: for the help: flags -> what the command does with them.
 
     Raises:
-      UserError: an unknown flag (the message suggests a similar one), or a value of the wrong type.
+      UserError: an unknown flag (the message suggests a similar one), or a value of the wrong type or out of
+        bounds.
     """
     known = list_flag_types(kind)
     given = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
@@ -109,7 +111,12 @@ def parse_flags(
             values[name] = expand_path(name, value) if isinstance(value, Path) else value
     if changes:
         values["config"] = replace_fields(values["config"], changes, "--config")
-    return kind(**values)
+    options = kind(**values)
+    # The config has more than bounds to be checked, by `validate`.
+    wrong = [line for name, line in find_wrong_values(options, "--") if not name.startswith("--config.")]
+    if wrong:
+        raise UserError("\n".join(wrong))
+    return options
 
 
 def list_flag_types(kind: type) -> dict[str, Any]:

@@ -83,10 +83,6 @@ def _train(options: TrainOptions) -> object:
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.training.report import describe_report
 
-    if options.profile is not None and options.profile < 1:
-        raise UserError(
-            f"--profile is {options.profile}; it must be at least 1 (the number of updates to record)"
-        )
     if options.new_vocab and options.init is None:
         raise UserError("--new_vocab needs the run that training starts from; give --init=RUN")
     report = fit(

@@ -8,7 +8,7 @@ The command line is split in flags.py, and the text of a flag is converted to a 
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from flaxformer_mt.commands.experiment_options import ProcessOptions, WorkerOptions
 from flaxformer_mt.commands.section_flags import make_flags
@@ -23,6 +23,7 @@ from flaxformer_mt.commands.shared_options import (
     ShortlistOptions,
 )
 from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.bounds import at_least
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
@@ -143,7 +144,7 @@ class TranslateOptions(
     # Number of lines that are read before the first is written; these lines share batches. A pipe's window
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
-    window: int | None = None
+    window: Annotated[int | None, at_least(1)] = None
     # What is longer than data.max_source_length tokens: split translates it in parts and joins the results,
     # cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"

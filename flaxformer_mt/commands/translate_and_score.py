@@ -248,9 +248,7 @@ def _check_flags(options: TranslateOptions) -> None:
 
 
 def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
-    """Raise UserError if --window is too small, or --resume and --overwrite are both given."""
-    if options.window is not None and options.window < 1:
-        raise UserError(f"--window is {options.window}; it must be at least 1 (a number of lines)")
+    """Raise UserError if --resume and --overwrite are both given."""
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other; leave one out")
 

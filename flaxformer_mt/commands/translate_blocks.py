@@ -142,12 +142,10 @@ def check_workers(options: WorkerOptions) -> bool:
     """Return whether workers translate; then this process leaves the accelerators to them.
 
     Raises:
-      UserError: --workers or --ray is wrong by itself, or excludes another flag.
+      UserError: --workers or --ray excludes another flag.
     """
     if options.workers is None and options.ray is None:
         return False
-    if options.workers is not None and options.workers < 1:
-        raise UserError(f"--workers is {options.workers}; it must be at least 1 (a number of processes)")
     flag = "ray" if options.ray is not None else "workers"
     given = next((name for name in ProcessOptions.__dataclass_fields__ if getattr(options, name)), None)
     if given is not None:

@@ -120,7 +120,7 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
         return read_value(value, next(a for a in args if a is not type(None)), where)
     if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
-    if hint is Path and type(value) is str:
+    if hint is Path and isinstance(value, str | Path):
         return Path(value)
     if type(value) is not hint:
         raise UserError(f"{where} should be {hint.__name__}, got {shown} ({type(value).__name__})")

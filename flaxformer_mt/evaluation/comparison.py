@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.find_config import split_checkpoint
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_same_set
 from flaxformer_mt.evaluation.metrics import resample_scores, score_sentences_chrf
@@ -60,9 +61,7 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
     path = find_url(name) or Path(name).expanduser()
     if isinstance(path, Path) and path.is_file():
         return ComparedSystem(name, None)
-    run, _, checkpoint = str(path).rpartition("@")
-    if Path(path).is_dir() or not run or "/" in checkpoint:  # the name of a folder may contain @
-        run, checkpoint = str(path), ""
+    run, checkpoint = split_checkpoint(str(path))
     folder = open_copy(run)
     if not folder.is_dir():
         raise UserError(
@@ -74,7 +73,7 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
             f"--against={name} is a language model (its data.source_language is empty) and translates "
             "nothing; compare runs that translate, or files of translations"
         )
-    return ComparedSystem(name, folder, checkpoint or None)
+    return ComparedSystem(name, folder, checkpoint)
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,7 @@ HERE = Hands()
 
 
 def choose_hands(workers: int | None, ray: str | None) -> Hands:
-    """Return the workers that flags ask for; without flags, one for each core of this machine.
-
-    Raises:
-      UserError: the number is less than 1.
-    """
-    if workers is not None and workers < 1:
-        raise UserError(f"--workers is {workers}; it must be at least 1 (a number of processes)")
+    """Return the workers that flags ask for; without flags, one for each core of this machine."""
     return Hands(core_count() if workers is None and ray is None else workers, ray)
 
 

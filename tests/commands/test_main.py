@@ -232,10 +232,10 @@ def fail(capfd, *arguments) -> str:
         (["train", "--config=here/toy.py"], "config file here/toy.py does not exist"),
         (["train", "--config.train.log_every=0"], "train.log_every is 0; it must be at least 1"),
         (["train", "--config.train.peak_flops=-1"], "train.peak_flops is -1.0; it must be at least 0"),
-        (["train", "--profile=0"], "--profile is 0; it must be at least 1 (the number of updates to record)"),
+        (["train", "--profile=0"], "--profile is 0; it must be at least 1"),
         (
             ["train", "--profile=-3"],
-            "--profile is -3; it must be at least 1 (the number of updates to record)",
+            "--profile is -3; it must be at least 1",
         ),
         (["train", "--profile=x"], "--profile is 'x', which is not a whole number"),
         (["evaluate"], "--run must be given; see --help"),

@@ -123,13 +123,6 @@ def read_keys(path: Path) -> list[str]:
 
 
 def _check(options: ServeOptions) -> None:
-    for name, least in (("port", 0), ("max_characters", 1), ("max_waiting", 1), ("timeout", 0.001)):
-        if getattr(options, name) < least:
-            raise UserError(f"--{name} is {getattr(options, name)}; it must be at least {least}")
-    if options.port > 65535:
-        raise UserError(f"--port is {options.port}; it must be at most 65535")
-    if not options.run:
-        raise UserError("--run has no value; give --run=DIR")
     if options.backend == "ctranslate2":
         for name in ("checkpoint", "dtype", "quantization", "shortlist"):
             if (value := getattr(options, name)) is not None:

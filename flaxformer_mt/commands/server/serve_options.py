@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from flaxformer_mt.commands.shared_options import CheckpointOptions, SearchModelOptions, ShortlistOptions
+from flaxformer_mt.config.bounds import at_least, between
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     # ---- address ----
 
     # Port to listen at. 0: any free port.
-    port: int = 5000
+    port: Annotated[int, between(0, 65535)] = 5000
     # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks. None: that of the
     # environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
     host: str | None = None
@@ -26,11 +27,11 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     # ---- limits ----
 
     # Characters of one request; more are refused with status 413.
-    max_characters: int = 10_000
+    max_characters: Annotated[int, at_least(1)] = 10_000
     # Lines of all requests that are not answered yet; more are refused with status 429.
-    max_waiting: int = 1000
+    max_waiting: Annotated[int, at_least(1)] = 1000
     # Seconds after which a request is given up, with status 504.
-    timeout: float = 60.0
+    timeout: Annotated[float, at_least(0.001)] = 60.0
     # ---- model ----
 
     # System that translates: JAX, or CTranslate2 for folders that `export --format=ctranslate2` wrote.
