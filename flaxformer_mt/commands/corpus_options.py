@@ -12,12 +12,19 @@ from flaxformer_mt.commands.shared_options import (
     NonfiniteOptions,
     SearchModelOptions,
 )
-from flaxformer_mt.config.bounds import at_least
+from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT, at_least, between
+from flaxformer_mt.text_io.pair_table import PairRules
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(
-    WorkerOptions, SearchOptions, SearchModelOptions, NonfiniteOptions, EnsembleOptions, EncodingOptions
+    PairRules,
+    WorkerOptions,
+    SearchOptions,
+    SearchModelOptions,
+    NonfiniteOptions,
+    EnsembleOptions,
+    EncodingOptions,
 ):
     """Options of all commands that make training data."""
 
@@ -28,18 +35,7 @@ class CorpusOptions(
     # Folder for the pairs, train.tsv, which data.dataset=parallel_text@DIR reads.
     output: Path
     # Weight of each pair in the loss of training, as a third column. None: no such column.
-    weight: float | None = None
-    # ---- pairs that are left out ----
-
-    # Leave out pairs with a side of more than this many characters.
-    max_characters: int = 1000
-    # Leave out pairs whose longer side has more than this many times the characters of the shorter one.
-    max_length_ratio: float = 4.0
-    # Leave out pairs with a side that repeats the same one to four words (in scripts without spaces, 2 to 24
-    # letters) more than this many times in a row.
-    max_repetitions: int = 3
-    # Keep pairs whose sides are equal, apart from case.
-    copies: bool = False
+    weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # ---- lines and interruptions ----
 
     # Number of lines that are translated at a time; these lines share batches. None: 2048.

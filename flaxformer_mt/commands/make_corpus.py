@@ -14,11 +14,10 @@ from typing import Any
 from flaxformer_mt.commands.corpus_options import BacktranslateOptions, CorpusOptions, DistilOptions
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.commands.translate_and_score import check_line_flags, choose_search, translate_file
-from flaxformer_mt.config.bounds import LARGEST_WEIGHT, SMALLEST_WEIGHT, find_wrong_values
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
-from flaxformer_mt.text_io.pair_table import PairRules, write_report, write_table
+from flaxformer_mt.text_io.pair_table import write_report, write_table
 from flaxformer_mt.text_io.resumable_output import record_of
 
 TRANSLATIONS = "translations.txt"
@@ -72,13 +71,6 @@ def _check(options: CorpusOptions) -> Path:
     with open_input(options.input):
         pass
     check_line_flags(options)
-    weight = options.weight
-    if weight is not None and not SMALLEST_WEIGHT <= weight <= LARGEST_WEIGHT:
-        raise UserError(
-            f"--weight is {weight}; it must be a number from {SMALLEST_WEIGHT:.6f} to {LARGEST_WEIGHT:,.0f}"
-        )
-    if wrong := dict(find_wrong_values(_read_rules(options), "--")):
-        raise UserError("\n".join(wrong.values()))
     folder = options.output.expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--output={folder} is a file; give a folder")
@@ -136,14 +128,10 @@ def _read(path: str, options: CorpusOptions) -> Iterator[str]:
         yield from text.lines
 
 
-def _read_rules(options: CorpusOptions) -> PairRules:
-    return PairRules(**{field.name: getattr(options, field.name) for field in dataclasses.fields(PairRules)})
-
-
 def _write_pairs(
     options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = ""
 ) -> dict[str, Any]:
-    return write_table(options.output, pairs, _read_rules(options), tag=tag, weight=options.weight)
+    return write_table(options.output, pairs, options, tag=tag, weight=options.weight)
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -22,19 +22,21 @@ _WORDS, _LETTERS = range(1, 5), range(2, 25)
 TABLE, REPORT = "train.tsv", "report.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairRules:
     """Which made pairs are left out."""
 
-    # Maximum characters of a side.
-    max_characters: Annotated[int, at_least(1)]
-    # Maximum ratio of the longer to the shorter side in characters.
-    max_length_ratio: Annotated[float, at_least(1)]
-    # Maximum number of times in a row that a side has the same one to four words, or in scripts without
-    # spaces the same 2 to 24 letters.
-    max_repetitions: Annotated[int, at_least(1)]
-    # Whether the two sides of a pair may be equal, apart from case.
-    copies: bool
+    # ---- pairs that are left out ----
+
+    # Leave out pairs with a side of more than this many characters.
+    max_characters: Annotated[int, at_least(1)] = 1000
+    # Leave out pairs whose longer side has more than this many times the characters of the shorter one.
+    max_length_ratio: Annotated[float, at_least(1)] = 4.0
+    # Leave out pairs with a side that repeats the same one to four words (in scripts without spaces, 2 to 24
+    # letters) more than this many times in a row.
+    max_repetitions: Annotated[int, at_least(1)] = 3
+    # Keep pairs whose sides are equal, apart from case.
+    copies: bool = False
 
     def find_problem(self, source: str, target: str) -> str | None:
         """Return the name of the first rule that leaves a pair out, or None."""
@@ -110,7 +112,8 @@ def write_table(
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, folder / TABLE)
-    return {**counts, "dropped": dropped, "tag": tag, "rules": dataclasses.asdict(rules)}
+    values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(PairRules)}
+    return {**counts, "dropped": dropped, "tag": tag, "rules": values}
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
