@@ -17,5 +17,8 @@ def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
             for part in parts:
                 file.write(part)
         os.replace(partial, path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # the user knows this name, not the temporary one
+        raise
     finally:
         partial.unlink(missing_ok=True)

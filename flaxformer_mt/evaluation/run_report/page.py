@@ -2,18 +2,20 @@
 
 import dataclasses
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import flaxformer_mt
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation.length_breakdown import group_by_length
 from flaxformer_mt.evaluation.run_report import sections
 from flaxformer_mt.evaluation.run_report.attention_tables import find_attention
 from flaxformer_mt.evaluation.run_report.charts import SIZE
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, share_a_set
+from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.text_io.lines import check_writable, is_device
 
 # Bootstrap samples of the intervals.
 SAMPLES = 1000
@@ -44,12 +46,15 @@ def report_runs(
       samples: bootstrap samples of the intervals.
 
     Raises:
-      UserError: a run cannot be read, `output` is a folder, or there are no such sentences.
+      UserError: a run cannot be read, `output` is a folder or in one that cannot be written to, or there are
+        no such sentences.
     """
     output = Path(output).expanduser()
     if output.is_dir():
         raise UserError(f"output {output} is a folder, but the page is a file; give --output=FILE.html")
-    runs = gather_facts([Path(run).expanduser() for run in run_dirs], name)
+    if not is_device(str(output)):
+        check_writable(output.parent)
+    runs = gather_facts([open_copy(run) for run in run_dirs], name)
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
     _write(output, make_page(runs, parts))
@@ -67,11 +72,12 @@ def report_training(run_dir: Path, report: Mapping[str, Any]) -> Path:
 
 def _write(output: Path, text: str) -> None:
     """Write a file at once, or into a device or a pipe."""
-    partial = output if output.exists() and not output.is_file() else output.with_name(f".{output.name}.tmp")
-    with name_full_disk(output):
-        partial.write_text(text, encoding="utf-8", errors="replace")
-    if partial != output:
-        os.replace(partial, output)
+    data = text.encode("utf-8", errors="replace")
+    if is_device(str(output)):
+        with name_full_disk(output):
+            output.write_bytes(data)
+    else:
+        write_atomically(output, data)
 
 
 def make_parts(
