@@ -5,6 +5,7 @@ import math
 import types
 import typing
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from flaxformer_mt.config import StageConfig
@@ -39,6 +40,8 @@ def read_value(text: str, kind: Any) -> Any:
         return tuple(read_value(part, arguments[0]) for part in text.split(",") if part.strip())
     if kind is bool:
         return _refuse_choice(text, ("True", "False")) if text.lower() not in _BOOLS else _BOOLS[text.lower()]
+    if kind is Path and not text:  # Path("") would be the working folder
+        raise ValueError("has no value; give a path")
     try:
         value = kind(text)
     except ValueError:
