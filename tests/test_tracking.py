@@ -14,10 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flaxformer_mt.config import Config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.tracking import Sample, Tracker, format_duration, progress_display, read_metrics
+from flaxformer_mt.tracking import (
+    Sample,
+    Tracker,
+    format_duration,
+    progress_display,
+    read_metrics,
+    service,
+)
 from flaxformer_mt.tracking import tracker as tracker_module
 from flaxformer_mt.tracking.progress_display import announce_if_slow, format_train_line
+from flaxformer_mt.training.loop import fit
 
 
 class Terminal(io.StringIO):
@@ -590,3 +599,23 @@ def test_wandb_has_numbers_config_translations_and_the_report(tmp_path, monkeypa
     assert any(record.artifact.type == "report" for record in records)
     stored = [json.loads(path.read_text()) for path in (tmp_path / "my_run").rglob("*.table.json")]
     assert stored[0]["data"] == [["ein Buch", "a book", "one <b> | book"]]
+
+
+def test_a_service_that_cannot_begin_is_one_line_before_the_data_are_read(tmp_path, monkeypatch):
+    """As wandb and mlflow for a user without a home folder."""
+    (tmp_path / "wandb.py").write_text("raise RuntimeError('Could not determine home directory.')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("wandb", "flaxformer_mt.tracking.wandb_run"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    message = "^train.trackers=wandb cannot begin: RuntimeError: Could not determine home directory.; correct"
+    config = Config().replace({"train.trackers": ("wandb",), "data.dataset": "parallel_text@absent"})
+    with pytest.raises(UserError, match=message):
+        fit(config, tmp_path / "run")
+
+    class Refusing:
+        def __init__(self, identity):
+            raise ValueError("no login\nmore")
+
+    monkeypatch.setattr(service, "import_service", lambda name: Refusing)
+    with pytest.raises(UserError, match="^train.trackers=mlflow cannot begin: ValueError: no login; correct"):
+        service.open_service("mlflow", tmp_path)

@@ -2,6 +2,7 @@
 
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import StageConfig
@@ -31,6 +32,8 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
         raise UserError(f"{flag} is {text!r} (allowed: True, False)")
     if kind is bool:
         return _BOOLS[text.lower()]
+    if kind is Path and not text:  # Path("") would be the working folder
+        raise UserError(f"{flag} has no value; give a path")
     try:
         return kind(text) if kind in _NOUNS else text
     except ValueError:

@@ -15,6 +15,7 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
     if sys.version_info < _OLDEST:
         number = ".".join(map(str, sys.version_info[:2]))
         _refuse(f"flaxformer_mt needs Python 3.11 or newer, but this is Python {number}")
+    _open_closed_streams()
     from flaxformer_mt.commands.huge_pages import use_huge_pages
 
     words = sys.argv[1:] if arguments is None else arguments
@@ -29,6 +30,22 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
             raise
         _refuse(f"this Python lacks the package {package}")
     sys.exit(status)
+
+
+def _open_closed_streams():  # type: ignore[no-untyped-def]
+    """Refuse a closed standard output (`>&-`); let closed standard input and standard error be empty.
+
+    A stream that stays closed would give its number to the next file that is opened, and output to that file.
+    """
+    refused = sys.stdout is None
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.set_inheritable(descriptor, True)  # this program starts itself again
+            setattr(sys, name, open(descriptor, "r" if number == 0 else "w"))
+    if refused:
+        sys.stderr.write("error: standard output is closed; redirect it to a file, or to /dev/null\n")
+        sys.exit(2)
 
 
 def _required_modules():  # type: ignore[no-untyped-def]

@@ -61,6 +61,7 @@ from flaxformer_mt.errors import (
     FlaxformerWarning,
     TrainingInterrupted,
     UserError,
+    name_full_disk,
     name_urls,
     warn_user,
 )
@@ -68,10 +69,14 @@ from flaxformer_mt.processor import core_count
 
 PROGRAM = "flaxformer-mt"
 
+# The name of standard output in messages.
+_STDOUT = "standard output"
+
 # Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
 _REMEDIES = {
     **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR), ""),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR), ""),
+    errno.ENOTDIR: "; one of its folders is a file: give another path",
     errno.EROFS: "; give a folder that can be written to",
     **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
@@ -122,11 +127,13 @@ def _prepare(options: PrepareOptions) -> object:
     from flaxformer_mt.data.lost_text import describe_lost_text
     from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.text_io.lines import check_output
     from flaxformer_mt.tracking.work_progress import WorkProgress
     from flaxformer_mt.workers.open_crew import choose_hands
 
     shortlist = None
     if options.shortlist is not None:
+        check_output(str(options.shortlist))
         shortlist = ShortlistRequest(
             options.shortlist, options.shortlist_candidates, options.shortlist_common
         )
@@ -344,7 +351,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 _run(arguments)
             finally:
-                sys.stdout.flush()  # a closed pipe raises BrokenPipeError here instead of at exit
+                with name_full_disk(_STDOUT):
+                    sys.stdout.flush()  # a closed pipe raises BrokenPipeError here instead of at exit
     except UserError as error:
         return _fail(str(error))
     except TrainingInterrupted as stop:
@@ -352,15 +360,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. Python flushes again at exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        _drop_output()
         return 141
+    except MemoryError as error:
+        return _fail(f"the memory does not suffice: {error or 'no more can be had'}; give smaller sizes")
     except OSError as error:
         if error.errno not in _REMEDIES or (error.errno == errno.EIO and error.filename is None):
             raise
+        if error.filename == _STDOUT:
+            _drop_output()
         return _fail(f"{error.filename or 'a file'}: {error.strerror}{_REMEDIES[error.errno]}")
     return 0
+
+
+def _drop_output() -> None:
+    """Let what is left of standard output go nowhere: Python flushes again at exit, which must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -403,22 +419,29 @@ def _print_result(result: object, summarize: Callable[[dict[str, Any]], str], *,
         text = dumps(result, indent=2, ensure_ascii=False)
     # UTF-8 regardless of the terminal's encoding; a path that is not UTF-8 gets the escapes of JSON.
     if text:
-        sys.stdout.buffer.write((name_urls(text) + "\n").encode("utf-8", errors="backslashreplace"))
+        data = (name_urls(text) + "\n").encode("utf-8", errors="backslashreplace")
+        with name_full_disk(_STDOUT):
+            sys.stdout.buffer.write(data)
+
+
+def _print(text: str) -> None:
+    with name_full_disk(_STDOUT):
+        print(text)
 
 
 def _run(arguments: list[str]) -> None:
     name, *flags = arguments or ["help"]
     if name in ("-h", "--help", "help"):
-        print(_overview())
+        _print(_overview())
         return
     if name == "--version":
-        print(f"{PROGRAM} {flaxformer_mt.__version__}")
+        _print(f"{PROGRAM} {flaxformer_mt.__version__}")
         return
     if name == "--print-completion":
         from flaxformer_mt.commands.completion import format_completion
 
         kinds = {name: command.options for name, command in COMMANDS.items()}
-        print(format_completion(flags, kinds, prog=PROGRAM))
+        _print(format_completion(flags, kinds, prog=PROGRAM))
         return
     if name not in COMMANDS:
         similar = difflib.get_close_matches(name, COMMANDS, n=1)

@@ -25,6 +25,9 @@ _JSON_BYTES = 1 << 26
 # The entry of config.json with the digest of all others.
 _DIGEST = "blake2b"
 
+# The entry with our config that config.json has in the folders that `export` writes.
+_EXPORTED = "flaxformer_mt"
+
 # Shows values of any size in messages.
 _SHORT = reprlib.Repr()
 
@@ -38,6 +41,8 @@ def load_config(path: str | Path) -> Config:
     path = Path(path)
     if (path / "config.json").is_file():
         raise UserError(f"{path} is a run directory, not a config file; give --run={path}")
+    if path.is_dir():
+        raise UserError(f"config {path} is a folder, not a config file; give the path of a Python file")
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
@@ -98,7 +103,15 @@ def read_config(path: Path) -> Config:
     try:
         values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
-        config = from_dict(values)
+        if _EXPORTED in values:
+            raise UserError(
+                f"{path.parent} is an exported model, not a run directory; give the run that it was exported "
+                "from, or make one of it with `import`"
+            )
+        try:
+            config = from_dict(values)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
         if digest is not None and digest != _digest_of(values):
             raise UserError(
                 f"{path} has changed since it was written (its digest differs); restore the file, or, if it "
@@ -107,6 +120,8 @@ def read_config(path: Path) -> Config:
         return config
     except FileNotFoundError:
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
+    except NotADirectoryError:
+        raise UserError(f"{path.parent} is no folder, so no run directory; give another --run=DIR") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged; restore the file: {error}") from error
 

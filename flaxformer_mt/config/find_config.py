@@ -67,9 +67,11 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
     ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
 
     Raises:
-      UserError: the config file is missing or invalid.
+      UserError: the config file is missing or invalid, or the run directory is a file.
     """
     run_dir = local_path(run) if run else None
+    if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"{run} is a file, not a directory; give another --run=DIR")
     if name is None and run_dir is not None:
         for folder in (run_dir, base):
             if folder is not None and (folder / "config.json").is_file():

@@ -16,7 +16,7 @@ from flaxformer_mt.convert.format_interface import Format, Weights
 from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.hub_store import find_hub_name, push_model
 from flaxformer_mt.convert.model_card import make_card
-from flaxformer_mt.convert.parity_check import Parity, measure
+from flaxformer_mt.convert.parity_check import Parity, check_tolerance, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
 from flaxformer_mt.object_store.transfers import open_output, publish_output
 from flaxformer_mt.object_store.working_copies import open_copy
@@ -56,6 +56,7 @@ def export_run(
       UserError: an unknown format, a model that the format cannot express, an output folder that is not
         empty, or a difference above the tolerance. A failed export leaves no files behind.
     """
+    check_tolerance(tolerance)
     run_dir, output = open_copy(run_dir), open_output(output, empty=True)
     if output.is_symlink():
         output = output.resolve()  # the finished folder is renamed, and must not replace the link

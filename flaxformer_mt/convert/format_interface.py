@@ -158,6 +158,8 @@ def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
         return read_json_object(path)
     except FileNotFoundError:
         return {}
+    except PermissionError:
+        raise  # the file may be whole
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
 

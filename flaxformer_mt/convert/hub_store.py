@@ -87,6 +87,8 @@ def _explain(error: Exception, name: str, done: str) -> str:
         )
     elif _is_offline(error) or "LocalEntryNotFoundError" in names:
         remedy = "check the network, or download the model elsewhere and give its folder"
+    elif "home directory" in reason:  # huggingface_hub looks for its settings there
+        remedy = "set HOME to a folder of your own"
     else:
         remedy = "see the reason"
     return f"{PREFIX}{name} cannot be {done}: {type(error).__name__}: {reason}; {remedy}"

@@ -23,7 +23,7 @@ from flaxformer_mt.convert.format_registry import find_format
 from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.language_subset import check_cuttable, choose_languages, cut_vocabulary
-from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, compare, compute_own
+from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.transfers import fetch_input
 from flaxformer_mt.object_store.working_copies import open_copy, publish
@@ -61,6 +61,7 @@ def import_run(
         damaged or do not fit the config, or a difference above the tolerance. A failed import leaves no files
         behind.
     """
+    check_tolerance(tolerance)
     origin, run_dir = str(path), open_copy(run_dir)
     if run_dir.exists() and not (run_dir.is_dir() and not any(run_dir.iterdir())):
         raise UserError(f"{run_dir} exists and is not an empty folder; give another --run=DIR")

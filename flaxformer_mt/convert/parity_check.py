@@ -49,6 +49,12 @@ class Parity:
         return self.largest_difference <= tolerance * max(1.0, self.largest_output)
 
 
+def check_tolerance(tolerance: float) -> None:
+    """Raise UserError for a tolerance that no model can keep, before any work."""
+    if tolerance < 0:
+        raise UserError(f"--tolerance is {tolerance:g}; it must be at least 0")
+
+
 class OwnOutputs(NamedTuple):
     """Batches, the outputs of the Flax model for each, what they are, and where the batches come from."""
 

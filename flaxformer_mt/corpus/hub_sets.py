@@ -106,7 +106,7 @@ def _import_datasets(name: str) -> Any:
 
 def _read_name(name: str) -> tuple[str, str | None]:
     given = name.removeprefix(PREFIX)
-    if Path(given).expanduser().is_dir():
+    if given and Path(given).expanduser().is_dir():  # Path("") would be the working folder
         return str(Path(given).expanduser()), None
     owner, _, rest = given.partition("/")
     repository, _, config = rest.partition("/")

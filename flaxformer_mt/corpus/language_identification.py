@@ -5,6 +5,8 @@ The only importer of fasttext (extra `languages`, the package fasttext-predict).
 
 import functools
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,11 @@ from flaxformer_mt.corpus.cached_json import digest_file
 from flaxformer_mt.errors import UserError, importing
 
 _LABEL = "__label__"
+
+# The program that reads a model on trial, and the longest time that it may take: the largest model of
+# fasttext.cc, 126 MB, takes a second.
+_TRIAL = "import sys, fasttext; fasttext.load_model(sys.argv[1]).predict('a')"
+_MOST_SECONDS = 60
 
 
 class Identified(NamedTuple):
@@ -30,7 +37,7 @@ class LanguageIdentifier:
         """Load a file.
 
         Raises:
-          UserError: the package is not installed, or the file is missing or no fastText model.
+          UserError: the package is not installed, or the file is missing, damaged or no fastText model.
         """
         self.path, file = path, Path(path).expanduser()
         with importing("languages", what="data.clean.language_model"):
@@ -40,11 +47,13 @@ class LanguageIdentifier:
                 f"there is no file {path} (data.clean.language_model); give a fastText model of language "
                 "identification, such as lid.176.bin of fasttext.cc"
             )
+        _read_elsewhere(path, file)
         try:
             self._model: Any = fasttext.load_model(str(file))
             labels = self._model.predict("a", k=1 << 16, threshold=-1.0)[0]
         except (ValueError, RuntimeError, MemoryError) as error:
-            raise UserError(f"{path} is no fastText model of language identification: {error}") from error
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{path} is no fastText model of language identification: {reason}") from error
         self.digest = digest_file(file)
         self._labels = [_read_label(label) for label in labels]
 
@@ -87,6 +96,24 @@ class LanguageIdentifier:
 def load_identifier(path: str) -> LanguageIdentifier:
     """Load a model once in each process; see `LanguageIdentifier`."""
     return LanguageIdentifier(path)
+
+
+def _read_elsewhere(path: str, file: Path) -> None:
+    """Read a model in a process of its own first: one that is cut off may crash fastText, or never end.
+
+    Raises:
+      UserError: the process has crashed, or does not end.
+    """
+    command = [sys.executable, "-c", _TRIAL, str(file)]
+    try:
+        status = subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        problem = f"reading it takes more than {_MOST_SECONDS} seconds"
+    else:
+        if status >= 0:  # what fastText refuses, it refuses here as well, with its reason
+            return
+        problem = f"reading it ends with signal {-status}"
+    raise UserError(f"{path} (data.clean.language_model) is damaged: {problem}; copy or download it again")
 
 
 def _read_label(label: str) -> str:

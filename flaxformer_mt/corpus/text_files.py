@@ -107,7 +107,8 @@ def _find_target(folder: Path, split: str, language: str) -> Path:
 
 def _require(folder: Path) -> None:
     if not folder.is_dir():
-        raise UserError(f"the parallel_text folder {folder} does not exist; set --config.data.text_dir")
+        problem = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"the parallel_text folder {folder} {problem}; set --config.data.text_dir")
 
 
 def find_file(folder: Path, name: str) -> Path | None:

@@ -26,8 +26,17 @@ _DESCRIPTION_BYTES = 1 << 26
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the folder of prepared data: data.cache_dir, else the user's own cache folder."""
-    return folder_of_arrays(config.cache_dir) if config.cache_dir else user_cache_dir()
+    """Return the folder of prepared data: data.cache_dir, else the user's own cache folder.
+
+    Raises:
+      UserError: data.cache_dir is a file.
+    """
+    if not config.cache_dir:
+        return user_cache_dir()
+    folder = folder_of_arrays(config.cache_dir)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"data.cache_dir {folder} is a file; set it to a folder")
+    return folder
 
 
 def compiled_dir() -> Path:

@@ -208,7 +208,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
         return
     file = check_output(path)
     if is_device(path):
-        with file.open("wb") as stream:
+        with name_full_disk(path), file.open("wb") as stream:  # closing it writes again what did not fit
             yield _write_to(stream, path)
         return
     partial = partial_of(file)

@@ -58,11 +58,11 @@ class Identity:
         return found if isinstance(found, dict) else {}
 
 
-def open_service(name: str, run_dir: Path) -> Service:
-    """Begin, or go on with, the record of a run in the service of this name.
+def import_service(name: str) -> Callable[[Identity], Service]:
+    """Import the service of this name; return what begins, or goes on with, the record of a run in it.
 
     Raises:
-      UserError: its package is not installed.
+      UserError: its package is not installed, or cannot be imported, as wandb without a home folder.
     """
     try:
         make: Callable[[Identity], Service] = importlib.import_module(
@@ -75,4 +75,27 @@ def open_service(name: str, run_dir: Path) -> Service:
             f"train.trackers={name} needs the package {name}, which is not installed; install it with: "
             f"{install_command(extra=name)}"
         ) from error
-    return make(Identity(run_dir, name))
+    except Exception as error:  # the package's own, of any type
+        raise _explain(name, error) from error
+    return make
+
+
+def open_service(name: str, run_dir: Path) -> Service:
+    """Begin, or go on with, the record of a run in the service of this name.
+
+    Raises:
+      UserError: its package is not installed, or it refuses to begin, as wandb without a login.
+    """
+    make = import_service(name)
+    try:
+        return make(Identity(run_dir, name))
+    except Exception as error:
+        raise _explain(name, error) from error
+
+
+def _explain(name: str, error: Exception) -> UserError:
+    reason = str(error).strip().partition("\n")[0]
+    return UserError(
+        f"train.trackers={name} cannot begin: {type(error).__name__}: {reason}; correct that, or leave "
+        f"{name} out"
+    )

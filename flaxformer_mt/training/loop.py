@@ -34,6 +34,7 @@ from flaxformer_mt.runs.run_directory import (
 from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
+from flaxformer_mt.tracking.service import import_service
 from flaxformer_mt.tracking.work_progress import WorkProgress
 from flaxformer_mt.training.checkpoint_trees import to_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape
@@ -108,6 +109,8 @@ def _fit_alone(
 ) -> dict[str, Any]:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
+        for name in config.train.trackers:
+            import_service(name)  # a missing package is found before the data are prepared
         sweep_run(run_dir)
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric

@@ -2,21 +2,25 @@
 
 import dataclasses
 import errno
+import importlib
 import io
 import json
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import flaxformer_mt
 from flaxformer_mt import processor
-from flaxformer_mt.commands import doctor
+from flaxformer_mt.commands import doctor, launch, plot
 from flaxformer_mt.commands import main as main_module
 from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
@@ -312,7 +316,9 @@ def test_errors_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
 
 def test_a_run_directory_that_is_a_file(capfd, tmp_path):
     (tmp_path / "file").write_text("")
-    assert fail(capfd, "average", "--run=file", "--last=2") == "file/config.json: Not a directory"
+    for run in ("file", "file/run"):
+        told = fail(capfd, "average", f"--run={run}", "--last=2")
+        assert told == f"{run} is no folder, so no run directory; give another --run=DIR"
 
 
 # ---- flags that reach the functions ----
@@ -1012,3 +1018,63 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
     assert "FLAXFORMER_MT_CACHE" in cache and not report["cache"]["writable"]
     assert report["extras"]["test"] == {"for": "tests", "installed": True}
     assert report["extras"]["gpu"]["get"] == f"{sys.executable} -m pip install 'jax[cuda13]>=0.10.2,<0.13'"
+
+
+@pytest.mark.parametrize("flags", [["translate", "--run="], ["plot", "--run=r", "--output="]])
+def test_an_empty_path_is_not_the_working_folder(capfd, flags):
+    assert main(flags) == 2
+    assert capfd.readouterr().err == f"error: {flags[-1][:-1]} has no value; give a path\n"
+
+
+@pytest.mark.parametrize("flags", [["--version"], ["doctor"], ["--print-completion", "bash"]])
+def test_a_full_disk_behind_standard_output_is_one_line(flags):
+    """Also where the output is longer than the stream's buffer."""
+    with open("/dev/full", "wb") as full:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "flaxformer_mt", *flags]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, timeout=300)
+    message = b"error: standard output: No space left on device; free some space and run the command again\n"
+    assert (done.returncode, done.stderr) == (2, message)
+
+
+@pytest.mark.parametrize(
+    "closed, status, said",
+    [
+        (">&-", 2, "error: standard output is closed; redirect it to a file, or to /dev/null\n"),
+        ("<&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
+def test_closed_streams(closed, status, said):
+    """Without a stream, its number would go to the next file that is opened."""
+    command = f"exec {shlex.quote(sys.executable)} -m flaxformer_mt --version {closed}"
+    done = run_process("-c", f"import os; os.execvp('sh', ['sh', '-c', {command!r}])")
+    assert (done.returncode, done.stderr.decode()) == (status, said)
+    assert done.stdout.decode().startswith("flaxformer-mt ") == (status == 0)
+
+
+def test_too_little_memory_is_one_line(capfd, monkeypatch):
+    monkeypatch.setattr(plot, "plot_encoding", lambda width, output: np.empty(1 << 57))
+    assert main(["plot", "--positions=8"]) == 2
+    error = capfd.readouterr().err
+    assert re.fullmatch(
+        "error: the memory does not suffice: Unable to allocate .*; give smaller sizes\n", error
+    )
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_work(capfd, tmp_path):
+    missing = tmp_path / "absent" / "list"
+    assert main(["prepare", CONFIG, f"--shortlist={missing}"]) == 2
+    assert f"error: output folder {missing.parent} does not exist; create it" in capfd.readouterr().err
+    for command in ("export", "import"):
+        flags = {"export": "--format=torch", "import": "--input=x"}
+        output = f"--run={tmp_path}", f"--output={tmp_path / 'out'}"
+        assert main([command, *output[: 2 - (command == "import")], flags[command], "--tolerance=-1"]) == 2
+        assert capfd.readouterr().err == "error: --tolerance is -1; it must be at least 0\n"
+
+
+def test_the_installed_command_is_the_launcher():
+    """Which sets up memory, and says what a Python lacks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["flaxformer-mt"].partition(":")
+    assert getattr(importlib.import_module(module), function) is launch.launch

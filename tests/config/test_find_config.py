@@ -12,7 +12,7 @@ import flaxformer_mt
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import find_config as recipes
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import from_dict, load_config, to_dict
+from flaxformer_mt.config.files import from_dict, load_config, read_config, to_dict
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 
@@ -158,3 +158,26 @@ def test_config_files_of_version_0_1_load_unchanged(tmp_path):
     )
     config = flaxformer_mt.load_config(file)
     assert config == dataclasses.replace(flaxformer_mt.load_config(CONFIGS[0].stem), seed=77)
+
+
+def test_a_folder_is_no_config_and_a_file_no_run(tmp_path):
+    folder, file = tmp_path / "mine.py", tmp_path / "file"
+    folder.mkdir()
+    file.write_text("text")
+    with pytest.raises(UserError, match=f"^config {folder} is a folder, not a config file; give the path"):
+        recipes.load_config(folder)
+    with pytest.raises(UserError, match=f"^{file} is a file, not a directory; give another --run=DIR$"):
+        recipes.choose_config(None, str(file))
+    with pytest.raises(UserError, match=f"^{file} is no folder, so no run directory; give another"):
+        read_config(file / "config.json")
+
+
+def test_the_config_of_something_else_is_named(tmp_path):
+    """A folder of `export` has a config.json too, and so have many other programs."""
+    path = tmp_path / "config.json"
+    path.write_text('{"flaxformer_mt": {"format": "ctranslate2"}, "unk_token": "<unk>"}')
+    with pytest.raises(UserError, match=f"^{tmp_path} is an exported model, not a run directory; give"):
+        read_config(path)
+    path.write_text('{"unk_token": "<unk>"}')
+    with pytest.raises(UserError, match=f"^{path}: unknown config field config.unk_token"):
+        read_config(path)

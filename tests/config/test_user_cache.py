@@ -7,7 +7,7 @@ import pytest
 
 from flaxformer_mt.config import DataConfig, user_cache
 from flaxformer_mt.config.user_cache import user_cache_dir
-from flaxformer_mt.corpus.tfds_cache import tfds_dir
+from flaxformer_mt.corpus.tfds_cache import cache_dir, tfds_dir
 from flaxformer_mt.errors import FlaxformerWarning, UserError, local_path
 
 
@@ -50,3 +50,10 @@ def test_a_home_in_which_nothing_can_be_made_counts_as_none(monkeypatch, tmp_pat
         assert user_cache_dir() == tmp_path / f"flaxformer_mt-{os.getuid()}"
     (tmp_path / "home" / ".cache" / "flaxformer_mt").mkdir(parents=True)
     assert user_cache_dir() == tmp_path / "home" / ".cache" / "flaxformer_mt", "a cache that is there is read"
+
+
+def test_a_file_is_no_cache_folder(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("text")
+    with pytest.raises(UserError, match=f"^data.cache_dir {file} is a file; set it to a folder$"):
+        cache_dir(DataConfig(cache_dir=str(file)))

@@ -1,5 +1,6 @@
 """The format of foreign files is found from them: from config.json, or from names that only one class has."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 from documents.test_originals_equal import make_aiayn, make_decoder_only, make_handbuilt, make_kokoyi
 
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.convert import format_interface
 from flaxformer_mt.convert.format_of_files import find_format_name
 from flaxformer_mt.convert.format_registry import NAMES
 from flaxformer_mt.errors import UserError
@@ -86,3 +88,12 @@ def test_files_that_do_not_say_it_are_asked_about(tmp_path):
         find_format_name(tmp_path / "b.safetensors")
     (tmp_path / "model.chkpt").touch()
     assert find_format_name(tmp_path / "model.chkpt") == "aiayn"
+
+
+def test_a_config_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(format_interface, "read_json_object", refuse)
+    with pytest.raises(PermissionError):
+        find_format_name(tmp_path)

@@ -88,6 +88,12 @@ def test_failures_name_the_model_and_the_remedy(api, kind, remedy):
         hub_store.fetch_model("a/b")
 
 
+def test_a_user_without_a_home_folder_is_told_to_set_one(api):
+    Api.error = RuntimeError("Could not determine home directory.")
+    with pytest.raises(UserError, match="RuntimeError: Could not determine home directory.; set HOME to a"):
+        hub_store.fetch_model("a/b")
+
+
 def test_an_upload_has_a_card(api, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()

@@ -77,3 +77,8 @@ def test_the_hub_is_asked_once_for_the_splits_of_a_set(tmp_path, monkeypatch):
     config = DataConfig(dataset="hf:asked/once/de-en", cache_dir=str(tmp_path))
     assert [has_split(config, split) for split in ("train", "valid", "test")] == [True, True, False]
     assert asked == [("asked/once", "de-en")]
+
+
+def test_a_set_without_a_name_is_not_the_working_folder(tmp_path):
+    with pytest.raises(UserError, match="^hf: is no folder, and no set of the Hub; write hf:OWNER/NAME"):
+        has_split(DataConfig(dataset="hf:", cache_dir=str(tmp_path)), "train")

@@ -9,7 +9,7 @@ import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.config.tag_styles import find_codes
-from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus import language_identification, read_pairs
 from flaxformer_mt.corpus.language_identification import LanguageIdentifier, load_identifier
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
@@ -140,3 +140,19 @@ def test_a_model_of_fasttext(tmp_path):
     (tmp_path / "no.bin").write_bytes(b"no model")
     with pytest.raises(UserError, match=r"no\.bin is no fastText model of language identification: "):
         LanguageIdentifier(str(tmp_path / "no.bin"))
+
+
+@pytest.mark.parametrize(
+    "reading, problem",
+    [("os.kill(os.getpid(), 8)", "reading it ends with signal 8"), ("time.sleep(60)", "takes more than 2 ")],
+)
+def test_a_damaged_model_ends_neither_this_process_nor_its_patience(
+    tmp_path, model, monkeypatch, reading, problem
+):
+    """fastText divides by zero at the end of a file that is cut off, or reads counts without end."""
+    package = f"import os, time\ndef load_model(path): {reading}\n"
+    (tmp_path / "fasttext.py").write_text(package)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(language_identification, "_MOST_SECONDS", 2)
+    with pytest.raises(UserError, match=f"^{model} .* is damaged: .*{problem}.*; copy or download it again$"):
+        LanguageIdentifier(str(model))

@@ -340,6 +340,9 @@ def test_a_damaged_parquet_file_is_named(config):
 
 
 def test_folders_that_are_not_there(config, tmp_path):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(UserError, match=r"/file is a file, not a folder; set --config\.data\.text_dir"):
+        read_pairs(dataclasses.replace(config, text_dir=str(tmp_path / "file")), "train")
     with pytest.raises(UserError, match="text_dir is empty"):
         read_pairs(dataclasses.replace(config, text_dir=""), "train")
     with pytest.raises(UserError, match=r"absent does not exist; set --config\.data\.text_dir"):

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 from browser import Browser, missing_programs
+from failing_store import close_copies, move_to_machine, new_bucket
 from tiny_experiment import change
 
 import flaxformer_mt
@@ -22,6 +23,7 @@ from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, name_apart
 from flaxformer_mt.evaluation.run_report.sections import make_directions, make_summary, mark_words
 from flaxformer_mt.evaluation.translation_files import Translations, load_translations, save_translations
+from flaxformer_mt.object_store.filesystem import ObjectStore
 
 # What the made-up text has.
 REPEATED = {"duplicates": {"count": 5, "action": "keep"}}
@@ -149,12 +151,13 @@ def test_a_reader_with_a_phone_sees_everything_and_requests_nothing(two_runs, tm
 
 def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
     first, other = two_runs
-    page = tmp_path / "page.html"
+    page, file = tmp_path / "page.html", tmp_path / "file"
+    file.write_text("text")
     for flags, message in (
         (["--run=/nowhere"], "/nowhere is not a run directory"),
         ([f"--run={first}", f"--run={first}"], "is given twice"),
         ([f"--run={first}", f"--output={tmp_path}"], "is a folder, but the page is a file"),
-        ([f"--run={first}", f"--output={first / 'config.json' / 'page'}"], "is inside of a file"),
+        ([f"--run={first}", f"--output={file / 'page.html'}"], f"{file} is a file; give another path"),
         ([f"--run={first}", "--attention=7"], "--attention names sentence 7, but there are 6"),
         ([f"--run={first}", "--attention=1", "--name=none"], "no run has translations of none"),
     ):
@@ -270,3 +273,13 @@ def test_colors_have_enough_contrast(tiny_run):
         for ink, back, least in pairs:
             high, low = sorted((luminance(colors[ink]), luminance(colors[back])), reverse=True)
             assert (high + 0.05) / (low + 0.05) >= least, (ink, back)
+
+
+def test_a_run_in_an_object_store(tiny_run, tmp_path, monkeypatch):
+    move_to_machine(monkeypatch, tmp_path / "machine")
+    url = f"{new_bucket()}/run"
+    files = [path for path in tiny_run.rglob("*") if path.is_file() and "checkpoints" not in path.parts]
+    ObjectStore(url).upload([(path, path.relative_to(tiny_run).as_posix()) for path in files])
+    assert main(["report", f"--run={url}", f"--output={tmp_path / 'page.html'}"]) == 0
+    assert "The lowest chrF" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    close_copies()

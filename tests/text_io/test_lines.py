@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.text_io import lines as module
 from flaxformer_mt.text_io.lines import (
@@ -106,3 +107,16 @@ def test_an_output_folder_that_cannot_be_written_to_is_told_before_work_begins(t
     (tmp_path / "own").mkdir()
     assert check_output(str(tmp_path / "own" / "out")) == tmp_path / "own" / "out"
     assert not list((tmp_path / "own").iterdir())
+
+
+def test_a_full_device_is_named():
+    with pytest.raises(OSError) as full, open_output("/dev/full") as write:
+        write("text")
+    assert full.value.filename == "/dev/full"
+
+
+def test_an_error_of_an_atomic_write_names_the_file_and_not_its_temporary_name(tmp_path):
+    file = tmp_path / "absent" / "file"
+    with pytest.raises(FileNotFoundError) as missing:
+        write_atomically(file, b"text")
+    assert (missing.value.filename, missing.value.filename2) == (str(file), None)

@@ -65,6 +65,8 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
         message = re.sub(
             r"--config\.data\.clean\.(unequal_lines|invalid_utf8)=drop", "--drop_invalid", str(error)
         )
+        for link, path in corpus.links.items():  # the user knows the files, not the links to them
+            message = message.replace(str(corpus.text_dir / link), str(path))
         raise UserError(message) from error
     config, report, choices = _choose_sizes(data, machine)
     choices = [*described, *choices]

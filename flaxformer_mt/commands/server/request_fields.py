@@ -127,7 +127,12 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
         content = part.get_payload(decode=True)
         if not isinstance(name, str) or not isinstance(content, bytes):
             raise ValueError("a part has no name")
-        text, file_name = content.decode("utf-8-sig"), part.get_filename()
+        file_name = part.get_filename()
+        try:
+            text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            what = "the field" if file_name is None else f"the file {file_name!r} of the field"
+            raise Refusal(400, f"{what} {name} is not UTF-8 text: {_first_line(error)}") from error
         pairs.append((name, text if file_name is None else UploadedFile(file_name, text)))
     return pairs
 

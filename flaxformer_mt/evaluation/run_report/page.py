@@ -12,6 +12,8 @@ from flaxformer_mt.evaluation.run_report import sections
 from flaxformer_mt.evaluation.run_report.attention_tables import find_attention
 from flaxformer_mt.evaluation.run_report.charts import SIZE
 from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, share_a_set
+from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.text_io.lines import check_writable, is_device
 
 # Bootstrap samples of the intervals.
 SAMPLES = 1000
@@ -42,18 +44,19 @@ def report_runs(
       samples: bootstrap samples of the intervals.
 
     Raises:
-      UserError: a run cannot be read, `output` is a folder, or there are no such sentences.
+      UserError: a run cannot be read, `output` is a folder or in one that cannot be written to, or there are
+        no such sentences.
     """
     output = Path(output).expanduser()
     if output.is_dir():
         raise UserError(f"output {output} is a folder, but the page is a file; give --output=FILE.html")
-    if output.parent.is_file():
-        raise UserError(f"output {output} is inside of a file; give --output=FILE.html in a folder")
-    runs = gather_facts([Path(run).expanduser() for run in run_dirs], name)
+    if not is_device(str(output)):
+        check_writable(output.parent)
+    runs = gather_facts([open_copy(run) for run in run_dirs], name)
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
     page = make_page(runs, parts).encode("utf-8", errors="replace")
-    if output.exists() and not output.is_file():  # a device or a pipe
+    if is_device(str(output)):
         with name_full_disk(output):
             output.write_bytes(page)
     else:

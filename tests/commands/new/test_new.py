@@ -176,6 +176,14 @@ def leave_few(folder):
     write_text(folder, "corpus", 90, seed=1)
 
 
+def test_a_file_that_was_given_is_named_and_not_the_link_to_it(corpus, capfd):
+    (corpus / "corpus.xx").rename(corpus / "other.xx")
+    shorten(corpus)
+    assert main(["new", "other.xx", "corpus.yy", "--run=a"]) == 2
+    named = f"{corpus / 'other.xx'} has 600 lines, but {corpus / 'corpus.yy'} has 599"
+    assert named in capfd.readouterr().err
+
+
 def write_config(folder):
     (folder / "a.py").write_text("")
 

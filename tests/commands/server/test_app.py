@@ -115,7 +115,11 @@ def test_files_are_translated_and_can_be_fetched(serving, translator):
     for status, named, answer in [
         (400, ".docx", post_file(serving, "a.docx", b"ba", **languages)),
         (400, "target", post_file(serving, "a.txt", b"ba", source="xx")),
-        (400, "not multipart/form-data", post_file(serving, "a.txt", b"\xff", **languages)),
+        (
+            400,
+            "the file 'a.txt' of the field file is not UTF-8 text: ",
+            post_file(serving, "a.txt", b"\xff", **languages),
+        ),
         (400, "file is missing", serving.ask("/translate_file", {"q": "ba", **languages})),
         (404, "no such file", serving.ask("/download_file/x.txt")),
     ]:
