@@ -5,20 +5,26 @@ import secrets
 from pathlib import Path
 
 
-def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
+def write_atomically(path: Path, *parts: bytes | memoryview, sync: bool = False) -> None:
     """Write `.NAME.XXXXXXXX` beside the file, eight random digits, and rename it; the folder must exist.
 
     Args:
       parts: the content, one after the other.
+      sync: whether the content is on disk, whatever happens to the machine, before the file appears.
+
+    Raises:
+      OSError: the disk is full, or the folder cannot be written to; it names the file.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("wb") as file:
             for part in parts:
                 file.write(part)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        error.filename, error.filename2 = str(path), None  # the user knows this name, not the temporary one
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not that of the hidden one
     finally:
         partial.unlink(missing_ok=True)
