@@ -33,7 +33,7 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
     if kind is bool:
         return _BOOLS[text.lower()]
     if kind is Path and not text:  # Path("") would be the working folder
-        raise UserError(f"{flag} has no value; give a path")
+        raise UserError(f"{flag} has no value; give {flag}=PATH")
     try:
         return kind(text) if kind in _NOUNS else text
     except ValueError:

@@ -227,6 +227,8 @@ def _find_run_config(run: str | None) -> Config | None:
 
 
 def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
+    if fields := [name for name in known if name.startswith(f"{flag}.")]:
+        raise UserError(f"{flag} has several values; give one of them, as {fields[0]}=VALUE")
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
     own = None if same_field else find_own_option(flag, set(known))

@@ -235,6 +235,10 @@ def fail(capfd, *arguments) -> str:
         ),
         (["train", "--config=here/toy.py"], "config file here/toy.py does not exist"),
         (["train", "--config.train.log_every=0"], "train.log_every is 0; it must be at least 1"),
+        (
+            ["train", "--config.train=5"],
+            "--config.train has several values; give one of them, as --config.train.",
+        ),
         (["train", "--config.train.peak_flops=-1"], "train.peak_flops is -1.0; it must be at least 0"),
         (["train", "--profile=0"], "--profile is 0; it must be at least 1"),
         (
@@ -1023,7 +1027,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
 @pytest.mark.parametrize("flags", [["translate", "--run="], ["plot", "--run=r", "--output="]])
 def test_an_empty_path_is_not_the_working_folder(capfd, flags):
     assert main(flags) == 2
-    assert capfd.readouterr().err == f"error: {flags[-1][:-1]} has no value; give a path\n"
+    assert capfd.readouterr().err.startswith(f"error: {flags[-1][:-1]} has no value; give {flags[-1]}")
 
 
 @pytest.mark.parametrize("flags", [["--version"], ["doctor"], ["--print-completion", "bash"]])
