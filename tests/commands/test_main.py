@@ -237,7 +237,7 @@ def fail(capfd, *arguments) -> str:
         (["train", "--config.train.log_every=0"], "train.log_every is 0; it must be at least 1"),
         (
             ["train", "--config.train=5"],
-            "--config.train has several values; give one of them, as --config.train.",
+            "--config.train has several values; give one of them, as --config.train.steps=VALUE",
         ),
         (["train", "--config.train.peak_flops=-1"], "train.peak_flops is -1.0; it must be at least 0"),
         (["train", "--profile=0"], "--profile is 0; it must be at least 1"),
