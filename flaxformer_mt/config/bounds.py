@@ -81,17 +81,14 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
         name, value, hint = f"{where}{field.name}", getattr(section, field.name), hints[field.name]
         if dataclasses.is_dataclass(hint) and isinstance(value, typing.cast(type, hint)):
             yield from find_wrong_values(value, f"{name}.")
-            continue
-        bounded = typing.get_origin(hint) is typing.Annotated
-        kind, bounds = typing.get_args(hint) if bounded else (hint, None)
-        if bounded and (typing.get_origin(kind) is not tuple or isinstance(value, tuple | list)):
-            if problem := _find_problem(value, kind, bounds):
+        elif typing.get_origin(hint) is typing.Annotated:
+            if problem := _find_problem(value, *typing.get_args(hint)):
                 yield name, f"{name} is {_show(value)}; {problem}"
-            continue
-        try:
-            read_value(value, kind, name)
-        except UserError as error:
-            yield name, str(error)
+        else:
+            try:
+                read_value(value, hint, name)
+            except UserError as error:
+                yield name, str(error)
 
 
 def _show(value: Any) -> str:
@@ -105,6 +102,8 @@ def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
     if origin is types.UnionType:
         return "" if value is None else _find_problem(value, arguments[0], bounds)
     if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return f"it must be a list of numbers, each {bounds.describe()}"
         problems = (_find_problem(item, arguments[0], bounds) for item in value)
         return next((f"each number {problem.removeprefix('it ')}" for problem in problems if problem), "")
     numeric = isinstance(value, int | float) and not isinstance(value, bool)

@@ -84,7 +84,6 @@ class _Copy(Mirror):
             if folder != self.root:
                 return
             self.sweep(_CHECKPOINTS)  # those of a run that was never complete
-        self.check_owner()
         within = "" if folder == self.root else f"{self.name(folder)}/"
         names = [n for n in self.files() if n.startswith(within) or not n.startswith(_CHECKPOINTS)]
         changed = {n for n in names if not self.is_equal(n)}
@@ -102,7 +101,6 @@ class _Copy(Mirror):
 
     def withdraw(self, folder: Path) -> None:
         """Remove a checkpoint from the store."""
-        self.check_owner()
         self.remove(self.name(folder))
 
     def send_parts(self, folder: Path) -> None:
@@ -148,6 +146,7 @@ class _Copy(Mirror):
 
     def remove(self, folder: str) -> None:
         """Remove the objects of a checkpoint: the manifest first, with which it ceases to exist."""
+        self.check_owner()
         names = {n for n in self.objects if n.startswith(f"{folder}/")}
         self.store.remove(sorted(names, key=lambda n: n != folder + _MANIFEST))
         self.objects = {n: version for n, version in self.objects.items() if n not in names}
