@@ -42,7 +42,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.vocab import Vocabs

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 
-from flaxformer_mt.convert.format_registry import EXTRAS
+from flaxformer_mt.convert.formats import EXTRAS
 from flaxformer_mt.errors import install_command
 
 # Packages that each system of others needs.

@@ -97,12 +97,11 @@ def compile_cell(cell: Cell) -> dict[str, Any]:
     """Compile a cell in this process; the message of a user error stands in place of the result."""
     import jax
 
-    from flaxformer_mt.commands.experiment_options import ShowOptions
+    from flaxformer_mt.commands.compile_for_target import TargetCompiler, parse_target
     from flaxformer_mt.commands.flags import parse_flags
+    from flaxformer_mt.commands.options import ShowOptions
     from flaxformer_mt.commands.show import plan_sizes
-    from flaxformer_mt.commands.targets.compile_for_target import TargetCompiler
-    from flaxformer_mt.commands.targets.target_names import parse_target
-    from flaxformer_mt.commands.targets.target_report import describe_update
+    from flaxformer_mt.commands.show_target import describe_update
     from flaxformer_mt.config.checks import validate
     from flaxformer_mt.errors import UserError
 

@@ -7,7 +7,7 @@ All systems train the same post-norm Transformer with the same number of paramet
 label smoothing 0.1 and Adam: ours, `MarianMTModel` of transformers, and `torch.nn.Transformer`. The batches
 come from our own planner. Each system runs in a process of its own, since thread pools in one process slow
 each other down; all systems have `--threads` threads and large memory pages, which they keep from update to
-update as `train` does (commands/huge_pages.py; GLIBC_TUNABLES, if set, holds for all instead). They first
+update as `train` does (commands/launch.py; GLIBC_TUNABLES, if set, holds for all instead). They first
 compile and warm up one after another, which is not measured; then they take turns for several rounds of all
 batches, and medians are compared.
 

@@ -58,9 +58,9 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: lis
     from flaxformer_mt.data.batch_array import to_array
     from flaxformer_mt.model import init_params, make_model
     from flaxformer_mt.parallel import make_parallel
-    from flaxformer_mt.training.hyperparameters import make_hyperparameters
+    from flaxformer_mt.training.compile_ahead import find_unpadded_sizes, fitting_sizes
+    from flaxformer_mt.training.optimizers import make_hyperparameters
     from flaxformer_mt.training.state import init_state
-    from flaxformer_mt.training.unpadded_sizes import find_unpadded_sizes, fitting_sizes
     from flaxformer_mt.training.update import make_train_step
 
     parallel = make_parallel(config)

@@ -47,8 +47,7 @@ from workers import Worker, open_worker
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.convert.export_run import write_checked
-from flaxformer_mt.convert.format_interface import Weights
-from flaxformer_mt.convert.format_registry import find_format
+from flaxformer_mt.convert.formats import Weights, find_format
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.metrics import score_translations
 from flaxformer_mt.runs.target_lengths import read_target_lengths

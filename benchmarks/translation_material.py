@@ -15,7 +15,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.convert.export_run import load_weights
-from flaxformer_mt.convert.format_interface import Weights
+from flaxformer_mt.convert.formats import Weights
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.trees import flatten_tree

@@ -45,7 +45,7 @@ def make_ours(task: dict[str, Any]) -> System:
     from flaxformer_mt.kernels.bfloat16 import cast_kernels
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
     from flaxformer_mt.translation.constraints import make_symbols
-    from flaxformer_mt.translation.quantization import quantize_params
+    from flaxformer_mt.translation.placed_parameters import quantize_params
     from flaxformer_mt.trees import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
     from flaxformer_mt.vocab.shortlist import Shortlist

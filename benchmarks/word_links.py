@@ -38,8 +38,8 @@ from flaxformer_mt.corpus.toy.lexicon import ADJECTIVES, CITIES, FREQUENCIES, NA
 from flaxformer_mt.corpus.toy.toy_de_en import SIZES
 from flaxformer_mt.corpus.word_alignment import align_corpus
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.translation.alignment import align_words
 from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.result import align_words
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.words import number_pieces
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.commands.huge_pages import choose_tunables
+from flaxformer_mt.commands.launch import choose_tunables
 
 
 class Worker:

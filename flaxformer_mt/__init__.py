@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flaxformer_mt.config import Config
-    from flaxformer_mt.config.find_config import load_config
+    from flaxformer_mt.config.files import load_config
     from flaxformer_mt.convert.export_run import export_run
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
@@ -54,7 +54,7 @@ _HOMES = {
     "fit": "training.loop",
     "generate_text": "translation.text_generator",
     "import_run": "convert.import_run",
-    "load_config": "config.find_config",
+    "load_config": "config.files",
 }
 
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from flaxformer_mt.figures import (
+from flaxformer_mt.evaluation.plots import (
     TokenAxis,
     draw_attention,
     draw_position_curves,

@@ -10,7 +10,7 @@ from flaxformer_mt.commands.show import count_product_flops, longest_batch
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.flops import Work, padded_work, peak_flops, real_work, training_flops
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
 # All sizes differ, so that none can stand in for another.

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flaxformer_mt.processor import core_count
+from flaxformer_mt.cpu import core_count
 
 
 def test_cores_are_those_that_the_process_may_use(monkeypatch):

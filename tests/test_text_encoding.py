@@ -9,8 +9,8 @@ import pytest
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_encoding import find_encoding
 from flaxformer_mt.text_io.lines import read_lines
+from flaxformer_mt.unicode_text import find_encoding
 
 # The names of iconv and of Python.
 ENCODINGS = {

@@ -16,14 +16,7 @@ import pytest
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.tracking import (
-    Sample,
-    Tracker,
-    format_duration,
-    progress_display,
-    read_metrics,
-    service,
-)
+from flaxformer_mt.tracking import Sample, Tracker, format_duration, progress_display, read_metrics, service
 from flaxformer_mt.tracking import tracker as tracker_module
 from flaxformer_mt.tracking.progress_display import announce_if_slow, format_train_line
 from flaxformer_mt.training.loop import fit

@@ -2,7 +2,7 @@
 
 import io
 
-from flaxformer_mt.tracking.work_progress import Rate, WorkProgress
+from flaxformer_mt.tracking.progress_display import Rate, WorkProgress
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 import regex
 
-from flaxformer_mt.writing_systems import count_scripts, find_main_script, find_script, is_blank, lacks_spaces
+from flaxformer_mt.unicode_text import count_scripts, find_main_script, find_script, is_blank, lacks_spaces
 
 # Article 1 of the Universal Declaration of Human Rights begins so, in the translations of the OHCHR.
 WITHOUT_SPACES = {

@@ -9,17 +9,16 @@ from typing import Any
 
 import flaxformer_mt
 from flaxformer_mt.commands.options import SearchOptions, TranslateOptions
-from flaxformer_mt.commands.translate_and_score import write_translations
-from flaxformer_mt.commands.translate_blocks import Block, TranslatedBlock
+from flaxformer_mt.commands.translate import Block, TranslatedBlock, write_translations
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.schema import MbrConfig
+from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import UserError, importing
-from flaxformer_mt.processor import core_count
 from flaxformer_mt.translation.annotation import NO_NOTES
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.segmentation import SplitSentences
-from flaxformer_mt.workers.open_crew import carry
+from flaxformer_mt.workers.worker_pool import carry
 
 # The search options that change nothing there, whatever their values; `LiveBatches` refuses values of others.
 _WITHOUT_EFFECT = ("coverage_layer", "diversity_strength", "length_bound", "ensemble_mean", "batch_tokens")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
+from flaxformer_mt.cpu import bfloat16_instructions, core_count, slow_bfloat16_reason
 from flaxformer_mt.errors import UserError, install_command
-from flaxformer_mt.processor import bfloat16_instructions, core_count, slow_bfloat16_reason
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
 REQUIRED = {

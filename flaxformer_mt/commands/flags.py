@@ -1,32 +1,123 @@
 """Command lines: from words and flags to the options of a command, or to one message about what is wrong.
 
 A flag is a field of the command's options or of its config, and the type of the field says what may follow.
-The options of each command are defined in commands/options.py and commands/experiment_options.py.
+The options of each command are defined in commands/options.py and commands/options.py.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import functools
+import io
 import math
+import operator
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from flaxformer_mt.commands.experiment_options import ExperimentOptions
-from flaxformer_mt.commands.flag_values import parse_text
 from flaxformer_mt.commands.help_text import format_help, is_required
-from flaxformer_mt.commands.options import BARE_FLAGS
-from flaxformer_mt.commands.shared_options import GeneralOptions
-from flaxformer_mt.commands.store_paths import expand_path
-from flaxformer_mt.config import Config
-from flaxformer_mt.config.bounds import find_wrong_values
-from flaxformer_mt.config.field_values import read_value, replace_fields
-from flaxformer_mt.config.files import read_config
-from flaxformer_mt.config.find_config import DEFAULT_CONFIG, choose_config, list_recipes, split_checkpoint
+from flaxformer_mt.commands.options import (
+    BARE_FLAGS,
+    ExperimentOptions,
+    ExportOptions,
+    GeneralOptions,
+    PlotOptions,
+)
+from flaxformer_mt.config import Config, StageConfig
+from flaxformer_mt.config.field_values import find_wrong_values, read_value, replace_fields
+from flaxformer_mt.config.files import (
+    DEFAULT_CONFIG,
+    choose_config,
+    list_recipes,
+    read_config,
+    split_checkpoint,
+)
 from flaxformer_mt.config.foreign_names import find_own_option
-from flaxformer_mt.errors import UserError
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.errors import UserError, find_url, local_path
+from flaxformer_mt.object_store.working_copies import fetch_input, open_copy, open_output, publish_output
+
+_BOOLS = {"true": True, "false": False}
+_NOUNS = {int: "whole number", float: "number"}
+
+
+def parse_text(text: str, kind: Any, flag: str) -> Any:
+    """Convert the text of a flag to a value: "1,2" for tuple[float, ...] is (1.0, 2.0).
+
+    Which values a field accepts is for `config.field_values.read_value` to say: a choice stays as it is.
+
+    Raises:
+      UserError: the text is no number or truth value, or the file of stages cannot be read.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        wanted = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if text.lower() == "none" else parse_text(text, wanted, flag)
+    if kind == tuple[StageConfig, ...]:
+        return _read_stages(text)
+    if origin is tuple:
+        return tuple(parse_text(part, arguments[0], flag) for part in text.split(",") if part.strip())
+    if kind is bool and text.lower() not in _BOOLS:
+        raise UserError(f"{flag} is {text!r} (allowed: True, False)")
+    if kind is bool:
+        return _BOOLS[text.lower()]
+    if kind is Path and not text:  # Path("") would be the working folder
+        raise UserError(f"{flag} has no value; give {flag}=PATH")
+    try:
+        return kind(text) if kind in _NOUNS else text
+    except ValueError:
+        raise UserError(f"{flag} is {text!r}, which is not a {_NOUNS[kind]}") from None
+
+
+def _read_stages(path: str) -> tuple[StageConfig, ...]:
+    """Return the stages in a YAML file; none for the empty path."""
+    if not path:
+        return ()
+    from flaxformer_mt.corpus.opustrainer_file import read_curriculum
+
+    return read_curriculum(path)
+
+
+# Flags that name a file or a folder to read.
+_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
+
+
+def expand_path(name: str, path: Path) -> Path:
+    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local
+    folder.
+
+    Raises:
+      UserError: it is in an object store, but must not be, or cannot be read.
+    """
+    if name == "run":
+        return open_copy(path)
+    # Inputs and outputs are known when the command runs.
+    return path if find_url(path) and name in (*_INPUTS, "output") else local_path(path)
+
+
+def run_locally(run: Callable[[Any], object], options: Any) -> object:
+    """Run a command with local copies of its inputs; upload an output that goes to a store at the end."""
+    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    # A sentence, not a file; and a folder that must be empty, of which `export_run` takes care.
+    others = {PlotOptions: "source", ExportOptions: "output"}.get(type(options))
+    names = [
+        name
+        for name in (*_INPUTS, "output")
+        if name != others and isinstance(given.get(name), str | Path) and find_url(given[name])
+    ]
+    if not names:
+        return run(options)
+    paths = {name: (open_output if name == "output" else fetch_input)(given[name]) for name in names}
+    changes = {name: str(path) if isinstance(given[name], str) else path for name, path in paths.items()}
+    result = run(dataclasses.replace(options, **changes))
+    if "output" in paths:
+        from flaxformer_mt.parallel.processes import is_first
+
+        if is_first():
+            publish_output(paths["output"])
+    return result
+
 
 # How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
 _SIMILAR = 0.7
@@ -235,3 +326,38 @@ def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
     similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
     hint = own or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
+
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:
+    """Return the script that completes commands, flags and choices in a shell.
+
+    Args:
+      shells: one of bash, zsh and fish.
+      kinds: the dataclass of the options of each command.
+
+    Raises:
+      UserError: there is not one shell, or another one.
+    """
+    if len(shells) != 1 or shells[0] not in _SHELLS:
+        raise UserError(
+            f"--print-completion needs a shell, but got {' '.join(shells)!r} ({', '.join(_SHELLS)})"
+        )
+    import tyro
+
+    script = io.StringIO()
+    commands: Any = functools.reduce(
+        operator.or_,
+        (Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)] for name, kind in kinds.items()),
+    )
+    with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
+        tyro.cli(
+            commands,
+            prog=prog,
+            args=["--tyro-print-completion", shells[0]],
+            use_underscores=True,
+            config=(tyro.conf.FlagConversionOff,),
+        )
+    return script.getvalue()

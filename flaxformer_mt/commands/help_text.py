@@ -14,8 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from flaxformer_mt.commands.options import BARE_FLAGS
-from flaxformer_mt.commands.shared_options import GeneralOptions
+from flaxformer_mt.commands.options import BARE_FLAGS, GeneralOptions
 from flaxformer_mt.config import Config, StageConfig
 from flaxformer_mt.errors import UserError
 

@@ -6,6 +6,7 @@ that `--help` is fast.
 """
 
 import contextlib
+import dataclasses
 import difflib
 import errno
 import functools
@@ -19,53 +20,188 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import flaxformer_mt
-from flaxformer_mt.commands.align import align_training_pairs
-from flaxformer_mt.commands.conversion_options import ExportOptions, ImportOptions
-from flaxformer_mt.commands.corpus_options import BacktranslateOptions, DistilOptions
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
-from flaxformer_mt.commands.evaluate_command import evaluate
-from flaxformer_mt.commands.experiment_options import (
-    AlignOptions,
-    PrepareOptions,
-    ProcessOptions,
-    ShowOptions,
-    TrainOptions,
-)
-from flaxformer_mt.commands.flags import parse_flags, take_log_level, takes_config
+from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
-from flaxformer_mt.commands.new.new_options import NewOptions
 from flaxformer_mt.commands.options import (
+    AlignOptions,
     AverageOptions,
+    BacktranslateOptions,
+    DistilOptions,
     DoctorOptions,
     EvaluateOptions,
+    ExportOptions,
     GenerateOptions,
+    ImportOptions,
+    NewOptions,
     PlotOptions,
+    PrepareOptions,
+    ProcessOptions,
     ScoreOptions,
+    ServeOptions,
+    ShowOptions,
+    TrainOptions,
     TranslateOptions,
+    read_languages,
 )
-from flaxformer_mt.commands.run_report_command import ReportOptions, report
 from flaxformer_mt.commands.server.serve import serve
-from flaxformer_mt.commands.server.serve_options import ServeOptions
-from flaxformer_mt.commands.store_paths import run_locally
 from flaxformer_mt.commands.summaries import (
     summarize_experiment,
     summarize_preparation,
     summarize_values,
 )
-from flaxformer_mt.commands.translate_and_score import choose_search, score_file, translate_file
+from flaxformer_mt.commands.translate import choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import read_config
-from flaxformer_mt.config.find_config import load_config
+from flaxformer_mt.config.files import load_config, read_config
+from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import (
     DISK_FULL,
     FlaxformerWarning,
     TrainingInterrupted,
     UserError,
+    find_url,
     name_full_disk,
     name_urls,
     warn_user,
 )
-from flaxformer_mt.processor import core_count
+from flaxformer_mt.text_io.lines import check_output, open_output
+
+# The options that have an effect on a language model, or are refused where it is evaluated.
+_FOR_TEXT = {
+    *("run", "checkpoint", "split", "source", "reference", "dtype", "allow_nonfinite"),
+    *(field.name for field in dataclasses.fields(ProcessOptions)),
+}
+
+
+def evaluate(options: EvaluateOptions) -> object:
+    """Score translations of a test set, or the loss of a language model; return the scores."""
+    from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
+
+    language_model = not read_config(options.run / "config.json").data.source_language
+    if language_model:
+        _check_text_options(options)
+    search = None if language_model else choose_search(options)
+    if not language_model and (options.source is None) != (options.reference is None):
+        missing = "--reference" if options.reference is None else "--source"
+        raise UserError(
+            f"{missing} is missing; to evaluate on files, give both --source=FILE and --reference=FILE"
+        )
+    file = options.reference if options.source is None else options.source
+    if file is not None and options.split is not None:
+        flag = "--reference" if options.source is None else "--source"
+        raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
+    result = evaluate_run(
+        options.run,
+        split=options.split or "test",
+        source=options.source,
+        reference=options.reference,
+        checkpoint=options.checkpoint,
+        lowercase=options.lowercase,
+        tokenize=options.bleu_tokenize,
+        search=search,
+        comet=options.comet,
+        dtype=options.dtype,
+        allow_nonfinite=options.allow_nonfinite,
+        shortlist=options.shortlist,
+        quantization=options.quantization,
+        split_sentences=options.split_sentences,
+        progress=sys.stderr,
+        **({} if language_model else _comparison(options) | read_languages(options)),
+    )
+    if table := describe_evaluation(result, name=name_urls(str(options.run))):
+        print(table, file=sys.stderr)
+    return result
+
+
+def _comparison(options: EvaluateOptions) -> dict[str, Any]:
+    """Return the arguments of `evaluate_run` for confidence intervals and for significance tests against
+    others.
+    """
+    from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
+
+    resamples = make_resampling_options(
+        options.bootstrap, options.paired, options.trials, compared=options.against
+    )
+    systems = [parse_compared_system(name) for name in options.against]
+    # Search flags apply to every compared run; options without a flag are those of that run's config.
+    against = [
+        dataclasses.replace(system, search=choose_search(dataclasses.replace(options, run=system.run)))
+        if system.run
+        else system
+        for system in systems
+    ]
+    return {"against": against, "resamples": resamples}
+
+
+def _check_text_options(options: EvaluateOptions) -> None:
+    """Raise UserError for flags that have no effect on the evaluation of a language model."""
+    given = [
+        f"--{field.name}"
+        for field in dataclasses.fields(options)
+        if field.name not in _FOR_TEXT and getattr(options, field.name) != field.default
+    ]
+    if given:
+        raise UserError(
+            f"{options.run} is a language model (its data.source_language is empty), which is evaluated by "
+            f"loss and perplexity only; leave out {' and '.join(given)}"
+        )
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Writes a page about runs: curves, scores, differing sentences, configs and data, in one HTML file."""
+
+    # Run directories, separated by commas or each with a --run of its own; the others are compared with the
+    # first one.
+    run: tuple[str, ...]
+    # The HTML file.
+    output: Path = Path("report.html")
+    # Name of the translations to compare: RUN/translations/NAME.hypothesis, which `evaluate` writes.
+    name: str = "test"
+    # Numbers of the sentences, from 1, whose attention is shown, such as 1,17; this loads the model of the
+    # first run and translates them. Empty: none.
+    attention: tuple[int, ...] = ()
+
+
+def report(options: ReportOptions) -> dict[str, Any]:
+    """Run the command `report`."""
+    from flaxformer_mt.evaluation.run_report.page import report_runs
+
+    return report_runs(options.run, options.output, name=options.name, attention=options.attention)
+
+
+_CHUNK = 4096
+
+
+def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
+    """Run the command; return the output and the share of target words that are aligned."""
+    from flaxformer_mt.corpus.reader import find_alignments, open_train_set
+    from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
+
+    if options.output is None and (url := find_url(options.config.data.text_dir)):
+        raise UserError(f"data.text_dir is {url}, which is not written to; give --output=FILE or a URL")
+    split = open_train_set(options.config.data)
+    given: str | Path | None = options.output or find_alignments(options.config.data)[0]
+    if not given:
+        raise UserError("there is no file to write to; give --output=FILE, or set data.alignments")
+    if not split.has_source:
+        raise UserError("data.source_language is empty: there are no pairs to align; set it")
+    check_output(str(given))
+
+    def read_words() -> Any:
+        for start in range(0, len(split), _CHUNK):
+            for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
+                yield tuple(text.decode("utf-8", errors="replace").split() for text in pair)
+
+    alignments = align_corpus(read_words(), say=lambda text: print(text, file=sys.stderr, flush=True))
+    with open_output(str(given)) as write:
+        for points in alignments:
+            write(format_points(points.tolist()))
+    words = sum(len(target) for _, target in read_words())
+    aligned = sum(len(set(points[:, 1].tolist())) for points in alignments)
+    share = round(aligned / words, 4) if words else 0.0
+    return {"output": str(given), "pairs": len(split), "aligned_target_words": share}
+
 
 PROGRAM = "flaxformer-mt"
 
@@ -108,7 +244,7 @@ def _show(options: ShowOptions) -> object:
 
     if options.target is None:
         return show(options.config, options.run)
-    from flaxformer_mt.commands.targets.target_report import show_for_target
+    from flaxformer_mt.commands.show_target import show_for_target
 
     say = functools.partial(print, file=sys.stderr, flush=True)
     return show_for_target(options.config, options.run, options.target, say=say)
@@ -117,19 +253,18 @@ def _show(options: ShowOptions) -> object:
 def _summarize_experiment(result: dict[str, Any]) -> str:
     if "target" not in result:
         return summarize_experiment(result)
-    from flaxformer_mt.commands.targets.target_report import summarize_target
+    from flaxformer_mt.commands.show_target import summarize_target
 
     return f"{summarize_experiment(result)}\n\n{summarize_target(result['target'])}"
 
 
 def _prepare(options: PrepareOptions) -> object:
+    from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
     from flaxformer_mt.data.lexical_table import ShortlistRequest
-    from flaxformer_mt.data.lost_text import describe_lost_text
-    from flaxformer_mt.data.overlap import describe_overlap
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.text_io.lines import check_output
-    from flaxformer_mt.tracking.work_progress import WorkProgress
-    from flaxformer_mt.workers.open_crew import choose_hands
+    from flaxformer_mt.tracking.progress_display import WorkProgress
+    from flaxformer_mt.workers.worker_pool import choose_hands
 
     shortlist = None
     if options.shortlist is not None:
@@ -233,7 +368,7 @@ class _Command:
 
 
 def _new(options: NewOptions) -> object:
-    from flaxformer_mt.commands.new.new_config import write_new_config
+    from flaxformer_mt.commands.new_config import write_new_config
 
     return write_new_config(options)
 
@@ -438,7 +573,7 @@ def _run(arguments: list[str]) -> None:
         _print(f"{PROGRAM} {flaxformer_mt.__version__}")
         return
     if name == "--print-completion":
-        from flaxformer_mt.commands.completion import format_completion
+        from flaxformer_mt.commands.flags import format_completion
 
         kinds = {name: command.options for name, command in COMMANDS.items()}
         _print(format_completion(flags, kinds, prog=PROGRAM))

@@ -11,9 +11,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.commands.corpus_options import BacktranslateOptions, CorpusOptions, DistilOptions
-from flaxformer_mt.commands.options import TranslateOptions
-from flaxformer_mt.commands.translate_and_score import check_line_flags, choose_search, translate_file
+from flaxformer_mt.commands.options import (
+    BacktranslateOptions,
+    CorpusOptions,
+    DistilOptions,
+    TranslateOptions,
+)
+from flaxformer_mt.commands.translate import check_line_flags, choose_search, translate_file
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines

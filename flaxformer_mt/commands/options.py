@@ -6,24 +6,248 @@ experiment_options.py, those of `export` and `import` in conversion_options.py.
 The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
 """
 
-from dataclasses import dataclass, fields
+import dataclasses
+import typing
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from flaxformer_mt.commands.experiment_options import ProcessOptions, WorkerOptions
-from flaxformer_mt.commands.section_flags import make_flags
-from flaxformer_mt.commands.shared_options import (
-    CheckpointOptions,
-    DtypeOptions,
-    EncodingOptions,
-    EnsembleOptions,
-    LanguageOptions,
-    NonfiniteOptions,
-    SearchModelOptions,
-    ShortlistOptions,
-)
-from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.config.bounds import at_least
+from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, at_least, between
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.text_io.pair_table import PairRules
+
+
+def make_flags(section: type, *names: str) -> Any:
+    """Return a dataclass of options, each None unless its flag is given: then the run's config decides.
+
+    With `SearchConfig` and "beam_size", it has the one field `beam_size: int | None = None`, with the comment
+    that the field has in `SearchConfig`.
+
+    Args:
+      section: a dataclass of the config.
+      names: of its fields. None given: all fields.
+    """
+    own = section.__dict__["__annotations__"]  # before those of its base classes
+    fields = [
+        (field.name, _drop_bounds(field.type) | None, dataclasses.field(default=None, kw_only=True))
+        for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in own)
+        if not names or field.name in names
+    ]
+    namespace = {"DECLARED_IN": section}
+    return dataclasses.make_dataclass(f"{section.__name__}Flags", fields, frozen=True, namespace=namespace)
+
+
+def _drop_bounds(kind: Any) -> Any:
+    """Annotated[int, at_least(1)] is int: bounds are checked for the whole section."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+# Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
+_EnsembleFlags: Any = make_flags(SearchConfig, "ensemble_mean")
+
+
+@dataclass(frozen=True)
+class GeneralOptions:
+    """Flags of all commands, which flags.py and main.py obey."""
+
+    # Show this help.
+    help: bool = False
+    # Say nothing but warnings and errors.
+    quiet: bool = False
+    # Say everything, warnings and errors, or errors alone.
+    log_level: Literal["info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """The checkpoint of a run."""
+
+    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonfiniteOptions:
+    """What is refused of checkpoints."""
+
+    # ---- model ----
+
+    # Use checkpoints although parameters of them are NaN or infinite.
+    allow_nonfinite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DtypeOptions:
+    """How a model computes."""
+
+    # ---- model ----
+
+    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
+    dtype: Literal["float32", "bfloat16"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchModelOptions(DtypeOptions):
+    """How a model that searches computes, and what it takes for a sentence."""
+
+    # ---- model ----
+
+    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
+    quantization: Literal["int8"] | None = None
+    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
+    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortlistOptions:
+    """The target pieces that are considered."""
+
+    # ---- model ----
+
+    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
+    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
+    shortlist: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions(_EnsembleFlags):
+    """Several models that search together."""
+
+    # ---- ensemble ----
+
+    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
+    ensemble: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageOptions:
+    """The languages of lines, for models of several."""
+
+    # ---- languages ----
+
+    # Language to translate into, of a model of several. None: the one that the model has, or that the tag of
+    # each line names.
+    target_language: str | None = None
+    # Language of the lines, of a model with data.source_tags. None: the one that the model has.
+    source_language: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingOptions:
+    """What becomes of lines that are no text."""
+
+    # ---- lines and interruptions ----
+
+    # Lines that are not valid UTF-8: refuse (error), or replace invalid bytes by U+FFFD.
+    invalid_utf8: Literal["refuse", "replace"] = "refuse"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOptions:
+    """How the result is printed."""
+
+    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
+    json: bool = False
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """Options of all commands that start from a config."""
+
+    # Run directory, or its URL (gs://, s3://): config, checkpoints, results. Without --config, the config of
+    # an existing run is used.
+    run: Path
+    # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
+    config: Config = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """Options of all commands that several processes can run together, each started with these flags."""
+
+    # ---- several processes ----
+
+    # HOST:PORT of process 0, reachable by all processes of a job. None: one process, or --distributed.
+    coordinator: str | None = None
+    # Number of processes of a job. None: one process, or --distributed.
+    processes: int | None = None
+    # Index of this process in a job of several, from 0. None: one process, or --distributed.
+    process: int | None = None
+    # Read the number, the index and the coordinator of the processes from Slurm, GKE, a TPU pod or Open MPI
+    # instead of --coordinator, --processes and --process.
+    distributed: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerOptions(ProcessOptions):
+    """Options of all commands that can give blocks of lines to workers."""
+
+    # ---- workers ----
+
+    # Number of workers, each of which translates blocks of --window lines with a model of its own, on an
+    # accelerator of its own if there are any. One that dies costs the time of its block. None: no workers;
+    # with --ray, one for each accelerator of the cluster, or for each machine if there are none.
+    workers: Annotated[int | None, at_least(1)] = None
+    # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT or
+    # ray://HOST:PORT; auto is the one that this machine belongs to, local a new one on this machine. None:
+    # no cluster.
+    ray: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainOptions(ProcessOptions, ExperimentOptions):
+    """Trains the model that a config describes, or resumes a run from its last checkpoint."""
+
+    # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
+    profile: Annotated[int | None, at_least(1)] = None
+    # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; the network and the vocabulary are
+    # its own, other settings only without --config. None: random parameters.
+    init: str | None = None
+    # With --init: make the vocabulary from the new data. Pieces that both vocabularies have keep their
+    # parameters.
+    new_vocab: bool = False
+
+
+@dataclass(frozen=True)
+class PrepareOptions(ExperimentOptions, JsonOptions):
+    """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
+
+    # ---- workers ----
+
+    # Number of worker processes that check and tokenize a large training set. None: one for each core of this
+    # machine; with --ray, one for each machine of the cluster.
+    workers: Annotated[int | None, at_least(1)] = None
+    # Ray cluster whose machines the workers run on (needs the extra ray): HOST:PORT or ray://HOST:PORT, auto
+    # or local. None: no cluster.
+    ray: str | None = None
+    # ---- shortlist ----
+
+    # File to write a shortlist to: the most probable target pieces of each source piece, learned from the
+    # training set, for `translate --shortlist=FILE`. None: none is made.
+    shortlist: Path | None = None
+    # With --shortlist: maximum number of target pieces for each source piece.
+    shortlist_candidates: int = 50
+    # With --shortlist: number of the most frequent target pieces, which may occur in every translation.
+    shortlist_common: int = 200
+
+
+@dataclass(frozen=True)
+class AlignOptions(ExperimentOptions):
+    """Aligns the words of the training pairs (IBM model 1 and an HMM), for guided alignment."""
+
+    # File for the alignments, one line `0-0 1-2` for each training pair. None: the file of data.alignments.
+    output: str | None = None
+
+
+@dataclass(frozen=True)
+class ShowOptions(ExperimentOptions, JsonOptions):
+    """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
+
+    # Devices to compile for, not needed here: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
+    target: str | None = None
+
 
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
@@ -233,3 +457,194 @@ class DoctorOptions:
 
     # Run directory of a translation model: also list the programs that translate and serve compile for it.
     run: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(
+    PairRules,
+    WorkerOptions,
+    SearchOptions,
+    SearchModelOptions,
+    NonfiniteOptions,
+    EnsembleOptions,
+    EncodingOptions,
+):
+    """Options of all commands that make training data."""
+
+    # ---- input and output ----
+
+    # UTF-8 text file, one sentence a line.
+    input: str
+    # Folder for the pairs, train.tsv, which data.dataset=parallel_text@DIR reads.
+    output: Path
+    # Weight of each pair in the loss of training, as a third column. None: no such column.
+    weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
+    # ---- lines and interruptions ----
+
+    # Number of lines that are translated at a time; these lines share batches. None: 2048.
+    window: Annotated[int | None, at_least(1)] = None
+    # Resume an interrupted command with the same flags; nothing is done twice.
+    resume: bool = False
+    # Discard the translations in DIR and start over. Without --resume or --overwrite, existing ones are kept,
+    # and the command ends with an error.
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BacktranslateOptions(CorpusOptions):
+    """Makes training pairs of target-language text, whose sources are translations by the run --run."""
+
+    # ---- back-translation ----
+
+    # Symbol before each source, which tells the model that its source is a translation; training needs it in
+    # vocab.symbols. Empty: none.
+    tag: str = "<BT>"
+    # System that searches: jax is this package. ctranslate2: --run is a folder that export
+    # --format=ctranslate2 wrote (needs the extra ctranslate2), for beam and greedy search, and samples.
+    backend: Literal["jax", "ctranslate2"] = "jax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilOptions(CorpusOptions):
+    """Makes training pairs for a student: sources, and their translations by a teacher, the run --run."""
+
+    # ---- distillation ----
+
+    # File of the reference translations, one line for each line of --input, for --targets=nbest. None: no
+    # references.
+    reference: str | None = None
+    # best: the best translation of each line. nbest: of the n best, the one closest to the reference (Kim and
+    # Rush 2016).
+    targets: Literal["best", "nbest"] = "best"
+    # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
+    n_best: int | None = None
+    # With --targets=nbest, the score of a sentence by which the closest translation is chosen.
+    metric: Literal["bleu", "chrf"] = "bleu"
+    # Write train.scores as well: for each token of the targets, the teacher's probabilities of the k most
+    # probable tokens, for word-level distillation (data.teacher_scores); 8 is usual. None: no scores.
+    teacher_scores: int | None = None
+
+
+@dataclass(frozen=True)
+class ExportOptions(CheckpointOptions):
+    """Writes a trained model in the format of another system and checks that its outputs agree."""
+
+    # Run directory of a trained model, or its URL (gs://, s3://).
+    run: Path
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the classes of
+    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm or ctranslate2.
+    format: str
+    # Folder for the exported files; it must be empty or not exist.
+    output: Path
+    # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
+    # int16, float16 or bfloat16. none: float32.
+    quantization: str = "none"
+    # Maximum absolute difference from the original model's logits or log-probabilities that is accepted; of
+    # those larger than 1, in proportion.
+    tolerance: float = 1e-4
+    # With --format=ctranslate2: shortlist of the run, as prepare --shortlist=FILE wrote it; becomes vmap.txt.
+    shortlist: Path | None = None
+    # Name of a model on Hugging Face's Hub to which the files are uploaded, with a model card, as in
+    # hf:OWNER/NAME. None: nothing is uploaded.
+    push: str | None = None
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Converts a model of another system to a run directory, to translate, score or train further."""
+
+    # Folder of the model, or its file of weights; or the name of a model on Hugging Face's Hub, as in
+    # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.
+    input: Path
+    # Run directory to create; it must be empty or not exist.
+    run: Path
+    # Format of the model: hf (of Hugging Face: BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5,
+    # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
+    # another toolkit: fairseq, opennmt-py, eole, marian-npz or joeynmt. None: found from the files.
+    format: str | None = None
+    # Languages to translate between, as in de,en; the first is the source language of two. More than two only
+    # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
+    languages: tuple[str, ...] | None = None
+    # With --format=hf: files of text in the languages in use. Pieces that occur in none of them are left out
+    # of the vocabulary, and of the embeddings. None: all are kept.
+    vocab_text: tuple[str, ...] | None = None
+    # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
+    config: str | None = None
+    # Folder with joint.model, or with source.model and target.model (SentencePiece); or with .txt files of
+    # these names: a word a line, in the order of ids. Or one file for both languages. None: it is in the
+    # model's folder.
+    vocab: Path | None = None
+    # Maximum absolute difference from the original model's logits that is accepted.
+    tolerance: float = 1e-4
+
+
+@dataclass(frozen=True)
+class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
+    """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
+
+    # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. Several, of
+    # other languages: --run=A --run=B.
+    run: tuple[Path, ...]
+    # ---- address ----
+
+    # Port to listen at. 0: any free port.
+    port: Annotated[int, between(0, 65535)] = 5000
+    # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks. None: that of the
+    # environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
+    host: str | None = None
+    # File of keys, one a line. A request for a translation needs one of them. None: no key is needed.
+    api_key_file: Path | None = None
+    # ---- limits ----
+
+    # Characters of one request; more are refused with status 413.
+    max_characters: Annotated[int, at_least(1)] = 10_000
+    # Lines of all requests that are not answered yet; more are refused with status 429.
+    max_waiting: Annotated[int, at_least(1)] = 1000
+    # Seconds after which a request is given up, with status 504.
+    timeout: Annotated[float, at_least(0.001)] = 60.0
+    # ---- model ----
+
+    # System that translates: JAX, or CTranslate2 for folders that `export --format=ctranslate2` wrote.
+    backend: Literal["jax", "ctranslate2"] = "jax"
+    # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
+    beam_size: int | None = None
+    # Compile for all sizes from the start. Requests that come meanwhile wait for what they need only.
+    warm_up: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewOptions:
+    """Writes a config for a corpus: held-out pairs, and sizes that fit the corpus and this machine."""
+
+    # Files of the corpus, which may be written without `--files=`: two with a sentence a line, source first
+    # (corpus.fr corpus.en), or one table: two columns (corpus.tsv), JSON objects (corpus.jsonl) or parquet
+    # (corpus.parquet). Text may be packed, as .gz or .zst.
+    files: tuple[str, ...]
+    # Run directory of the training to come. The config is written beside it, as RUN.py.
+    run: Path
+    # Language of the sources, such as fr. None: the ending of the first file.
+    source_language: str | None = None
+    # Language of the targets, such as en. None: the ending of the second file.
+    target_language: str | None = None
+    # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
+    cache_dir: Path | None = None
+    # Leave out pairs that are not UTF-8 and the surplus lines of the longer file, instead of refusing them.
+    drop_invalid: bool = False
+    # Replace an existing config RUN.py.
+    overwrite: bool = False
+
+
+def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:
+    """Return --source_language and --target_language, those that are given.
+
+    Raises:
+      UserError: the model of the run does not have a language.
+    """
+    from flaxformer_mt.translation.language_tags import choose_line_tags
+    from flaxformer_mt.vocab.pretrained import read_tags
+
+    names = ("source_language", "target_language")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    known = read_tags(options.run / "vocab")
+    choose_line_tags(read_config(options.run / "config.json").data, **given, vocab_tags=known)
+    return given

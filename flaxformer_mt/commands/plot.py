@@ -17,10 +17,11 @@ from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.evaluation.attention_maps import AttentionMaps, attention_maps
-from flaxformer_mt.figures import (
+from flaxformer_mt.evaluation.plots import (
+    AttentionMaps,
     Curve,
     TokenAxis,
+    attention_maps,
     draw_attention,
     draw_position_curves,
     draw_position_tables,
@@ -37,8 +38,8 @@ from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.translation.language_tags import choose_line_tags
 from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocabs
-from flaxformer_mt.writing_systems import is_blank
 
 # The number of positions to draw, from the first position on.
 _POSITIONS = 100
@@ -49,7 +50,7 @@ _SINUSOIDAL = {"sinusoidal": sinusoidal_table, "sinusoidal_halves": sinusoidal_h
 # Values of model.positions whose encodings are parameters.
 _LEARNED = ("learned", "one_vector")
 
-# Matplotlib figures by file name; Any, because only figures.py imports matplotlib.
+# Matplotlib figures by file name; Any, because only evaluation/plots.py imports matplotlib.
 Figures = dict[str, Any]
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.commands.corpus_options import DistilOptions
-from flaxformer_mt.commands.translate_and_score import choose_search
+from flaxformer_mt.commands.options import DistilOptions
+from flaxformer_mt.commands.translate import choose_search
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.score_files import ScoreFile, join_parts, open_score_file, write_part
@@ -176,7 +176,7 @@ class ChunkScorer:
 def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
     """Write the chunks that are missing; return all of them, in order."""
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.workers.open_crew import open_crew
+    from flaxformer_mt.workers.worker_pool import open_crew
 
     assert options.teacher_scores is not None
     rows = count_lines(str(options.output / TABLE)) or 0

@@ -4,9 +4,8 @@ The classes are defined in `schema`, with bounds of numbers from `bounds`, and v
 reads and writes configs, `find_config` locates them.
 """
 
-from flaxformer_mt.config.cleaning_rules import CleanConfig
-from flaxformer_mt.config.noise import NoiseConfig, TypoConfig
 from flaxformer_mt.config.schema import (
+    CleanConfig,
     Config,
     DataConfig,
     Dtype,
@@ -14,12 +13,14 @@ from flaxformer_mt.config.schema import (
     LoraConfig,
     MbrConfig,
     ModelConfig,
+    NoiseConfig,
     OptimConfig,
     ParallelConfig,
     Quantization,
     SearchConfig,
     StageConfig,
     TrainConfig,
+    TypoConfig,
     VocabConfig,
 )
 

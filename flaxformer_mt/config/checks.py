@@ -1,7 +1,7 @@
-"""Validation of a config: constraints between fields, after the bounds of each field (config/bounds.py).
+"""Validation of a config: constraints between fields, after the bounds of each (config/field_values.py).
 
 Every command validates its config before it starts. Needs neither data nor devices: the number of devices is
-checked in parallel/device_layout.py, the data in corpus/.
+checked in parallel/devices.py, the data in corpus/.
 """
 
 import dataclasses
@@ -12,10 +12,9 @@ from operator import attrgetter
 from typing import Any
 
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import find_direction_problems
-from flaxformer_mt.config.field_values import replace_fields
-from flaxformer_mt.config.noise import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
+from flaxformer_mt.config.field_values import find_wrong_values, replace_fields
+from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 

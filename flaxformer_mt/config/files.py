@@ -1,8 +1,10 @@
 """Configs on disk: Python config files, the config.json of a run, and the comparison of two configs."""
 
+import contextlib
 import dataclasses
 import difflib
 import errno
+import functools
 import hashlib
 import importlib.util
 import json
@@ -10,6 +12,7 @@ import os
 import reprlib
 import stat
 import sys
+import tempfile
 import typing
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import make_section
-from flaxformer_mt.errors import UserError, local_path
+from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, warn_user
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
@@ -32,7 +35,7 @@ _EXPORTED = "flaxformer_mt"
 _SHORT = reprlib.Repr()
 
 
-def load_config(path: str | Path) -> Config:
+def _load_config_file(path: str | Path) -> Config:
     """Run a config file (Python with `get_config() -> Config`) and return its config.
 
     Raises:
@@ -185,3 +188,114 @@ def compare_configs(old: Config, new: Config) -> list[str]:
     """List the fields that differ, one line each, old value first: `model.model_dim: 256 -> 512`."""
     before, after = flatten(old), flatten(new)
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if before[name] != after[name]]
+
+
+DEFAULT_CONFIG = "toy_de_en"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def list_recipes() -> dict[str, Path]:
+    """Return the config files that come with the package, by name."""
+    # An installed wheel has configs/ inside the package, a checkout has it next to the package.
+    installed, checkout = PACKAGE / "configs", PACKAGE.parent / "configs"
+    folder = installed if installed.is_dir() else checkout
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
+
+
+def find_config(name: str) -> Path:
+    """Find a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME.
+
+    Raises:
+      UserError: `name` is none of the three; the message suggests the most similar recipe.
+    """
+    given, recipes = Path(name).expanduser(), list_recipes()
+    if given.is_file() or (given / "config.json").is_file() or given.parent != Path("."):
+        return given  # files.load_config reports a missing file, and a run directory
+    local = Path("configs") / f"{given.stem}.py"
+    if given.suffix in ("", ".py") and local.is_file():
+        return local
+    if given.suffix in ("", ".py") and given.stem in recipes:
+        return recipes[given.stem]
+    near = difflib.get_close_matches(given.stem, recipes, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known recipes: {', '.join(recipes)}"
+    raise UserError(f"config {name} is neither a file nor a recipe; {hint}")
+
+
+def load_config(name: str | Path) -> Config:
+    """Load a config file, given by its path or as the name of a recipe: `load_config("toy_de_en")`.
+
+    Raises:
+      UserError: there is no such file or recipe, or the file is invalid.
+    """
+    return _load_config_file(find_config(str(name)))
+
+
+def split_checkpoint(name: str) -> tuple[str, str | None]:
+    """Return the run and the checkpoint that RUN or RUN@CHECKPOINT names; None: without a checkpoint."""
+    run, _, checkpoint = name.rpartition("@")
+    if not run or "/" in checkpoint or Path(name).expanduser().is_dir():  # the name of a folder may contain @
+        return name, None
+    return run, checkpoint
+
+
+def choose_config(name: str | None, run: str | None, base: Path | None = None) -> tuple[Config, Path]:
+    """Return the config that `--config` and `--run` select, and its run directory.
+
+    Without `name`, an existing run directory provides its own config.json, else the run `base`, from which it
+    is to start, does, else the default recipe is used.
+    Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
+    ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
+
+    Raises:
+      UserError: the config file is missing or invalid, or the run directory is a file.
+    """
+    run_dir = local_path(run) if run else None
+    if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
+        raise UserError(f"{run} is a file, not a directory; give another --run=DIR")
+    if name is None and run_dir is not None:
+        for folder in (run_dir, base):
+            if folder is not None and (folder / "config.json").is_file():
+                return read_config(folder / "config.json"), run_dir
+    path = find_config(name or DEFAULT_CONFIG)
+    return _load_config_file(path), run_dir or Path("runs") / path.stem
+
+
+def user_cache_dir() -> Path:
+    """Return the user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt.
+
+    A user without a home folder, as in a container that runs with a number for a user, has a temporary one.
+
+    Raises:
+      UserError: $FLAXFORMER_MT_CACHE is in an object store, or the temporary folder is not the user's own.
+    """
+    given = os.environ.get("FLAXFORMER_MT_CACHE", "")
+    if given:
+        return folder_of_arrays(given)
+    home = _find_home()
+    return _temporary_cache() if home is None else home / ".cache" / "flaxformer_mt"
+
+
+def _find_home() -> Path | None:
+    """Return the home folder; None if there is none, or none in which this user can make a cache."""
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither $HOME nor an entry in the table of users
+        return None
+    cache = home / ".cache" / "flaxformer_mt"
+    nearest = next(path for path in (cache, *cache.parents) if path.exists())
+    return home if cache.exists() or os.access(nearest, os.W_OK | os.X_OK) else None
+
+
+@functools.cache  # one warning
+def _temporary_cache() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"flaxformer_mt-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    problem = f"user {os.getuid()} has no home folder to write to"
+    remedy = "set another cache folder with FLAXFORMER_MT_CACHE"
+    # Programs that are kept in a cache are executed: nobody else may have put them there.
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise UserError(f"{problem}, and {folder} is not a folder of this user alone; {remedy}")
+    warn_user(f"{problem}: prepared data and compiled programs are kept in {folder}; {remedy}")
+    return folder

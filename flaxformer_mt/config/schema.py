@@ -1,18 +1,135 @@
 """Config of an experiment: frozen dataclasses with every field, its type and its default. Imports no JAX.
 
-A field's comment is its `--help` text, and its annotation bounds it (config/bounds.py). Checks that span
-fields are in config/checks.py.
+A field's comment is its `--help` text, and its annotation bounds it (config/field_values.py). Checks that
+span fields are in config/checks.py.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from flaxformer_mt.config.bounds import above, at_least, between, share
-from flaxformer_mt.config.cleaning_rules import CleanConfig
-from flaxformer_mt.config.field_values import replace_fields
-from flaxformer_mt.config.noise import NoiseConfig
+from flaxformer_mt.config.field_values import above, at_least, between, replace_fields, share
 from flaxformer_mt.config.tag_styles import TagStyle
+
+# Kinds of noise that change sources alone.
+SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos")
+# Kinds of noise that change sources and targets.
+TARGET_NOISE = ("upper_case", "title_case", "end_punctuation")
+# Kinds of noise that change the number of words.
+SPACE_NOISE = ("punctuation", "whitespace", "typo_kinds.random_space", "typo_kinds.skipped_space")
+
+
+@dataclass(frozen=True)
+class TypoConfig:
+    """Kinds of typos: the probability of each in a line that data.noise.typos has chosen."""
+
+    # Two neighbouring letters of a word change places.
+    char_swap: Annotated[float, between(0, 1)] = 0.1
+    # A letter of a word is missing.
+    missing_char: Annotated[float, between(0, 1)] = 0.1
+    # A letter is followed or preceded by one beside it on the keyboard.
+    extra_char: Annotated[float, between(0, 1)] = 0.1
+    # A letter is replaced by one beside it on the keyboard.
+    nearby_char: Annotated[float, between(0, 1)] = 0.1
+    # A letter is replaced by one that looks like it, such as a letter without its accent.
+    similar_char: Annotated[float, between(0, 1)] = 0.1
+    # A space between two words is missing; refused with data.alignments, which count words.
+    skipped_space: Annotated[float, between(0, 1)] = 0.1
+    # There is a space inside a word; refused with data.alignments, which count words.
+    random_space: Annotated[float, between(0, 1)] = 0.1
+    # A letter is written twice.
+    repeated_char: Annotated[float, between(0, 1)] = 0.1
+    # A letter that is written twice is written once.
+    unichar: Annotated[float, between(0, 1)] = 0.1
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """Noise in training text, drawn anew in each epoch: the share of lines that each kind changes."""
+
+    # Share of pairs of which both sides are in upper case.
+    upper_case: Annotated[float, between(0, 1)] = 0.0
+    # Share of pairs of which every word on both sides begins with a capital letter.
+    title_case: Annotated[float, between(0, 1)] = 0.0
+    # Share of sources in lower case; their targets stay as they are.
+    lower_case: Annotated[float, between(0, 1)] = 0.0
+    # Share of pairs that lose the mark at the end, if both sides end in one of the same kind.
+    end_punctuation: Annotated[float, between(0, 1)] = 0.0
+    # Share of sources of which one punctuation mark is missing, doubled or of another style.
+    punctuation: Annotated[float, between(0, 1)] = 0.0
+    # Share of sources with a missing space, a space inside a word or one before a punctuation mark.
+    whitespace: Annotated[float, between(0, 1)] = 0.0
+    # Share of sources that may have typos: each kind of typo_kinds occurs at most once, with its probability.
+    typos: Annotated[float, between(0, 1)] = 0.0
+    # Kinds of typos: the probability of each in a line that data.noise.typos has chosen.
+    typo_kinds: TypoConfig = field(default_factory=TypoConfig)
+
+    @property
+    def active(self) -> bool:
+        """Whether any line is changed."""
+        return any(getattr(self, kind) for kind in (*SOURCE_NOISE, *TARGET_NOISE))
+
+
+@dataclass(frozen=True)
+class CleanConfig:
+    """Rules for suspicious training pairs.
+
+    `refuse` ends the command with an error, `drop` leaves the pairs out, `keep` only reports them. Validation
+    and test pairs are never dropped, so that a score always covers the whole set.
+    """
+
+    # Text files with different numbers of lines: refuse (error), or drop the longer file's surplus lines.
+    unequal_lines: Literal["refuse", "drop"] = "refuse"
+    # Training pairs that are not valid UTF-8: refuse (error with file and line), or drop the pair.
+    invalid_utf8: Literal["refuse", "drop"] = "refuse"
+    # Training pairs with a side that is empty or shows nothing (white space, byte order marks, marks of
+    # direction): refuse (error), drop, or keep and report.
+    empty: Literal["refuse", "drop", "keep"] = "drop"
+    # Training pairs with a side of more than max_characters: refuse (error), drop, or keep and report.
+    too_long: Literal["refuse", "drop", "keep"] = "drop"
+    # Maximum length of a sentence in characters, for the rule too_long.
+    max_characters: Annotated[int, at_least(1)] = 2000
+    # Training pairs whose lengths in characters differ by more than max_length_ratio: refuse, drop or keep.
+    length_ratio: Literal["refuse", "drop", "keep"] = "drop"
+    # Maximum ratio of the longer to the shorter side in characters, for the rule length_ratio.
+    max_length_ratio: Annotated[float, at_least(1)] = 9.0
+    # Training pairs identical to an earlier pair: refuse (error), drop the repetitions, or keep and report.
+    duplicates: Literal["refuse", "drop", "keep"] = "keep"
+    # Training pairs whose target an earlier pair has, whatever their sources: off, refuse, drop or keep.
+    repeated_targets: Literal["off", "refuse", "drop", "keep"] = "off"
+    # Training pairs whose sides differ in the digits from 1 to 9, whatever their order: off, refuse, drop or
+    # keep.
+    numbers: Literal["off", "refuse", "drop", "keep"] = "off"
+    # Training pairs with a side of which fewer letters than min_script_share are of its script: off, refuse,
+    # drop or keep.
+    script: Literal["off", "refuse", "drop", "keep"] = "off"
+    # For the rule script, the first word of the Unicode names of the source's letters, as LATIN, CYRILLIC or
+    # ARABIC; of several scripts, CJK+HIRAGANA+KATAKANA. Empty: any.
+    source_script: str = ""
+    # The same for the target.
+    target_script: str = ""
+    # Smallest share of letters of its script on a side, for the rule script. A side without letters passes.
+    min_script_share: Annotated[float, between(0, 1)] = 0.5
+    # Training pairs with a side in another language, as language_model says: off, refuse, drop or keep.
+    language: Literal["off", "refuse", "drop", "keep"] = "off"
+    # fastText model of language identification, such as lid.176.bin (needs the extra languages), for the rule
+    # language and the search for swapped sides. Empty: none.
+    language_model: str = ""
+    # Smallest probability of another language, for the rule language.
+    min_language_probability: Annotated[float, between(0, 1)] = 0.5
+
+    def describe(self) -> dict[str, Any]:
+        """Return the values that results depend on: without those of rules that are off."""
+        values = dataclasses.asdict(self)
+        added = ("repeated_targets", "numbers", "script", "language")
+        off = [name for name in added if values[name] == "off"]
+        if "script" in off:
+            off += ["source_script", "target_script", "min_script_share"]
+        if "language" in off:
+            off += ["language_model", "min_language_probability"]
+        return {name: value for name, value in values.items() if name not in off}
+
 
 # Data types in which a model can run, and other types of the matrices that translation multiplies.
 Dtype = Literal["float32", "bfloat16"]

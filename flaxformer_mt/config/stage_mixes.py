@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from flaxformer_mt.config.bounds import find_wrong_values
 from flaxformer_mt.config.directions import Member, read_members
-from flaxformer_mt.config.noise import NoiseConfig
-from flaxformer_mt.config.schema import DataConfig, StageConfig
+from flaxformer_mt.config.field_values import find_wrong_values
+from flaxformer_mt.config.schema import DataConfig, NoiseConfig, StageConfig
 from flaxformer_mt.errors import UserError
 
 _LARGEST_COUNT = 2**31 - 1

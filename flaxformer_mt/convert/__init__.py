@@ -1,1 +1,1 @@
-"""Export to and import from foreign model formats: one module per format, listed in format_registry.py."""
+"""Export to and import from foreign model formats: one module per format, listed in formats.py."""

@@ -5,30 +5,276 @@ format_of_files.py, and by name in format_registry.py; language_subset.py reduce
 """
 
 import dataclasses
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.format_interface import Format, Given, Weights, fit_vocabulary
-from flaxformer_mt.convert.format_of_files import find_format_name
-from flaxformer_mt.convert.format_registry import find_format
-from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
+from flaxformer_mt.convert.formats import (
+    EXTRAS,
+    NAMES,
+    OUR_KEY,
+    Format,
+    Given,
+    Weights,
+    find_format,
+    fit_vocabulary,
+    read_config_json,
+)
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
-from flaxformer_mt.convert.language_subset import check_cuttable, choose_languages, cut_vocabulary
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
-from flaxformer_mt.errors import UserError
-from flaxformer_mt.object_store.transfers import fetch_input
-from flaxformer_mt.object_store.working_copies import open_copy, publish
-from flaxformer_mt.runs.new_run import write_new_run
+from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
+from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.object_store.working_copies import fetch_input, open_copy, publish
+from flaxformer_mt.runs.load_run import write_new_run
+from flaxformer_mt.text_io.lines import open_input, read_lines
+from flaxformer_mt.translation.language_tags import check_language
 from flaxformer_mt.trees import nest_leaves
+from flaxformer_mt.vocab import PretrainedVocab, Vocab, Vocabs, load_vocabs
+from flaxformer_mt.vocab.model_file import SPACE
+
+# model_type of config.json, as transformers writes it -> format.
+_MODEL_TYPES = {
+    "marian": "marian",
+    "pegasus": "hf-pre-norm",
+    **dict.fromkeys(("bart", "mbart", "m2m_100", "t5", "mt5"), "hf"),
+}
+# Format -> pattern of names that only its tensors have.
+_TENSOR_NAMES = {
+    "torch": r"(en|de)coder\.layers\.0\.(self_attention\.query|recurrence\.forget)\.weight",
+    "torch-nn": r"transformer\.encoder\.layers\.0\.self_attn\.in_proj_weight",
+    "handbuilt": r"encoder\.layers\.0\.enc_self_attn\.W_Q\.weight",
+    "kokoyi": r".*\.Wq",
+    "decoder-only": r"blocks\.0\.attention\.heads\.0\..*",
+    "aiayn": r"encoder\.layer_stack\.0\.slf_attn\.w_qs\.weight",
+}
+# Format -> names that are all in the file of its checkpoint, beside those of tensors.
+_CHECKPOINT_NAMES = {
+    "fairseq": ({"model", "args"}, {"model", "cfg"}),
+    "opennmt-py": ({"opt", "vocab"},),
+    "joeynmt": ({"model_state"},),
+}
+# Files with tensors.
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
+
+
+def find_format_name(path: Path) -> str:
+    """Return the name of the format of a model's folder or of its weights file.
+
+    Raises:
+      UserError: the files do not say it; the message asks for --format.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
+    folder = path if path.is_dir() else path.parent
+    facts = read_config_json(folder)
+    ours = facts.get(OUR_KEY)
+    if isinstance(ours, dict) and ours.get("format") in NAMES:
+        return str(ours["format"])
+    if (kind := facts.get("model_type")) is not None:
+        if kind in _MODEL_TYPES:
+            return _MODEL_TYPES[kind]
+        raise _refuse(path, f"its config.json has model_type {kind}; known: {', '.join(_MODEL_TYPES)}")
+    if isinstance(facts.get("model"), dict) and "decoder" in facts["model"]:
+        return "eole"
+    if path.suffix == ".chkpt":
+        return "aiayn"
+    if path.suffix == ".npz" or (path.is_dir() and any(path.glob("*.npz"))):
+        return "marian-npz"
+    files = [path] if path.is_file() else sorted(folder.iterdir())
+    names = [_read_names(file) for file in files if file.suffix in _SUFFIXES]
+    found = [
+        name for name in (*_TENSOR_NAMES, *_CHECKPOINT_NAMES) if any(_has_names(name, one) for one in names)
+    ]
+    if len(found) != 1:
+        reason = (
+            f"the tensors are those of {' and '.join(found)}"
+            if found
+            else "no format is known that has its tensors"
+        )
+        raise _refuse(path, reason if any(names) else "its files have no tensors that can be read")
+    return found[0]
+
+
+def _has_names(format_name: str, names: list[str]) -> bool:
+    if format_name in _CHECKPOINT_NAMES:
+        return any(wanted <= set(names) for wanted in _CHECKPOINT_NAMES[format_name])
+    return any(re.fullmatch(_TENSOR_NAMES[format_name], name) for name in names)
+
+
+def _refuse(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"the files of {path} do not say their format ({reason}); give --format={'|'.join(NAMES)}"
+    )
+
+
+def _read_names(file: Path) -> list[str]:
+    """Return the names of the tensors of a file, or of the parts of a checkpoint."""
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                with safe_open(file, "numpy") as tensors:
+                    return list(tensors.keys())
+            except (SafetensorError, OSError) as error:
+                raise UserError(f"{file} cannot be read as safetensors: {error}") from error
+        from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        needed = install_command(extra=EXTRAS[package])
+        raise UserError(
+            f"{file} needs {package}, which is not installed; install it with: {needed}"
+        ) from error
+    return list(load_checkpoint(file))
+
+
+# Spellings of the special symbols.
+_SPECIALS = {
+    "pad": ("<pad>", "<blank>", "[PAD]"),
+    "bos": ("<bos>", "<s>", "<sos>", "[BOS]"),
+    "eos": ("<eos>", "</s>", "[EOS]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+
+
+def read_given_vocabs(path: Path) -> Vocabs:
+    """Read the vocabularies at a path.
+
+    Args:
+      path: a folder with joint.model, or with source.model and target.model; or a folder with joint.txt, or
+        with source.txt and target.txt, which are lists of words; or the file of a joint vocabulary.
+
+    Raises:
+      UserError: files are missing or damaged, or a list lacks a special symbol or repeats a word.
+    """
+    if path.is_file():
+        vocab = _read_vocab(path)
+        return Vocabs(vocab, vocab, joint=True)
+    joint, source, target = (path / f"{name}.txt" for name in ("joint", "source", "target"))
+    if joint.is_file():
+        return read_given_vocabs(joint)
+    if source.is_file() and target.is_file():
+        return Vocabs(_read_vocab(source), _read_vocab(target), joint=False)
+    return load_vocabs(path)
+
+
+def _read_vocab(path: Path) -> Vocab:
+    return Vocab.load(path) if path.suffix == ".model" else _read_words(path)
+
+
+def _read_words(path: Path) -> Vocab:
+    try:
+        text = read_file(path, most=1 << 30).decode().replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a list of words that can be read: {error}") from error
+    words = text.removesuffix("\n").split("\n")
+    numbers: dict[str, int] = {}
+    for number, word in enumerate(words):
+        if not word or SPACE in word:
+            what = f"contains {SPACE!r}, the symbol for a space" if word else "is empty"
+            raise UserError(f"line {number + 1} of {path} {what}; each line is one word, in the order of ids")
+        if word in numbers:
+            raise UserError(f"lines {numbers[word] + 1} and {number + 1} of {path} are both {word!r}")
+        numbers[word] = number
+    found = {
+        name: next((word for word in spellings if word in numbers), None)
+        for name, spellings in _SPECIALS.items()
+    }
+    if missing := [f"{name} ({', '.join(_SPECIALS[name])})" for name, word in found.items() if word is None]:
+        raise UserError(
+            f"{path} lacks {' and '.join(missing)}; each special symbol needs a line, and so an id"
+        )
+    return Vocab(make_word_model(words, Specials(**found)), name=str(path))  # type: ignore[arg-type]
+
+
+def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
+    """Return the config of a model of many languages for the directions between some of them.
+
+    A model without tags translates from the first language to the second one, whatever its files say.
+
+    Raises:
+      UserError: fewer than two languages, or the model does not have one.
+    """
+    data, tags = weights.config.data, weights.vocabs.target.tags
+    if len(set(languages)) < 2 or len(set(languages)) < len(languages):
+        raise UserError(f"--languages is {','.join(languages)}; give two different ones, as de,en")
+    if data.tag_style == "opus" and len(languages) > 2:
+        raise UserError(
+            f"--languages is {','.join(languages)}, but this model has no tags of languages; give the two "
+            "that it translates between, as de,en"
+        )
+    source, target = languages[:2]
+    data = dataclasses.replace(data, source_language=source, target_language=target)
+    if len(languages) > 2:
+        pairs = itertools.permutations(languages, 2)
+        data = dataclasses.replace(data, dataset=",".join(f"parallel_text:{a}-{b}" for a, b in pairs))
+    if data.tag_style == "t5":
+        _list_tags(data)  # raises for a language that T5 has no name for
+    elif tags:
+        for language in languages:
+            check_language(language, "--languages", data, tags)
+    return dataclasses.replace(weights.config, data=data)
+
+
+def check_cuttable(weights: Weights, texts: Sequence[str | Path]) -> None:
+    """Raise UserError if `cut_vocabulary` cannot cut the vocabulary of a model to texts."""
+    if not isinstance(weights.vocabs.target, PretrainedVocab):
+        raise UserError(f"--vocab_text is {texts[0]}, but this model has no vocabulary that can be cut")
+
+
+def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
+    """Return a pretrained model with the pieces that texts have, and the tags of some languages (None: all).
+
+    Raises:
+      UserError: a file cannot be read.
+    """
+    vocab = weights.vocabs.target
+    assert isinstance(vocab, PretrainedVocab)
+    tags = None if languages is None else _list_tags(weights.config.data)
+    cut = vocab.cut(_read_texts(texts), tags=tags)
+    kept = np.asarray(cut.facts.kept)
+    leaves = dict(weights.leaves)
+    for path, leaf in leaves.items():
+        if path.endswith("_embedding/embedding") or path == "output_bias":
+            leaves[path] = leaf[kept]
+        elif path == "output_kernel":
+            leaves[path] = leaf[:, kept]
+    section = dataclasses.replace(
+        weights.config.vocab,
+        size=cut.size,
+        **{name: getattr(cut, name) for name in ("pad_id", "bos_id", "eos_id", "unk_id")},
+    )
+    config = dataclasses.replace(weights.config, vocab=section)
+    return dataclasses.replace(weights, config=config, vocabs=Vocabs(cut, cut, joint=True), leaves=leaves)
+
+
+def _list_tags(data: DataConfig) -> list[str]:
+    """Return the tags of all directions, on both sides."""
+    tags = [
+        tag
+        for one in find_directions(data)
+        for tag in (*choose_tags(data, one), choose_target_tag(data, one))
+    ]
+    return [tag for tag in dict.fromkeys(tags) if tag]
+
+
+def _read_texts(paths: Sequence[str | Path]) -> Iterator[str]:
+    for path in paths:
+        with open_input(str(path)) as stream:
+            yield from read_lines(stream, name=str(path), invalid_utf8="replace")
 
 
 def import_run(

@@ -13,14 +13,55 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.convert.array_layouts import SAME, Layout, Shape
 from flaxformer_mt.errors import UserError
+
+Shape = tuple[int, ...]
+
+
+class Layout(NamedTuple):
+    """A conversion and its inverse; `to_flax` needs the Flax shape, to which it splits flattened axes."""
+
+    to_foreign: Callable[[np.ndarray], np.ndarray]
+    to_flax: Callable[[np.ndarray, Shape], np.ndarray]
+
+
+def _transposed(array: np.ndarray) -> np.ndarray:
+    return array.T
+
+
+# Unchanged.
+SAME = Layout(lambda a: a, lambda a, shape: a)
+# [in, out] -> [out, in], as in PyTorch's Linear.
+TRANSPOSED = Layout(_transposed, lambda a, shape: a.T)
+# [D, H, K] -> [HK, D], as in PyTorch's Linear; the rows of one head are contiguous.
+HEADS_IN = Layout(
+    lambda a: a.reshape(len(a), -1).T,
+    lambda a, shape: a.T.reshape(shape),
+)
+# [H, E, D] -> [D, HE], as in PyTorch's Linear.
+HEADS_OUT = Layout(
+    lambda a: a.reshape(-1, a.shape[-1]).T,
+    lambda a, shape: a.T.reshape(shape),
+)
+# [H, K] -> [HK].
+FLAT = Layout(lambda a: a.reshape(-1), lambda a, shape: a.reshape(shape))
+# [H, E, D] -> [HE, D].
+FLAT_ROWS = Layout(lambda a: a.reshape(-1, a.shape[-1]), lambda a, shape: a.reshape(shape))
+# [D, H, K] -> [H, D, K]: one matrix per head.
+HEAD_STACKED = Layout(lambda a: a.transpose(1, 0, 2), lambda a, shape: a.transpose(1, 0, 2))
+# [1, in, out] -> [out, in, 1]: a Flax convolution to a PyTorch Conv1d.
+CONVOLUTION_BOTH = Layout(lambda a: a.transpose(2, 1, 0), lambda a, shape: a.transpose(2, 1, 0))
+# [1, in, out] -> [out, in]: a Flax convolution of kernel size 1 to a PyTorch Linear.
+CONVOLUTION_TO_LINEAR = Layout(lambda a: a[0].T, lambda a, shape: a.T[None])
+# [V] -> [1, V].
+ROW = Layout(lambda a: a[None], lambda a, shape: a[0])
+
 
 # Flax parameters by path: {"encoder/layers_0/...": float32 array}.
 Leaves = dict[str, np.ndarray]
@@ -298,3 +339,21 @@ def rules_for(prefixes: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> lis
         return Rule(tuple(ours + path for path in paths), theirs + rule.theirs, rule.layout, rule.head_axis)
 
     return [add_prefixes(*prefix, rule) for prefix, rule in itertools.product(prefixes, rules)]
+
+
+def half_split_order(width: int) -> np.ndarray:
+    """Return the Flax column of each foreign column: width 5 gives 0, 2, 4, 1, 3."""
+    return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
+
+
+def half_split(layout: Layout, axis: int) -> Layout:
+    """Return a layout that also permutes the model width, which is axis `axis` of the Flax array."""
+
+    def to_foreign(array: np.ndarray) -> np.ndarray:
+        return layout.to_foreign(np.take(array, half_split_order(array.shape[axis]), axis))
+
+    def to_flax(array: np.ndarray, shape: Shape) -> np.ndarray:
+        inverse = np.argsort(half_split_order(shape[axis]))
+        return np.take(layout.to_flax(array, shape), inverse, axis)
+
+    return Layout(to_foreign, to_flax)

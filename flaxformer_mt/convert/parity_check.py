@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.format_interface import Outputs, Weights
+from flaxformer_mt.convert.formats import Outputs, Weights
 from flaxformer_mt.corpus.reader import has_split, read_pairs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import CleanConfig
-from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
-from flaxformer_mt.corpus.cached_json import digest
+from flaxformer_mt.corpus.caches import digest, read_arrays, write_arrays
 from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
-from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
+from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
+from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16

@@ -12,7 +12,7 @@ import yaml
 
 from flaxformer_mt.config import NoiseConfig, StageConfig, TypoConfig
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.corpus.packed_files import PACKINGS
+from flaxformer_mt.corpus.text_files import PACKINGS
 from flaxformer_mt.errors import UserError, warn_user
 
 # OpusTrainer's modifiers -> fields of NoiseConfig.

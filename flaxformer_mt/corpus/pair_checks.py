@@ -16,7 +16,7 @@ import numpy as np
 
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.language_identification import load_identifier
-from flaxformer_mt.writing_systems import is_blank
+from flaxformer_mt.unicode_text import is_blank
 
 # Pairs that are checked at a time, and number of example rows in the report for each problem.
 BLOCK = 16384

@@ -16,7 +16,7 @@ import numpy as np
 
 from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.writing_systems import is_blank
+from flaxformer_mt.unicode_text import is_blank
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384

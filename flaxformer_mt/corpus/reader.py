@@ -4,8 +4,13 @@ Row 1 of the data path. Contains the syntax of `data.dataset`, mixtures and fing
 """
 
 import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import (
@@ -15,23 +20,135 @@ from flaxformer_mt.config.directions import (
     find_directions,
     read_members,
 )
-from flaxformer_mt.corpus.alignment_files import load_links
-from flaxformer_mt.corpus.cache_use import use_cache
-from flaxformer_mt.corpus.cached_json import digest
-from flaxformer_mt.corpus.cleaning import describe_rules, load_or_clean
-from flaxformer_mt.corpus.held_out import hold_out
+from flaxformer_mt.corpus.caches import digest, use_cache
+from flaxformer_mt.corpus.cleaning import describe_rules, load_or_clean, occur_in
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
-from flaxformer_mt.corpus.pair_weights import drop_weightless
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
 from flaxformer_mt.corpus.score_files import ScoreFile, open_score_file
-from flaxformer_mt.corpus.store_text import copy_text
-from flaxformer_mt.corpus.text_files import find_file, has_files
-from flaxformer_mt.corpus.text_rows import open_parallel_text
+from flaxformer_mt.corpus.text_files import PACKINGS, TABLES, find_file, has_files
+from flaxformer_mt.corpus.text_rows import drop_weightless, open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
-from flaxformer_mt.errors import UserError, find_url
-from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
-from flaxformer_mt.workers.open_crew import HERE, Hands
+from flaxformer_mt.corpus.word_alignment import load_links
+from flaxformer_mt.errors import UserError, find_url, show_as
+from flaxformer_mt.object_store.working_copies import fetch_files
+from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
+from flaxformer_mt.workers.worker_pool import HERE, Hands
+
+
+class HeldOut(NamedTuple):
+    """Rows of each data set: those to train on, and those that are held out for validation and test.
+
+    aside: for each data set, the number of rows in none of the three, because they share a sentence with one
+    that is held out.
+    """
+
+    train: list[np.ndarray]
+    valid: list[np.ndarray]
+    test: list[np.ndarray]
+    aside: list[int]
+
+
+def hold_out(
+    splits: Sequence[RawSplit],
+    kept: Sequence[np.ndarray | None],
+    keys: Sequence[np.ndarray],
+    sizes: Mapping[str, int],
+) -> HeldOut:
+    """Choose the rows that are held out from the first data set of each direction, and those to train on.
+
+    Args:
+      splits: the training splits of the data sets.
+      kept: rows of each that cleaning has kept (None: all).
+      keys: digests of the sentences of all rows of each, uint64 [N, 2]; see `digest_sentence`.
+      sizes: numbers of pairs of `valid` and `test` of each direction; 0: none.
+
+    Raises:
+      UserError: a data set has less than twice as many different sentences.
+    """
+    rows = [
+        np.arange(len(split)) if chosen is None else np.asarray(chosen)
+        for split, chosen in zip(splits, kept, strict=True)
+    ]
+    seen: set[tuple[str, str]] = set()
+    banned: dict[str, list[np.ndarray]] = {}
+    held: dict[str, list[np.ndarray]] = {"valid": [], "test": []}
+    for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
+        chosen = {name: own_rows[:0] for name in held}
+        if split.languages not in seen:
+            # A set read in both directions has the same pairs held out in each.
+            by_target = split.has_source and split.languages[0] > split.languages[1]
+            sides = own_keys[:, ::-1] if by_target else own_keys
+            places = _choose(sides[own_rows], sizes, split.name)
+            chosen = {name: own_rows[numbers] for name, numbers in places.items()}
+        seen.add(split.languages)
+        for name, numbers in chosen.items():
+            held[name].append(numbers)
+            for side, language in enumerate(split.languages):
+                banned.setdefault(language, []).append(own_keys[numbers, side])
+    shared = {language: np.unique(np.concatenate(found)) for language, found in banned.items()}
+    train = []
+    for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
+        found = zip(split.languages, own_keys[own_rows].T, strict=True)
+        is_shared = np.any([occur_in(own, shared[language]) for language, own in found], axis=0)
+        train.append(own_rows[~is_shared])
+    aside = [
+        len(own_rows) - sum(map(len, parts))
+        for own_rows, *parts in zip(rows, train, held["valid"], held["test"], strict=True)
+    ]
+    return HeldOut(train, held["valid"], held["test"], aside)
+
+
+def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, np.ndarray]:
+    """Return the positions of the pairs with the smallest digests: one pair of each sentence, ascending.
+
+    Test pairs share no sentence with validation pairs.
+
+    Args:
+      keys: digests of both sides, uint64 [N, 2]; those of the first decide.
+    """
+    _, first = np.unique(keys[:, 0], return_index=True)
+    wanted = sizes["valid"] + sizes["test"]
+    if 2 * wanted > len(first):
+        raise UserError(
+            f"data.valid_pairs {sizes['valid']} and data.test_pairs {sizes['test']} are more than half of "
+            f"the {len(first)} different sentences of {name}; lower them to {len(first) // 4} each or less"
+        )
+    valid, rest = first[: sizes["valid"]], first[sizes["valid"] :]
+    free = rest[~np.isin(keys[rest, 1], keys[valid, 1])]
+    return {"valid": np.sort(valid), "test": np.sort(free[: sizes["test"]])}
+
+
+def copy_text(url: str, config: DataConfig) -> Path:
+    """Return the local copy of a folder: texts of the config's splits and languages, weights, alignments,
+    scores.
+
+    Files that have not changed in the store are not fetched again.
+
+    Raises:
+      UserError: there is no file at the URL, or the store cannot be read.
+    """
+    folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
+    splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
+    languages = {language for direction in find_directions(config) for language in direction}
+    texts = _name_files(splits, {*filter(None, languages), *TABLES})
+    wanted = texts | _name_files(splits, ["weights"])
+    wanted |= {name for name in (*config.alignments, *config.teacher_scores) if name}
+    folder.mkdir(parents=True, exist_ok=True)
+    show_as(folder, url)
+    present = fetch_files(url, folder, wanted=wanted)
+    if not texts & set(present):
+        found = f"it has {', '.join(present[:10])}" if present else "it is empty, or does not exist"
+        raise UserError(
+            f"{url} has no text file of the splits and languages of data: {found}; the files are named as "
+            f"{config.train_split}.{config.target_language}; set --config.data.text_dir"
+        )
+    return folder
+
+
+def _name_files(splits: Iterable[str], suffixes: Iterable[str]) -> set[str]:
+    return {"".join(parts) for parts in itertools.product(splits, ["."], suffixes, PACKINGS)}
+
 
 Split = Literal["train", "valid", "test"]
 

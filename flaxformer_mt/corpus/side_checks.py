@@ -14,7 +14,7 @@ import numpy as np
 
 from flaxformer_mt.corpus.language_identification import LanguageIdentifier
 from flaxformer_mt.corpus.pairs import Pair, Part
-from flaxformer_mt.writing_systems import find_script, lacks_spaces
+from flaxformer_mt.unicode_text import find_script, lacks_spaces
 
 # A sample of a set: consecutive pairs, in blocks that are spread evenly over it.
 _BLOCK, _BLOCKS = 200, 20

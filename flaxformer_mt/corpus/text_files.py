@@ -5,20 +5,155 @@ Contains the file names and formats of `parallel_text`: `train.de` + `train.en`,
 A line ends at b"\n" only, so other characters that Unicode counts as line ends stay inside their sentence.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import gzip
 import hashlib
+import io
 import itertools
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
-from flaxformer_mt.corpus.arrow_files import count_parquet_rows
-from flaxformer_mt.corpus.cached_json import digest_file, read_cached, write_cached
-from flaxformer_mt.corpus.packed_files import PACKINGS, find_packing, name_unpacked, open_unpacked
+from flaxformer_mt.corpus.caches import digest_file, read_cached, write_cached
+from flaxformer_mt.corpus.pairs import check_languages
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_encoding import BEGINNING, check_encoding
+from flaxformer_mt.unicode_text import BEGINNING, check_encoding
+
+
+def open_zst(path: Path) -> io.BufferedReader:
+    """Open a .zst file for reading its unpacked bytes, which cannot be sought.
+
+    Raises:
+      OSError: also later: the file cannot be read, or, without `errno`, is damaged or not complete.
+    """
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 18)
+
+
+def count_parquet_rows(path: Path) -> int:
+    """Return the number of rows of a table; raise UserError if it is damaged."""
+    with _open_table(path) as table:
+        return table.metadata.num_rows
+
+
+def read_parquet_pairs(
+    path: Path, languages: tuple[str, str], *, first: int, size: int
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yield the texts of both languages from row `first` on, in lists of `size`.
+
+    They are columns of text with the names of the languages, as such or inside of a column `translation`. A
+    text that is null is empty. A line feed becomes a space, since a sentence is one line.
+
+    Args:
+      languages: without a source, which is "", all sources are empty.
+
+    Raises:
+      UserError: the table is damaged, or lacks the text of a language.
+    """
+    with _open_table(path) as table:
+        columns = _find_columns(path, table, languages)
+        group = 0
+        while group < table.num_row_groups and first >= table.metadata.row_group(group).num_rows:
+            first -= table.metadata.row_group(group).num_rows
+            group += 1
+        groups = list(range(group, table.num_row_groups))
+        block: list[tuple[bytes, bytes]] = []
+        for batch in table.iter_batches(batch_size=size, row_groups=groups, columns=list(columns.values())):
+            texts = [_read_texts(batch, columns.get(language)) for language in languages]
+            block += list(zip(*texts, strict=True))[first:]
+            first = max(0, first - batch.num_rows)
+            while len(block) >= size:
+                yield block[:size]
+                block = block[size:]
+        if block:
+            yield block
+
+
+@contextlib.contextmanager
+def _open_table(path: Path) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as table:
+            yield table
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} is no complete parquet file ({reason}); copy or write it again") from error
+
+
+def _find_columns(path: Path, table: Any, languages: tuple[str, str]) -> dict[str, str]:
+    """Return the path of the column of each language."""
+    import pyarrow
+
+    fields, prefix = table.schema_arrow, ""
+    if "translation" in fields.names and pyarrow.types.is_struct(fields.field("translation").type):
+        fields, prefix = list(fields.field("translation").type), "translation."
+    kinds = ("string", "large_string", "string_view")
+    check_languages(str(path), languages, [one.name for one in fields if str(one.type) in kinds])
+    return {language: prefix + language for language in languages if language}
+
+
+def _read_texts(batch: Any, column: str | None) -> list[bytes]:
+    import pyarrow
+
+    if column is None:
+        return [b""] * batch.num_rows
+    outer, _, inner = column.rpartition(".")
+    texts = batch.column(outer).field(inner) if outer else batch.column(inner)
+    return [(text or b"").replace(b"\n", b" ") for text in texts.cast(pyarrow.large_binary()).to_pylist()]
+
+
+# Endings of names; "" of files that are not packed.
+PACKINGS = ("", ".gz", ".zst")
+_NAMES = {".gz": "gzip", ".zst": "Zstandard"}
+# Bytes that are skipped at a time.
+_SKIPPED = 1 << 20
+
+
+def find_packing(path: Path) -> str:
+    """Return the ending that says how a file is packed; "" if it is not."""
+    return path.suffix if path.suffix in _NAMES else ""
+
+
+def name_unpacked(path: Path) -> str:
+    """Return the name that a file has when it is not packed."""
+    return path.name.removesuffix(find_packing(path))
+
+
+@contextlib.contextmanager
+def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
+    """Open a file for reading its unpacked bytes from number `start` on.
+
+    Raises:
+      UserError: inside of the context too: the file cannot be read, or is damaged or not complete.
+    """
+    packing = find_packing(path)
+    try:
+        with contextlib.ExitStack() as stack:
+            if packing == ".zst":
+                file = stack.enter_context(open_zst(path))
+                while start and (skipped := len(file.read(min(start, _SKIPPED)))):
+                    start -= skipped
+            else:
+                opened = gzip.open(path) if packing else path.open("rb")
+                file = cast(io.BufferedReader, stack.enter_context(opened))
+                file.seek(start)
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UserError(
+            f"{path} is not a complete {_NAMES.get(packing, 'text')} file ({error}); compress it again or "
+            "unpack it"
+        ) from None
+
 
 _BOM = b"\xef\xbb\xbf"
 # Endings of tables, which have both sides of a pair in a row.

@@ -17,8 +17,8 @@ from typing import Any
 
 from flaxformer_mt import file_lock
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.user_cache import user_cache_dir
-from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+from flaxformer_mt.config.files import user_cache_dir
+from flaxformer_mt.corpus.caches import read_cached, write_cached
 from flaxformer_mt.errors import DISK_FULL, UserError, folder_of_arrays, local_path, warn_user
 
 # The files that describe a set have some kilobytes.

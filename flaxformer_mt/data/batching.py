@@ -21,8 +21,119 @@ from flaxformer_mt.data.buckets import (
     make_training_shapes,
     smallest_shape,
 )
-from flaxformer_mt.data.even_batches import deal_evenly
-from flaxformer_mt.data.packing import pack_rows
+
+
+def deal_evenly(
+    pairs: np.ndarray,
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    *,
+    rows: int,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Return the pairs in an order whose consecutive batches of `rows` have similar numbers of tokens.
+
+    The pairs are sorted by target length and cut into groups of one pair for each batch. The batch with the
+    fewest source tokens so far takes the pair with the longest source of a group. Between equals chance
+    decides, and so it does about the order of a batch: each pair is in each batch and each row equally often.
+    Pairs beyond the last full batch stay where they are.
+
+    Of target lengths [9, 3, 8, 4, 5] in 2 batches of 2 rows, one of 3 and 4 and one of 8 and 9 tokens form a
+    batch, and the pair of 5 stays at the end.
+
+    Args:
+      pairs: [N] numbers of pairs, in random order.
+      source_lengths, target_lengths: [N] number of tokens of each of them.
+      rows: number of pairs in a batch.
+    """
+    batches = len(pairs) // rows
+    full = batches * rows
+    source, target = source_lengths[:full], target_lengths[:full]
+    # Sources of neighbouring target lengths are sorted in opposite directions, so that a group at the border
+    # of two target lengths has sources of similar lengths, too.
+    order = np.lexsort((np.where(target % 2 == 0, source, -source), target))
+    groups, tokens = pairs[:full][order].reshape(rows, batches), source[order].reshape(rows, batches)
+    dealt, totals = np.empty((batches, rows), pairs.dtype), np.zeros(batches, np.int64)
+    # Groups of very different sources come first: the others make up for the differences that these leave.
+    for group in np.argsort(-np.ptp(tokens, axis=1), kind="stable") if batches else ():
+        fewest_first = np.lexsort((random.random(batches), totals))
+        longest_first = np.lexsort((random.random(batches), -tokens[group]))
+        dealt[fewest_first, group] = groups[group, longest_first]
+        totals[fewest_first] += tokens[group, longest_first]
+    return np.concatenate([random.permuted(dealt, axis=1).ravel(), pairs[full:]])
+
+
+# Number of pairs that are packed together. Larger windows fill rows slightly better and take longer.
+_WINDOW = 1024
+# Windows packed in parallel: enough to hide the overhead of Python, few enough to stay in the CPU cache.
+_WINDOWS_AT_ONCE = 512
+
+
+def pack_rows(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, *, source: int, target: int
+) -> tuple[np.ndarray, int]:
+    """Assign pairs to rows of `source` and `target` tokens; return the row of each pair and the row count.
+
+    With rows of 10 and 10 tokens, the pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0.
+    Only pairs of the same window of consecutive pairs share a row: shuffled pairs give another packing in
+    each epoch.
+
+    Args:
+      source_lengths, target_lengths: [N] number of tokens of each pair, at most those of a row.
+      source, target: number of tokens that a row holds; `source` is 0 for a language model.
+    """
+    rows = np.empty(len(source_lengths), np.int64)
+    num_rows, size = 0, _WINDOW * _WINDOWS_AT_ONCE
+    for start in range(0, len(rows), size):
+        block = slice(start, start + size)
+        local, used = _pack_windows(
+            _windows(source_lengths[block]), _windows(target_lengths[block]), source, target
+        )
+        local += num_rows + np.concatenate([[0], np.cumsum(used)[:-1]])[:, None]  # rows of the windows before
+        rows[block] = local.ravel()[: len(rows[block])]
+        num_rows += int(used.sum())
+    return rows, num_rows
+
+
+def _windows(lengths: np.ndarray) -> np.ndarray:
+    """[windows, pairs per window]: consecutive lengths, the last window padded with zeros."""
+    window = min(_WINDOW, len(lengths))
+    padded = np.zeros(-(-len(lengths) // window) * window, np.int32)
+    padded[: len(lengths)] = lengths
+    return padded.reshape(-1, window)
+
+
+def _pack_windows(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """First-fit decreasing packing of each window; all windows place their k-th pair in one step.
+
+    Returns the row of each pair within its window, and the number of rows of each window.
+    """
+    shares = np.maximum(source_lengths / max(source, 1), target_lengths / target)
+    order = np.argsort(-shares, axis=1, kind="stable")
+    source_lengths = np.take_along_axis(source_lengths, order, axis=1)
+    target_lengths = np.take_along_axis(target_lengths, order, axis=1)
+    windows = np.arange(len(order))
+    source_left = np.full(
+        order.shape, source, np.int32
+    )  # [windows, rows]: a window has at most as many rows as pairs
+    target_left = np.full(order.shape, target, np.int32)
+    placed = np.empty(order.shape, np.int64)
+    used = 0
+    for k in range(order.shape[1]):
+        open_rows = slice(0, used + 1)  # the rows in use, and an empty row that holds any pair
+        fits = source_left[:, open_rows] >= source_lengths[:, k, None]
+        fits &= target_left[:, open_rows] >= target_lengths[:, k, None]
+        row = fits.argmax(axis=1)
+        source_left[windows, row] -= source_lengths[:, k]
+        target_left[windows, row] -= target_lengths[:, k]
+        placed[:, k] = row
+        used = max(used, int(np.max(row)) + 1)
+    in_window = np.empty_like(placed)
+    np.put_along_axis(in_window, order, placed, axis=1)
+    # Padding has length 0 and goes to row 0: exactly the rows with real pairs have used target capacity.
+    return in_window, (target_left < target).sum(axis=1)
 
 
 class PlannedBatch(NamedTuple):

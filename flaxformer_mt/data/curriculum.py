@@ -6,13 +6,30 @@ many pairs as their shares ask for, and go on in the next epoch of the stage whe
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.stage_mixes import Stage, read_stages
 from flaxformer_mt.corpus.pairs import Part
-from flaxformer_mt.data.position import Position
+
+
+class Position(NamedTuple):
+    """A position in the sequence of batches: the next batch is number `index` of `epoch`.
+
+    epoch: counted over all stages. stage: the stage of the epoch. stage_epoch, stage_batches: the epochs and
+    batches of this stage before the epoch; 0 without stages.
+    """
+
+    epoch: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index, which is unused
+    stage: int = 0
+    stage_epoch: int = 0
+    stage_batches: int = 0
+
+
+BEGINNING = Position(epoch=0, index=0)
 
 
 class Curriculum:

@@ -13,10 +13,9 @@ import numpy as np
 from flaxformer_mt.config import NoiseConfig
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.data.text_noise import TextNoise
-from flaxformer_mt.data.token_store import TokenStore, remove_store
-from flaxformer_mt.data.tokenize_chunks import fold
+from flaxformer_mt.data.token_store import TokenStore, fold, remove_store
 from flaxformer_mt.vocab import Vocabs
-from flaxformer_mt.workers.open_crew import HERE, Hands
+from flaxformer_mt.workers.worker_pool import HERE, Hands
 
 
 class EpochStores:

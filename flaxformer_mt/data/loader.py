@@ -15,10 +15,9 @@ import numpy as np
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch, plan_in_order
 from flaxformer_mt.data.buckets import make_training_shapes
-from flaxformer_mt.data.curriculum import make_curriculum
+from flaxformer_mt.data.curriculum import BEGINNING, Position, make_curriculum
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.piece_links import lay_out_links
-from flaxformer_mt.data.position import BEGINNING, Position
 from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch

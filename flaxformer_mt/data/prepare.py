@@ -20,24 +20,28 @@ from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
-from flaxformer_mt.data.lost_text import find_lost_text
-from flaxformer_mt.data.overlap import find_overlap
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
-from flaxformer_mt.runs.run_directory import check_run, forget_preparation, open_run
+from flaxformer_mt.runs.run_directory import (
+    check_run,
+    find_vocab_damage,
+    forget_preparation,
+    load_sealed_vocabs,
+    open_run,
+    seal_vocabs,
+)
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
-from flaxformer_mt.runs.vocab_folder import find_vocab_damage, load_sealed_vocabs, seal_vocabs
-from flaxformer_mt.tracking.work_progress import SILENT, Count, WorkProgress
+from flaxformer_mt.tracking.progress_display import SILENT, Count, WorkProgress
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.symbols import check_tags
-from flaxformer_mt.vocab.tag_pieces import check_language_tags
-from flaxformer_mt.workers.open_crew import HERE, Hands
+from flaxformer_mt.vocab.symbols import check_language_tags, check_tags
+from flaxformer_mt.workers.worker_pool import HERE, Hands
 
 # Training lines whose sentences are counted.
 _SAMPLE = 2000

@@ -7,9 +7,8 @@ from typing import Any
 from flaxformer_mt.config import Config
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
-from flaxformer_mt.data.curriculum import make_curriculum
+from flaxformer_mt.data.curriculum import Position, make_curriculum
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.position import Position
 
 
 def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:

@@ -15,23 +15,230 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxformer_mt import file_lock
-from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+from flaxformer_mt.corpus.caches import read_cached, write_cached
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
-from flaxformer_mt.data.growing_array import GrowingArray
-from flaxformer_mt.data.piece_links import PieceLinks, open_piece_links
-from flaxformer_mt.data.teacher_scores import TeacherScores
+from flaxformer_mt.corpus.score_files import ScoreFile, checksum
+from flaxformer_mt.data.piece_links import ChunkLinks, PieceLinker, PieceLinks, open_piece_links
 from flaxformer_mt.data.text_noise import TextNoise, spread_languages
-from flaxformer_mt.data.tokenize_chunks import Drawing, TextChunk, TokenizeChunks, TokenizedChunk
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
-from flaxformer_mt.vocab import Vocabs
-from flaxformer_mt.workers.open_crew import HERE, Hands, carry, open_crew
+from flaxformer_mt.shapes import TeacherTokens
+from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
+
+
+class GrowingArray:
+    """A one-dimensional .npy file that grows at its end.
+
+    numpy reserves space in the header for the largest size, so that the header can be rewritten in place.
+    """
+
+    def __init__(self, path: Path, dtype: type | np.dtype, *, size: int = 0) -> None:
+        """Make a file, or go on after the first `size` values of an unfinished one."""
+        self.size = size
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("r+b" if size else "wb")
+        self._write_header()
+        self._start = self._file.tell()
+        self._file.truncate(self._start + size * self._dtype.itemsize)
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, values: np.ndarray) -> None:
+        """Write more values after those so far."""
+        self._file.write(values.astype(self._dtype, copy=False).tobytes())
+        self.size += len(values)
+
+    def flush(self) -> None:
+        """Wait until all values are on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Complete the file, and wait until it is on the disk."""
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+            assert self._file.tell() == self._start, "the .npy header exceeds its reserved space"
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def _write_header(self) -> None:
+        np.lib.format.write_array_header_1_0(
+            self._file, {"descr": self._dtype.str, "fortran_order": False, "shape": (self.size,)}
+        )
+
+
+class Drawing(NamedTuple):
+    """What is drawn at random in a store: the segmentation, and the noise of the text."""
+
+    sampling: float
+    seed: int
+    noise: TextNoise | None
+
+
+class TextChunk(NamedTuple):
+    """Consecutive pairs: the number of the chunk, the texts, and for each pair its languages and alignment.
+
+    languages: only with noise. target_tags: what is put before each target after the noise; None: nothing.
+    links: positions of source and target words [K, 2], if there are alignments.
+    """
+
+    number: int
+    sources: list[str]
+    targets: list[str]
+    languages: Sequence[tuple[str, str]] | None
+    target_tags: list[str] | None
+    links: list[np.ndarray] | None
+
+
+class TokenizedChunk(NamedTuple):
+    """For source and target, the token ids of all pairs one after the other, and the number of each pair."""
+
+    sides: list[tuple[np.ndarray, np.ndarray]]
+    links: ChunkLinks | None
+
+
+@dataclass
+class TokenizeChunks:
+    """Tokenizes chunks of pairs.
+
+    dtypes: types of source and target ids. has_source: without, sources have no tokens. linked: whether pairs
+    have alignments. threads: of SentencePiece; -1: one for each core.
+    """
+
+    vocabs: Vocabs
+    drawing: Drawing
+    dtypes: tuple[np.dtype, ...]
+    has_source: bool
+    linked: bool
+    threads: int
+
+    def __post_init__(self) -> None:
+        """Tabulate the pieces, for links."""
+        self._linker = PieceLinker(self.vocabs) if self.linked else None
+
+    def __call__(self, block: TextChunk) -> TokenizedChunk:
+        """Return the token ids of a chunk, a function of its number, its texts and the seed."""
+        sampling, seed, noise = self.drawing
+        texts = (block.sources, block.targets)
+        if noise is not None and block.languages is not None:
+            pairs = [Pair(*both) for both in zip(*texts, strict=True)]
+            # Sides have the numbers 0 and 1 in the seeds of their segmentations.
+            pairs = noise.apply(pairs, seed=fold(seed, block.number, 2), languages=block.languages)
+            texts = ([pair.source for pair in pairs], [pair.target for pair in pairs])
+        if block.target_tags is not None:
+            targets = map("".join, zip(block.target_tags, texts[1], strict=True))
+            texts = (texts[0], list(targets))
+        sides, ids = [], []
+        for which, vocab in enumerate((self.vocabs.source, self.vocabs.target)):
+            if which == 0 and not self.has_source:
+                sides.append((np.zeros(0, self.dtypes[0]), np.zeros(len(texts[0]), np.int64)))
+                continue
+            found = vocab.tokenize_all(
+                texts[which], sampling=sampling, seed=fold(seed, block.number, which), threads=self.threads
+            )
+            lengths = np.fromiter(map(len, found), np.int64, len(found))
+            sides.append((np.concatenate(found).astype(self.dtypes[which]), lengths))
+            ids.append(found)
+        links = None
+        if self._linker is not None and block.links is not None:
+            links = self._linker.link(texts, ids, block.links)
+        return TokenizedChunk(sides, links)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what ids depend on besides the texts."""
+        return {"vocabularies": [self.vocabs.source.fingerprint, self.vocabs.target.fingerprint]}
+
+
+def fold(*numbers: int) -> int:
+    """Derive one 64-bit seed from several integers of any size and sign."""
+    words = [number & 0xFFFF_FFFF_FFFF_FFFF for number in numbers]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+
+
+# Number of pairs whose token ids are compared; the lengths of all are.
+_COMPARED = 4096
+
+
+class TeacherScores:
+    """The scores of all pairs of a token store; pairs whose data set has none have no probabilities.
+
+    pairs: see `Pairs.find_scores`. tokens, offsets: the target tokens of the store, as in `Side`.
+    """
+
+    def __init__(self, pairs: Pairs, vocab: Vocab, tokens: np.ndarray, offsets: np.ndarray) -> None:
+        """Find the scores of each pair.
+
+        Raises:
+          UserError: a file is of another vocabulary, or of other text; one line names file and row.
+        """
+        self.files: Sequence[ScoreFile | None] = pairs.scores
+        present = [file for file in self.files if file is not None]
+        for file in present:
+            if file.vocabulary != vocab.fingerprint:
+                raise UserError(
+                    f"{file.path} has scores of the target vocabulary {file.vocabulary[:12]}, but this "
+                    f"training has {vocab.fingerprint[:12]}; train with the vocabulary of the teacher, with "
+                    "--config.vocab.source_model=RUN/vocab/source.model "
+                    "--config.vocab.target_model=RUN/vocab/target.model, or both as RUN/vocab/joint.model"
+                )
+        self.top_k = max(file.top_k for file in present)
+        self._part, rows = pairs.find_scores()
+        self._starts = np.full(len(rows), -1, np.int64)  # -1: no scores
+        lengths = np.diff(offsets)
+        for number, scored in enumerate(self.files):
+            if scored is None:
+                continue
+            own = np.flatnonzero(self._part == number)
+            counts = np.diff(scored.offsets)[rows[own]]
+            wrong = (counts != lengths[own]) & (counts > 0)
+            for index in own[np.linspace(0, len(own) - 1, min(_COMPARED, len(own))).astype(int)]:
+                start, end = offsets[index], offsets[index + 1]
+                if scored.offsets[rows[index] + 1] > scored.offsets[rows[index]]:
+                    wrong[np.searchsorted(own, index)] |= (
+                        checksum(tokens[start:end]) != scored.checks[rows[index]]
+                    )
+            if wrong.any():
+                raise UserError(
+                    f"{scored.path} has scores of other targets than the text, first in row "
+                    f"{rows[own[wrong]].min() + 1}; make them for this text with distil --teacher_scores"
+                )
+            self._starts[own[counts > 0]] = scored.offsets[rows[own[counts > 0]]]
+
+    def lay_out(
+        self,
+        examples: np.ndarray,
+        lengths: np.ndarray,
+        places: tuple[np.ndarray, np.ndarray],
+        shape: tuple[int, int],
+    ) -> TeacherTokens:
+        """Return the scores of a batch: ids and probabilities [B, T, K], 0 where there are none.
+
+        Args:
+          examples, lengths: index in the store and number of target tokens of each pair.
+          places: row and column in the batch of each token, of all pairs in order.
+          shape: B and T.
+        """
+        ids = np.zeros((*shape, self.top_k), np.int32)
+        probs = np.zeros((*shape, self.top_k), np.float16)
+        index = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        starts, parts = (np.repeat(values[examples], lengths) for values in (self._starts, self._part))
+        for number, file in enumerate(self.files):
+            if file is None:
+                continue
+            own = (parts == number) & (starts >= 0)
+            at = (places[0][own], places[1][own], slice(file.top_k))
+            ids[at] = file.ids[starts[own] + index[own]]
+            probs[at] = file.probs[starts[own] + index[own]]
+        return TeacherTokens(ids, probs)
+
 
 # Part of every store's key: raise it when the file format changes, or when the same inputs give other ids.
 _FORMAT = 1

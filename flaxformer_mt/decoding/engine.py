@@ -15,15 +15,14 @@ from typing import Any, cast
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
-from flaxformer_mt.decoding.line_candidates import Candidates
 from flaxformer_mt.decoding.memory_backoff import TokenBudget
-from flaxformer_mt.decoding.sentences import Form, Sentence, SentenceArrays
+from flaxformer_mt.decoding.sentences import Candidates, Form, Sentence, SentenceArrays
 from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
 from flaxformer_mt.decoding.slots import Slots
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import SplitParameters
-from flaxformer_mt.processor import core_count
 from flaxformer_mt.search import OVER_CAPACITY, SearchResult, Size, Symbols, search_width
 from flaxformer_mt.vocab.shortlist import Shortlist
 

@@ -11,12 +11,16 @@ from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.directions import Direction, find_directions
-from flaxformer_mt.config.files import read_config
-from flaxformer_mt.config.find_config import split_checkpoint
+from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.errors import UserError, find_url
-from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_same_set
+from flaxformer_mt.evaluation.evaluation_set import (
+    ScoredSet,
+    Translations,
+    check_same_set,
+    read_sentences,
+    save_differences,
+)
 from flaxformer_mt.evaluation.metrics import resample_scores, score_sentences_chrf
-from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_differences
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.translation.translator import Translator
 

@@ -26,12 +26,23 @@ from flaxformer_mt.evaluation.comparison import (
     save_largest_differences,
     translate_compared_systems,
 )
-from flaxformer_mt.evaluation.direction_scores import describe_directions, join_reports
-from flaxformer_mt.evaluation.evaluation_set import ScoredSet, check_split, name_of_file, read_sets
-from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
+from flaxformer_mt.evaluation.evaluation_set import (
+    ScoredSet,
+    Translations,
+    check_split,
+    name_of_file,
+    read_sentences,
+    read_sets,
+    save_translations,
+)
 from flaxformer_mt.evaluation.metrics import Scores, choose_score_options, score_translations
 from flaxformer_mt.evaluation.perplexity import score_text
-from flaxformer_mt.evaluation.translation_files import Translations, read_sentences, save_translations
+from flaxformer_mt.evaluation.score_breakdowns import (
+    describe_by_length,
+    describe_directions,
+    join_reports,
+    score_by_length,
+)
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.segmentation import SplitSentences

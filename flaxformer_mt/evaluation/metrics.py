@@ -1,6 +1,6 @@
 """Scores of translations: row 10 of the data path.
 
-Imports sacreBLEU, as translation/utility.py does for its tokenizers.
+Imports sacreBLEU, as translation/minimum_bayes_risk.py does for its tokenizers.
 """
 
 import typing
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.errors import UserError, install_command
-from flaxformer_mt.writing_systems import lacks_spaces
+from flaxformer_mt.unicode_text import lacks_spaces
 
 # sacreBLEU's tokenizers, and the codes of the languages (ISO 639) and scripts (ISO 15924) that need them.
 # char is for languages that are written without spaces between words and have no tokenizer of their own.

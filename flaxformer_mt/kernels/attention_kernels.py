@@ -24,7 +24,7 @@ from flaxformer_mt.kernels.pallas_attention import (
 )
 from flaxformer_mt.kernels.product import Product
 from flaxformer_mt.kernels.unpad import Places, remove_padding, restore_padding
-from flaxformer_mt.parallel.sharding_constraints import map_parts
+from flaxformer_mt.parallel.sharding import map_parts
 from flaxformer_mt.shapes import Array, AttentionMask, typed
 
 Kind = Literal["plain", "xla", "cudnn", "pallas"]

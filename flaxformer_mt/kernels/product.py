@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from flaxformer_mt.parallel.sharding_constraints import (
+from flaxformer_mt.parallel.sharding import (
     gather,
     gather_after,
     is_gathered,

@@ -1,6 +1,6 @@
 """The network: masks, position encodings, attention, feed-forward layers, blocks, and the models.
 
-Imports nothing of parallel/: parallel/sharding_rules.py shards parameters by their path. Padding arrives as
+Imports nothing of parallel/: parallel/sharding.py shards parameters by their path. Padding arrives as
 masks or segments. The networks, and Flax with them, are loaded when one of these names is first used: a
 program that an earlier process has compiled runs without them.
 """

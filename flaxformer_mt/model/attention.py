@@ -16,7 +16,7 @@ from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.positions import rotate
 from flaxformer_mt.model.projections import Projection
-from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.parallel.sharding import constrain
 from flaxformer_mt.shapes import Array, Cache
 
 # Collection in which a forward pass stores the queries and keys of the head that learns alignments.

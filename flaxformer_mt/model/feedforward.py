@@ -14,7 +14,7 @@ from flaxformer_mt.kernels.rectifier import rectify
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
 from flaxformer_mt.model.projections import PROJECTED, Projection
-from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.parallel.sharding import constrain
 from flaxformer_mt.shapes import Array
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {

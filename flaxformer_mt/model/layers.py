@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels.dropout import dropout
-from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.parallel.sharding import constrain
 from flaxformer_mt.shapes import Array
 
 

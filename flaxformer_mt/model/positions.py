@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxtyping import Float, Int
 
 from flaxformer_mt.model.initializers import declare_matrix
-from flaxformer_mt.parallel.sharding_constraints import gather
+from flaxformer_mt.parallel.sharding import gather
 from flaxformer_mt.shapes import Array, typed
 
 

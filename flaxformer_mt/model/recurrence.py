@@ -14,7 +14,7 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.projections import Projection
-from flaxformer_mt.parallel.sharding_constraints import constrain
+from flaxformer_mt.parallel.sharding import constrain
 from flaxformer_mt.shapes import Array, Cache
 
 

@@ -25,7 +25,7 @@ from flaxformer_mt.model.positions import (
     sinusoidal_positions,
 )
 from flaxformer_mt.model.projections import PROJECTED
-from flaxformer_mt.parallel.sharding_constraints import constrain, gather
+from flaxformer_mt.parallel.sharding import constrain, gather
 from flaxformer_mt.shapes import Array
 
 _REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these_names(PROJECTED)}

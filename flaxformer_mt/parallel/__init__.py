@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import jax
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.parallel.compiler_options import check_compiler_options, read_compiler_options
-from flaxformer_mt.parallel.device_layout import DeviceLayout, choose_layout
+from flaxformer_mt.parallel.compilation import check_compiler_options, read_compiler_options
 from flaxformer_mt.parallel.devices import (
+    DeviceLayout,
     choose_dtype,
+    choose_layout,
     default_device_kind,
     default_platform,
     enable_compilation_cache,
@@ -26,8 +27,8 @@ from flaxformer_mt.parallel.independent_rows import (
     training_devices,
     use_cpu_cores_as_devices,
 )
-from flaxformer_mt.parallel.mesh import Parallel
-from flaxformer_mt.parallel.split_parameters import (
+from flaxformer_mt.parallel.mesh import (
+    Parallel,
     SplitParameters,
     place_parameters,
     split_as_trained,

@@ -1,13 +1,15 @@
 """Names of devices, their memory, and the compilation cache on disk."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import jax
 
+from flaxformer_mt.config import Config
+from flaxformer_mt.cpu import core_count, processor_name, slow_bfloat16_reason
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.processor import core_count, processor_name, slow_bfloat16_reason
 
 # Bytes of memory of a device, in place of what the device reports; CPUs report nothing.
 _MEMORY_VARIABLE = "FLAXFORMER_MT_DEVICE_MEMORY"
@@ -89,3 +91,132 @@ def enable_compilation_cache(directory: Path) -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+class DeviceLayout(NamedTuple):
+    """Backend and axis lengths: batches are split over data and fsdp, parameters over fsdp and tensor.
+
+    gathers_twice: whether matrices that are split over fsdp are gathered again in the backward pass.
+    """
+
+    backend: Literal["pmap", "mesh"]
+    data: int
+    fsdp: int
+    tensor: int
+    gathers_twice: bool = False
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices that share the work."""
+        return self.data * self.fsdp * self.tensor
+
+    @property
+    def row_parts(self) -> int:
+        """Number of parts into which the rows of a batch are split."""
+        return self.data * self.fsdp
+
+    def describe(self) -> str:
+        """Return a description for the log: `pmap over 8 devices`, `mesh of data 2 x fsdp 2 x tensor 2`."""
+        if self.device_count == 1:
+            return "one device"
+        if self.backend == "pmap":
+            return f"pmap over {self.data} devices"
+        return f"mesh of data {self.data} x fsdp {self.fsdp} x tensor {self.tensor}"
+
+
+def choose_layout(
+    config: Config, *, device_count: int, process_count: int = 1, platform: str = ""
+) -> DeviceLayout:
+    """Return the layout that the config selects for a number of devices.
+
+    Backend auto is pmap for plain data parallelism over several devices, and mesh otherwise: with fsdp or
+    tensor above 1, and on one device, where it is plain jit.
+
+    Raises:
+      UserError: invalid axes or sizes, one line per problem with the numbers and the nearest valid choice.
+    """
+    parallel = config.parallel
+    wanted = parallel.devices or device_count
+    if wanted > device_count:
+        raise UserError(
+            f"parallel.devices asks for {wanted} devices, but there are {device_count} ({platform}); set it "
+            "to at most that number, or to 0 to use all devices"
+        )
+    if process_count > 1 and wanted != device_count:
+        raise UserError(
+            f"parallel.devices asks for {wanted} of {device_count} devices, but {process_count} processes "
+            "share them; set it to 0 to use all devices, or run one process"
+        )
+    data, fsdp, tensor = _fill_axes(config, wanted)
+    problems = [*_backend_problems(config), *_size_problems(config, data, fsdp, tensor)]
+    if problems:
+        raise UserError("\n".join(problems))
+    plain = fsdp == tensor == 1 and data > 1
+    backend = ("pmap" if plain else "mesh") if parallel.backend == "auto" else parallel.backend
+    # Simulated devices share one memory: what each keeps takes memory as often as there are devices, and to
+    # gather is to copy. Accelerators would send twice as much.
+    twice = parallel.fsdp_gathers == "twice" or parallel.fsdp_gathers == "auto" and platform == "cpu"
+    return DeviceLayout(backend, data, fsdp, tensor, gathers_twice=fsdp > 1 and twice)
+
+
+def _fill_axes(config: Config, device_count: int) -> tuple[int, int, int]:
+    parallel = config.parallel
+    data, fsdp, tensor = parallel.data, parallel.fsdp, parallel.tensor
+    axes = f"parallel.data {data or '0 (all remaining)'} x parallel.fsdp {fsdp} x parallel.tensor {tensor}"
+    if device_count % (fsdp * tensor):
+        near_fsdp = _nearest(fsdp, (n for n in _divisors(device_count) if device_count % (n * tensor) == 0))
+        near_tensor = _nearest(tensor, (n for n in _divisors(device_count) if device_count % (n * fsdp) == 0))
+        hints = [f"parallel.fsdp={near_fsdp}"] if near_fsdp else []
+        hints += [f"parallel.tensor={near_tensor}"] if near_tensor else []
+        raise UserError(
+            f"{axes} does not divide the {device_count} available devices; nearest valid choice: "
+            + (" or ".join(hints) or "parallel.fsdp=1 with parallel.tensor=1")
+        )
+    rest = device_count // (fsdp * tensor)
+    if data not in (0, rest):
+        raise UserError(
+            f"{axes} = {data * fsdp * tensor}, but there are {device_count} devices; set "
+            f"parallel.data={rest} (0: all devices that fsdp and tensor leave)"
+            + (f", or parallel.devices={n}" if (n := data * fsdp * tensor) < device_count else "")
+        )
+    return rest, fsdp, tensor
+
+
+def _backend_problems(config: Config) -> Iterator[str]:
+    parallel = config.parallel
+    if parallel.backend == "pmap" and parallel.fsdp * parallel.tensor > 1:
+        yield (
+            f"parallel.backend pmap replicates parameters on every device, but parallel.fsdp is "
+            f"{parallel.fsdp} and parallel.tensor {parallel.tensor}; set parallel.backend=mesh, or both to 1"
+        )
+    if parallel.fsdp_gathers != "auto" and parallel.fsdp == 1:
+        yield (
+            f"parallel.fsdp_gathers is {parallel.fsdp_gathers}, but parallel.fsdp is 1, so that no matrix is "
+            "gathered; set it to auto, or parallel.fsdp to a number of devices"
+        )
+
+
+def _size_problems(config: Config, data: int, fsdp: int, tensor: int) -> Iterator[str]:
+    model = config.model
+    for name, size in [("num_heads", model.num_heads), ("ffn_dim", model.ffn_dim)]:
+        if size % tensor:
+            yield _indivisible(f"model.{name}", size, "parallel.tensor", tensor, data * fsdp * tensor)
+    if model.model_dim % fsdp:
+        yield _indivisible("model.model_dim", model.model_dim, "parallel.fsdp", fsdp, data * fsdp * tensor)
+
+
+def _indivisible(name: str, size: int, axis: str, parts: int, device_count: int) -> str:
+    nearest_size = max(1, round(size / parts)) * parts
+    candidates = set(_divisors(size)) & set(_divisors(device_count))
+    return (
+        f"{name} {size} is not divisible by {axis} {parts}; nearest valid choice: {name}={nearest_size}, "
+        f"or {axis}={_nearest(parts, candidates)}"
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _nearest(number: int, choices: Iterable[int]) -> int | None:
+    return min(choices, key=lambda n: (abs(n - number), n), default=None)

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_mt.cpu import core_count
 from flaxformer_mt.parallel.devices import find_devices
-from flaxformer_mt.processor import core_count
 from flaxformer_mt.trees import gather_leaf
 
 _AXIS = "rows"

@@ -24,6 +24,7 @@ from flaxformer_mt.trees import (
     flatten_tree,
     is_empty,
     make_empty,
+    make_spec,
     nest_leaves,
     place_leaf,
     shares_host_memory,
@@ -214,3 +215,35 @@ def _make_shared_handler() -> Any:
         primary_host=0, active_processes=set(range(jax.process_count()))
     )
     return ocp.PyTreeCheckpointHandler(multiprocessing_options=together)
+
+
+# The file of an item in this layout.
+_DATABASE = "manifest.ocdbt"
+
+
+def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
+    """Read the arrays of an orbax item that `specs` names; None if the item has another layout.
+
+    The caller has verified the digests of the files.
+    """
+    if not (folder / _DATABASE).is_file() or any("." in path for path in specs):
+        return None
+    import tensorstore
+
+    base = {"driver": "ocdbt", "base": f"file://{folder}/"}
+    names = set(tensorstore.KvStore.open(base).result().list().result())
+    if any(f"{path.replace('/', '.')}/.zarray".encode() not in names for path in specs):
+        return None
+    context = tensorstore.Context()
+    opened = {
+        path: tensorstore.open(
+            {"driver": "zarr", "kvstore": {**base, "path": f"{path.replace('/', '.')}/"}},
+            open=True,
+            read=True,
+            context=context,
+        )
+        for path in specs
+    }
+    reads = {path: store.result().read() for path, store in opened.items()}
+    arrays = {path: np.asarray(read.result()) for path, read in reads.items()}
+    return arrays if {path: make_spec(array) for path, array in arrays.items()} == specs else None

@@ -12,22 +12,29 @@ to the sharding of the target; accepts any tree of arrays. array_files.py contai
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.lora import merge_leaves
 from flaxformer_mt.object_store import working_copies
-from flaxformer_mt.parallel.processes import is_first, process_count, wait_for_all
+from flaxformer_mt.parallel.processes import (
+    decide_once,
+    is_first,
+    let_first_conclude,
+    process_count,
+    process_index,
+    wait_for_all,
+)
 from flaxformer_mt.runs import array_files, atomic_folder
-from flaxformer_mt.runs.checkpoint_folder import seal_checkpoint, without_empty, write_checkpoint
+from flaxformer_mt.runs.array_files import read_stored_arrays
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, CheckpointIndex, read_progress
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.runs.shared_save import SharedSave
-from flaxformer_mt.runs.stored_arrays import read_stored_arrays
 from flaxformer_mt.trees import (
     Leaves,
     PyTree,
@@ -42,6 +49,126 @@ from flaxformer_mt.trees import (
     nest_leaves,
     unflatten_like,
 )
+
+
+def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, Any]) -> None:
+    """Write host arrays as the checkpoint `final`, which appears when it is complete."""
+    folder = atomic_folder.begin_folder(final)
+    for name, leaves in trees.items():
+        if filled := without_empty(leaves):
+            array_files.write_item(folder / name, filled)
+    specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+    seal_checkpoint(folder, specs, progress)
+    atomic_folder.publish_folder(final)
+
+
+def seal_checkpoint(
+    folder: Path,
+    specs: dict[str, Specs],
+    progress: dict[str, Any],
+    written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
+) -> None:
+    """Write the manifest into a folder that has all arrays.
+
+    Args:
+      specs: dtypes and shapes of all arrays, by the name of their tree.
+      progress: JSON values.
+      written: files that another process has flushed, with what it has written.
+    """
+    atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
+
+
+def without_empty(leaves: Leaves) -> Leaves:
+    """Orbax stores neither empty arrays nor empty trees; the manifest describes them completely."""
+    return {path: leaf for path, leaf in leaves.items() if np.size(leaf)}
+
+
+class SharedSave:
+    """The part of one process in a checkpoint."""
+
+    def __init__(
+        self,
+        trees: dict[str, Leaves],
+        *,
+        begin: Callable[[], Path],
+        publish: Callable[[Path, dict[str, atomic_folder.FileDigest]], None],
+    ) -> None:
+        """Copy this process's shards to the host and start to write them; all processes call it together.
+
+        Args:
+          trees: the items, by name; without empty arrays.
+          begin: makes the hidden folder, with an empty folder for each item, on a file system that all
+            processes share; called in process 0.
+          publish: makes the folder visible, given the digests of files that their writers have flushed;
+            called in process 0, once all shards are on disk.
+
+        Raises:
+          UserError: `begin` raised it; then all processes raise it.
+        """
+        folder = decide_once(lambda: working_copies.to_url(begin()))
+        self._folder, self._names = working_copies.to_local(folder), list(trees)
+        self._publish = publish
+        self._error: Exception | None = None
+        self._waits: list[Callable[[], None]] = []
+        try:
+            for name, leaves in trees.items():
+                if folder != str(self._folder):  # the run is in a store, and its copy is our own
+                    (self._folder / name).mkdir(parents=True, exist_ok=True)
+                self._waits.append(array_files.start_shared_item(self._folder / name, leaves))
+        except Exception as error:  # reported by `complete`, since the other processes have begun to write
+            self._error = error
+
+    def complete(self) -> None:
+        """Wait until the checkpoint is published; a thread of each process calls it.
+
+        Raises:
+          OSError: some process could not write.
+        """
+        problem = let_first_conclude("save", json.dumps(self._finish_own_shards()), self._conclude)
+        if self._error is not None and not isinstance(self._error, OSError):
+            raise self._error
+        if problem:
+            raise OSError(problem)
+
+    def _finish_own_shards(self) -> dict[str, Any]:
+        """Wait until the shards of this process are on disk; return its report."""
+        try:
+            for wait in self._waits:
+                wait()
+            if self._error is None:
+                files = atomic_folder.digest_files(self._folder, wanted=_is_own_file)
+                if not is_first():
+                    working_copies.send_parts(self._folder)
+                return {"files": files}
+        except Exception as error:
+            self._error = self._error or error
+        return {"problem": _describe(self._error)}
+
+    def _conclude(self, texts: list[str]) -> str:
+        """Publish the checkpoint, given the reports of all processes; return the problem, "" if none."""
+        reports = [json.loads(text) for text in texts]
+        for process, report in enumerate(reports):
+            if "problem" in report:
+                return f"process {process} of {len(reports)}: {report['problem']}"
+        try:
+            working_copies.collect_parts(self._folder)
+            for name in self._names:
+                array_files.finish_shared_item(self._folder / name)
+            files = {name: file for report in reports for name, file in report["files"].items()}
+            self._publish(self._folder, files)
+        except Exception as error:
+            self._error = error
+            return f"process 0 of {len(reports)}: {_describe(error)}"
+        return ""
+
+
+def _describe(error: Exception | None) -> str:
+    return str(error) if isinstance(error, OSError | UserError) else f"{type(error).__name__}: {error}"
+
+
+def _is_own_file(name: str) -> bool:
+    return array_files.is_written_by(name, process_index())
+
 
 # Trees for evaluation and translation, which use the first of these that a checkpoint has.
 _INFERENCE_TREES = ("ema_params", "params")

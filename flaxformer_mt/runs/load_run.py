@@ -11,24 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from flaxformer_mt.config import Config, Dtype
-from flaxformer_mt.config.files import read_config
-from flaxformer_mt.config.find_config import split_checkpoint
+from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
 from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
-from flaxformer_mt.parallel.kept_programs import keep_json
+from flaxformer_mt.parallel.compilation import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
-from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP, load_sealed_vocabs, open_run, seal_vocabs
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.runs.target_lengths import TargetLengths, read_several_sentences, read_target_lengths
-from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
+from flaxformer_mt.trees import copy_to_host, flatten_tree
 from flaxformer_mt.vocab import Vocabs
 
 if TYPE_CHECKING:
     from flaxformer_mt.model import Model
+
 
 Warn = Callable[[str], None]
 
@@ -189,3 +191,36 @@ def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
     if checkpoints.latest():  # step 0 is an imported model, untrained here: no warning
         warn(f"{checkpoints.directory.parent} has no {wanted} checkpoint yet; using {instead}")
     return instead
+
+
+def write_new_run(
+    run_dir: Path, config: Config, vocabs: Vocabs, params: Any, *, origin: dict[str, str]
+) -> None:
+    """Write config, vocabularies and checkpoint 0; with several processes, all of them call it together.
+
+    Args:
+      params: nested dicts of arrays, the same in all processes, of which the first writes them.
+      origin: the `format` and the `path` that the parameters come from.
+
+    Raises:
+      UserError: the directory cannot be written to, or is a run with another config.
+    """
+
+    def write() -> None:
+        open_run(run_dir, config)
+        vocabs.save(run_dir / "vocab")
+        seal_vocabs(run_dir / "vocab")
+        progress = {"step": IMPORTED_STEP, "imported_from": origin}
+        folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
+        try:
+            leaves = flatten_tree(params)
+            copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
+            trees = {"params": {path: copied.get(path, leaf) for path, leaf in leaves.items()}}
+            write_checkpoint(folder, trees, progress)
+        except OSError as error:
+            raise UserError(
+                f"a checkpoint could not be written: {error}; free disk space or make the folder writable, "
+                "and run the command again"
+            ) from error
+
+    decide_once(write)

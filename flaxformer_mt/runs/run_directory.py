@@ -6,17 +6,26 @@ RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/
      target_lengths.json · history.jsonl if the config has changed · profile/ if a profile was requested
 """
 
+import contextlib
 import dataclasses
 import json
+import os
 import shutil
+import socket
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
+from flaxformer_mt.file_lock import FileHasNoLock, open_locked
+from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.runs import atomic_folder
+from flaxformer_mt.vocab import Vocabs, load_vocabs
+from flaxformer_mt.vocab.pretrained import FACTS_NAME, FILES_NAME
 
 _ROUNDING = "further updates are the same up to rounding"
 # Fields that may change when a run is resumed -> what changes with them; "": nothing in the results.
@@ -248,3 +257,101 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
     """Write report.json atomically."""
     write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode())
+
+
+_NAME = ".lock"
+
+
+@contextlib.contextmanager
+def lock_run(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of a run while the body runs; create the run directory if it is absent.
+
+    Directories that this function creates and that are empty afterwards are removed again.
+
+    Raises:
+      UserError: another process holds the lock, or the directory is not writable.
+    """
+    absent = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = _take(run_dir / _NAME)
+    except OSError as error:
+        _remove_empty(absent)
+        raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
+    with file:
+        try:
+            with working_copies.own_run(run_dir):
+                yield
+        finally:
+            # While it is still locked: afterwards the file may be that of another owner.
+            with contextlib.suppress(OSError):
+                (run_dir / _NAME).unlink()
+            _remove_empty(absent)
+
+
+def _take(path: Path) -> BinaryIO:
+    try:
+        file = open_locked(path)
+    except BlockingIOError:
+        raise UserError(
+            f"{path.parent} is being trained by {_read_owner(path)}; wait until it ends, or give another "
+            "--run=DIR"
+        ) from None
+    except FileHasNoLock as error:
+        warn_user(f"the file system of {path.parent} has no locks; train only once in it at a time")
+        assert error.stream is not None
+        file = error.stream
+    file.truncate(0)
+    file.write(json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode())
+    file.flush()
+    return file
+
+
+def _read_owner(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            owner = json.loads(file.read(1000))
+        return f"process {owner['process']} on host {owner['host']}"
+    except (OSError, ValueError, KeyError, TypeError):  # not written yet, or removed since
+        return "another process"
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove the folders, innermost first, up to the first that is not empty."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def seal_vocabs(folder: Path) -> None:
+    """Write the manifest of the vocabularies in `folder`, unless it has one."""
+    if not (folder / atomic_folder.MANIFEST_NAME).exists():
+        atomic_folder.seal_folder(folder, {}, wanted=_is_vocabulary)
+
+
+def _is_vocabulary(name: str) -> bool:
+    """Tell whether a file is a vocabulary's; another process may be writing the same under hidden names."""
+    path = PurePath(name)
+    pretrained = name == FACTS_NAME or path.parent.name == FILES_NAME
+    return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
+
+
+def find_vocab_damage(folder: Path) -> str:
+    """Return what differs from the manifest, as text; "" if nothing differs, or if there is no manifest."""
+    if not (folder / atomic_folder.MANIFEST_NAME).exists():
+        return ""
+    return atomic_folder.find_damage(folder)
+
+
+def load_sealed_vocabs(folder: Path) -> Vocabs:
+    """Load the vocabularies of a run.
+
+    Raises:
+      UserError: the vocabularies are absent or damaged.
+    """
+    if damage := find_vocab_damage(folder):
+        raise UserError(
+            f"the vocabulary {folder} is damaged: {damage}; restore its files from a copy of the run, or "
+            "from the folder vocabularies of data.cache_dir"
+        )
+    return load_vocabs(folder)

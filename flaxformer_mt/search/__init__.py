@@ -9,22 +9,21 @@ from flaxformer_mt.search.continuous_batching import (
     NO_LINE,
     OVER_CAPACITY,
     UNLIMITED,
+    Leaf,
     QueueResult,
+    Size,
+    StateLayout,
+    align_prefixes,
     begin_lines,
+    begin_prefixed_lines,
+    empty_rows,
+    find_layout,
+    pack,
     search_queue,
     take_first_step,
 )
 from flaxformer_mt.search.ensemble import average_logits, ensemble, ensemble_caches
-from flaxformer_mt.search.prefill import align_prefixes, begin_prefixed_lines
 from flaxformer_mt.search.search_loop import Search, search
-from flaxformer_mt.search.state_rows import (
-    Leaf,
-    Size,
-    StateLayout,
-    empty_rows,
-    find_layout,
-    pack,
-)
 from flaxformer_mt.search.types import (
     NO_TOKEN,
     WORD_START,

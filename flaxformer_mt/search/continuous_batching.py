@@ -4,6 +4,7 @@ One compiled program searches a whole queue without communication with the host.
 at its end continue with the next queue.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,10 +13,150 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Int
 
+from flaxformer_mt.search.required_phrases import follow
 from flaxformer_mt.search.search_loop import Search
-from flaxformer_mt.search.state_rows import StateLayout, pack, put_rows, unpack
 from flaxformer_mt.search.types import Lines, SearchResult, State, take_rows
 from flaxformer_mt.shapes import Array, Cache
+
+# Source lengths and token capacities at which the shapes of states are compared.
+_SHORT, _LONG = 2, 3
+
+
+class Leaf(NamedTuple):
+    """One leaf of a packed state: shape for source length 1 and token capacity 1, and the axes that grow."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    # Axis whose length is a multiple of the token capacity; None: the leaf has none.
+    time: int | None
+    # Axis whose length is a multiple of the source length; None: the leaf has none.
+    source: int | None
+    # Fill value where there is no token.
+    blank: int = 0
+
+    def fit(self, size: "Size") -> tuple[int, ...]:
+        """Return the shape of the leaf in a state of a size."""
+        shape = [size.rows, *self.shape]
+        for axis, length in ((self.source, size.source_length), (self.time, size.capacity)):
+            if axis is not None:
+                shape[axis] *= length
+        return tuple(shape)
+
+
+class StateLayout(NamedTuple):
+    """Layout of the states of a search, whatever their size; a static argument of compiled programs."""
+
+    leaves: tuple[Leaf, ...]
+    structure: Any
+
+
+class Size(NamedTuple):
+    """Size of a state: rows, source positions, and the token capacity of a translation."""
+
+    rows: int
+    source_length: int
+    capacity: int
+
+
+def pack(state: State) -> State:
+    """Broadcast scalars to one value per row: all leaves are [B, ...], as compiled programs need them."""
+    shape = state.done.shape
+    cache = state.cache._replace(index=jnp.broadcast_to(state.cache.index, shape))
+    return state._replace(step=jnp.broadcast_to(state.step, shape), cache=cache)
+
+
+def unpack(state: State) -> State:
+    """Invert `pack`."""
+    return state._replace(step=state.step[0], cache=state.cache._replace(index=state.cache.index[0]))
+
+
+def find_layout(start: Callable[..., State], *arguments: Any, pad_id: int) -> StateLayout:
+    """Derive the layout of states from the changes of their shapes with source length and token capacity.
+
+    Args:
+      start: returns a packed state for a source length, a token capacity and the arguments; only its shapes
+        are evaluated. The rows of its cache have a start step each (`Cache.start_steps`).
+      arguments: arrays or their shapes.
+      pad_id: fill value of the tokens.
+    """
+    sizes = ((_SHORT, _SHORT), (_LONG, _SHORT), (_SHORT, _LONG))
+    shapes = [jax.eval_shape(functools.partial(start, *size), *arguments) for size in sizes]
+    blanks = jax.tree.map(lambda leaf: 0, shapes[0])
+    blanks = blanks._replace(tokens=pad_id)
+    if blanks.finished is not None:
+        blanks = blanks._replace(finished=blanks.finished._replace(tokens=pad_id))
+    leaves = []
+    for base, longer_source, larger_capacity, blank in zip(
+        *map(jax.tree.leaves, (*shapes, blanks)), strict=True
+    ):
+        source, time = _axis(base.shape, longer_source.shape), _axis(base.shape, larger_capacity.shape)
+        shape = list(base.shape[1:])
+        for axis in {source, time}:
+            if axis is not None:
+                assert shape[axis - 1] % _SHORT == 0
+                shape[axis - 1] //= _SHORT
+        leaves.append(Leaf(tuple(shape), base.dtype.name, time, source, blank))
+    return StateLayout(tuple(leaves), jax.tree.structure(shapes[0]))
+
+
+def _axis(shape: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    changed = [axis for axis, (one, two) in enumerate(zip(shape, other, strict=True)) if one != two]
+    assert len(changed) <= 1, f"{shape} and {other} differ in more than one axis"
+    return changed[0] if changed else None
+
+
+def empty_rows(layout: StateLayout, size: Size) -> State:
+    """Return a packed state whose rows are all free."""
+    leaves = [jnp.full(leaf.fit(size), leaf.blank, leaf.dtype) for leaf in layout.leaves]
+    state: State = jax.tree.unflatten(layout.structure, leaves)
+    return state._replace(done=jnp.ones(size.rows, bool))
+
+
+def _map(change: Callable[..., Array], layout: StateLayout, *states: State) -> State:
+    leaves = map(change, *map(jax.tree.leaves, states), layout.leaves)
+    changed: State = jax.tree.unflatten(layout.structure, list(leaves))
+    return changed
+
+
+def put_rows(layout: StateLayout, state: State, rows: Array, lines: State) -> State:
+    """Write lines [N], which may have tokens already, into the rows [N] of an unpacked state.
+
+    Row indices out of range are dropped. If the lines' cache has one beam and the state's has more, the
+    lines' tokens are the same for all beams and are written to the first beam.
+    """
+    capacity, line_capacity = state.tokens.shape[2], lines.tokens.shape[2]
+    first = (state.step - 1) % capacity
+    # Of each slot of the state: the step of its token, counted as in the lines, whose last step comes now.
+    steps = lines.step - 1 - (first - jnp.arange(capacity)) % capacity
+    available = (steps >= 0) & (steps >= lines.step - line_capacity)
+
+    def place(line: Array, axis: int, spec: Leaf) -> Array:
+        """Return the line's tokens in the slots of the state, each in the first of the state's beams."""
+        unit = spec.shape[axis - 1]
+        own = line.shape[axis] // line_capacity
+        split = line.reshape(*line.shape[:axis], line_capacity, own, *line.shape[axis + 1 :])
+        moved = jnp.take(split, steps % line_capacity, axis=axis)
+        mask = available.reshape(-1, *(1,) * (moved.ndim - axis - 1))
+        moved = jnp.where(mask, moved, jnp.asarray(spec.blank, line.dtype))
+        widths = [(0, unit - own if number == axis + 1 else 0) for number in range(moved.ndim)]
+        moved = jnp.pad(moved, widths, constant_values=spec.blank)
+        return moved.reshape(*line.shape[:axis], capacity * unit, *line.shape[axis + 1 :])
+
+    def put(leaf: Array, line: Array, spec: Leaf) -> Array:
+        if leaf.ndim == 0:
+            return leaf
+        start: list[Array | int] = [0] * leaf.ndim
+        if spec.time is not None and line_capacity == 1:
+            start[spec.time] = first * spec.shape[spec.time - 1]
+        elif spec.time is not None:
+            line = place(line, spec.time, spec)
+        blank = jnp.full((len(rows), *leaf.shape[1:]), spec.blank, leaf.dtype)
+        return leaf.at[rows].set(jax.lax.dynamic_update_slice(blank, line, start), mode="drop")
+
+    start_steps = state.step - lines.prefix_lengths
+    lines = lines._replace(cache=lines.cache._replace(start_steps=start_steps))
+    return _map(put, layout, state, lines)
+
 
 # Lengths of the hypotheses of a line that exceeded the token capacity.
 OVER_CAPACITY = -1
@@ -217,3 +358,70 @@ def _finish(task: Search, queue: _Queue) -> QueueResult:
     found = found._replace(lengths=jnp.where(queue.ended_outgrown[:, None], OVER_CAPACITY, found.lengths))
     owners = jnp.where(queue.owners == len(queue.ended_outgrown), NO_LINE, queue.owners)
     return QueueResult(pack(queue.state), owners, found)
+
+
+def align_prefixes(prefixes: Array, *, bos_id: int, pad_id: int) -> tuple[Array, Array, Array]:
+    """Return right-aligned prefixes [B, P], the tokens [B, P] to feed for them, and each row's first step.
+
+    With bos 1 and pad 0, prefixes [[5 6 7] [8 -1 -1]] give [[5 6 7] [0 0 8]], [[1 5 6] [0 0 1]] and [0 2].
+    """
+    length = prefixes.shape[1]
+    starts = length - (prefixes >= 0).sum(axis=1)
+    places = jnp.arange(length) - starts[:, None]
+    aligned = jnp.take_along_axis(prefixes, jnp.maximum(places, 0), axis=1)
+    aligned = jnp.where(places >= 0, aligned, pad_id)
+    before = jnp.pad(aligned[:, :-1], [(0, 0), (1, 0)], constant_values=pad_id)
+    return aligned, jnp.where(places == 0, bos_id, before), starts
+
+
+def begin_prefixed_lines(
+    task: Search, cache: Cache, lines: Lines, logits: Array, attention: Array | None
+) -> State:
+    """Return the packed state of waiting lines after their prefixes, from the pass over `align_prefixes`.
+
+    Args:
+      task: with a capacity of P + 1 tokens.
+      cache: after the pass, of one beam; all beams of a line continue from it.
+      lines: max_lengths are those of the whole search.
+      logits: [B, P, V], from which each token of the prefixes was predicted.
+      attention: [B, P, S], if there is a coverage penalty.
+    """
+    symbols, length = task.symbols, logits.shape[1]
+    prefixes, _, starts = align_prefixes(lines.prefixes, bos_id=symbols.bos_id, pad_id=symbols.pad_id)
+    is_token = jnp.arange(length) >= starts[:, None]
+    counts = jnp.arange(length) >= starts[:, None] + symbols.num_free if symbols.num_free else is_token
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    log_probs = jnp.take_along_axis(log_probs, prefixes[..., None], axis=-1)[..., 0]
+    sums = jnp.where(counts, log_probs, 0.0).sum(axis=1)
+    sums = jnp.where(jnp.isnan(sums), -jnp.inf, sums)[:, None]
+    ancestors = jnp.zeros((len(starts), task.width, task.max_length), jnp.int32)
+    state = task.start(cache._replace(ancestors=ancestors), lines, clip=False)
+    last = jnp.where(starts == length, symbols.bos_id, prefixes[:, -1])
+    state = state._replace(
+        step=jnp.asarray(length, jnp.int32),
+        last=jnp.broadcast_to(last[:, None], state.last.shape),
+        tokens=state.tokens.at[:, :, :length].set(prefixes[:, None]),
+        log_probs=state.log_probs + sums,
+    )
+    if state.coverage is not None:
+        assert attention is not None
+        received = jnp.where(is_token[..., None], attention, 0.0).sum(axis=1)
+        state = state._replace(coverage=jnp.broadcast_to(received[:, None], state.coverage.shape))
+    return pack(_follow_prefixes(state, prefixes, is_token))
+
+
+def _follow_prefixes(state: State, prefixes: Array, is_token: Array) -> State:
+    """Return the state with the required sequences that the prefixes have met or begun."""
+    if state.met is None or state.matched is None:
+        return state
+
+    def advance(constraints: Any, column: tuple[Array, Array]) -> tuple[Any, None]:
+        tokens, valid = column
+        met, matched = constraints
+        tokens = jnp.broadcast_to(tokens[:, None], met.shape[:2])
+        met_after, matched_after = follow(state.lines.required, met, matched, tokens)
+        met = jnp.where(valid[:, None, None], met_after, met)
+        return (met, jnp.where(valid[:, None, None, None], matched_after, matched)), None
+
+    (met, matched), _ = jax.lax.scan(advance, (state.met, state.matched), (prefixes.T, is_token.T))
+    return state._replace(met=met, matched=matched)

@@ -6,8 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.search.candidates import top_k
-from flaxformer_mt.shapes import Array
+from flaxformer_mt.search.candidates import mask_logits, top_candidates, top_k
+from flaxformer_mt.search.token_rules import (
+    allowed_tokens,
+    banned_tokens,
+    barred_or_allowed,
+    expand_to_vocabulary,
+    length_penalty,
+    needs_mask,
+    original_ids,
+)
+from flaxformer_mt.search.types import Lines, SearchResult, State, Task, empty_prefixes, take_beams
+from flaxformer_mt.shapes import Array, Cache
 
 
 def make_keys(seeds: Array, width: int) -> Array:
@@ -60,3 +70,97 @@ def keep_likely(masked: Array, options: SearchConfig) -> tuple[Array, Array | No
         threshold = values.max(axis=-1, keepdims=True) + math.log(options.min_p)
         values = jnp.where(values >= threshold, values, -jnp.inf)
     return values, ids
+
+
+def start_paths(task: Task, cache: Cache, lines: Lines) -> State:
+    """Return the state before the first token: W paths per line, or one path for greedy search.
+
+    Raises:
+      ValueError: sampling without seeds, or required sequences, which only beam search supports.
+    """
+    if task.options.method == "sample" and lines.seeds is None:
+        raise ValueError("sampling needs a seed for each line: Lines(..., seeds=...)")
+    if lines.required is not None:
+        raise ValueError(f"{task.options.method} search does not support required sequences; use method beam")
+    log_probs = jnp.zeros((lines.max_lengths.shape[0], task.width))
+    state = empty_prefixes(task, cache, lines, log_probs)
+    return state._replace(lengths=jnp.zeros(log_probs.shape, jnp.int32))
+
+
+def advance_paths(task: Task, state: State) -> State:
+    """Extend every path that has not ended by one token."""
+    assert state.lengths is not None
+    logits, cache = task.next_logits(state.last, state.cache)
+    step_log_probs, last = _choose(task, state, logits)
+    growing = (state.lengths == 0) & ~state.done[:, None]
+    log_probs = jnp.where(growing, state.log_probs + step_log_probs, state.log_probs)
+    length = state.prefix_lengths[:, None] + 1
+    at_end = (last == task.symbols.eos_id) | (length >= state.lines.max_lengths[:, None])
+    ended = growing & (at_end | jnp.isneginf(log_probs))
+    lengths = jnp.where(ended, length, state.lengths)
+    return state._replace(
+        step=state.step + 1,
+        last=last,
+        tokens=state.tokens.at[:, :, state.place].set(
+            jnp.where(growing, last, state.tokens[:, :, state.place])
+        ),
+        log_probs=log_probs,
+        cache=_record_ancestors(cache, state.place),
+        done=state.done | (lengths > 0).all(axis=1),
+        lengths=lengths,
+    )
+
+
+def _record_ancestors(cache: Cache, position: Array) -> Cache:
+    """Set each path as its own ancestor at the new position.
+
+    A row that was refilled with another line does not contain this entry yet.
+    """
+    if cache.ancestors is None:
+        return cache
+    beams = jnp.arange(cache.ancestors.shape[1])
+    return cache._replace(ancestors=cache.ancestors.at[:, :, position].set(beams))
+
+
+def _choose(task: Task, state: State, logits: Array) -> tuple[Array, Array]:
+    """Return the model's log-probability [B, W] of each path's next token, and the token.
+
+    Logits [B, 1, V] apply to all paths, as before the first token.
+    """
+    if task.options.method == "sample" or needs_mask(task, state):
+        task, logits = expand_to_vocabulary(task, state.lines, logits)
+    banned = banned_tokens(task, state)
+    if task.options.method == "greedy":
+        barred, allowed = barred_or_allowed(task, state, logits.shape[-1])
+        best, tokens = top_candidates(logits, count=1, banned=banned, barred=barred, allowed=allowed)
+        return best[:, :, 0], original_ids(task, state.lines, tokens[:, :, 0])
+    assert state.lines.seeds is not None
+    logits = jnp.broadcast_to(logits, (*state.last.shape, logits.shape[-1]))
+    allowed = allowed_tokens(task, state, logits.shape[-1])
+    masked = mask_logits(logits, banned=banned, allowed=allowed)
+    keys = make_keys(state.lines.seeds, task.width)
+    tokens = draw_tokens(masked, keys, state.prefix_lengths, task.options)
+    # Score with the unmodified model: temperature and truncation change which token is drawn, not its score.
+    is_drawn = jnp.arange(logits.shape[-1]) == tokens[:, :, None]
+    allowed = is_drawn & ~jnp.isneginf(masked)
+    return top_candidates(logits, count=1, banned=(), allowed=allowed)[0][:, :, 0], tokens
+
+
+def finish_paths(task: Task, state: State) -> SearchResult:
+    """Return the paths, best first."""
+    assert state.lengths is not None
+    # A search that is stopped early has paths that have not ended.
+    lengths = jnp.where(
+        (state.lengths == 0) & ~state.done[:, None], state.prefix_lengths[:, None], state.lengths
+    )
+    exists = ~jnp.isneginf(state.log_probs)
+    result = SearchResult(
+        tokens=jnp.where(exists[:, :, None], state.in_order(state.tokens), task.symbols.pad_id),
+        scores=state.log_probs / length_penalty(lengths, task.options),
+        log_probs=state.log_probs,
+        lengths=jnp.where(exists, lengths, 0),
+    )
+    if task.width == 1:
+        return result
+    order = jnp.argsort(-result.scores, axis=1)
+    return SearchResult(*(take_beams(leaf, order) for leaf in result[:4]))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.search.beam import advance_beams, finish_beams, start_beams
-from flaxformer_mt.search.greedy_and_sampling import advance_paths, finish_paths, start_paths
+from flaxformer_mt.search.sampling import advance_paths, finish_paths, start_paths
 from flaxformer_mt.search.types import (
     AttentionOf,
     Lines,

@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal, NamedTuple, TypeVar
 
 from flaxformer_mt import file_lock
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
-from flaxformer_mt.text_encoding import check_encoding
+from flaxformer_mt.unicode_text import check_encoding
 
 STANDARD = "-"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flaxformer_mt.atomic_file import write_atomically
-from flaxformer_mt.config.bounds import at_least
-from flaxformer_mt.writing_systems import find_script, is_blank, lacks_spaces
+from flaxformer_mt.config.field_values import at_least
+from flaxformer_mt.unicode_text import find_script, is_blank, lacks_spaces
 
 # Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.
 _WORDS, _LETTERS = range(1, 5), range(2, 25)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from flaxformer_mt.parallel.compile_clock import CompileClock
+from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.tracking import format_duration
 
 # Seconds before the first line; work that takes less prints no summary either.

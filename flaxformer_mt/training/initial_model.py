@@ -25,8 +25,7 @@ from flaxformer_mt.object_store.working_copies import publish, refresh
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, wait_for_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.runs.load_run import TrainedModel, load_named
-from flaxformer_mt.runs.new_run import write_new_run
+from flaxformer_mt.runs.load_run import TrainedModel, load_named, write_new_run
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.trees import flatten_tree, unflatten_like
 from flaxformer_mt.vocab import Vocab, Vocabs

@@ -6,55 +6,201 @@ Row 10 of the data path. Contains the order of events; each of them is a call in
 import contextlib
 import functools
 import itertools
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from types import FrameType, TracebackType
+from typing import Any, Self, TextIO
+
+import jax
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten
 from flaxformer_mt.data.batch_array import BatchArray
+from flaxformer_mt.data.curriculum import Position
 from flaxformer_mt.data.loader import train_batches
-from flaxformer_mt.data.position import Position
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.evaluation.run_report.page import report_training
 from flaxformer_mt.object_store.working_copies import open_copy, to_url
-from flaxformer_mt.parallel.compile_clock import CompileClock
+from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.parallel.processes import any_process, decide_once, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import (
     IMPORTED_STEP,
     check_run,
     is_complete,
+    lock_run,
     read_report,
     sweep_run,
     write_report,
 )
-from flaxformer_mt.runs.run_lock import lock_run
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
+from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.tracking.service import import_service
-from flaxformer_mt.tracking.work_progress import WorkProgress
-from flaxformer_mt.training.checkpoint_trees import to_trees
+from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
-from flaxformer_mt.training.messages import (
+from flaxformer_mt.training.report import make_report
+from flaxformer_mt.training.setup import (
     COMPILING_AHEAD,
     SCORING,
+    TrainingSetup,
     announce_training,
+    compile_shapes,
     describe_import,
     describe_stage_end,
+    set_up_training,
+    shapes_left,
 )
-from flaxformer_mt.training.profiling import Profile
-from flaxformer_mt.training.report import make_report
-from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, shapes_left
-from flaxformer_mt.training.signals import StopRequest
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
-from flaxformer_mt.training.train_progress import TrainProgress, has_ended
 from flaxformer_mt.training.validation import Validation
-from flaxformer_mt.workers.open_crew import Hands
+from flaxformer_mt.workers.worker_pool import Hands
+
+# The number of updates before the trace, during which programs are compiled; fewer if the run is too short.
+WARM_UP = 10
+
+
+class Profile:
+    """Record a trace of some updates; a context manager that also stops an unfinished trace on exit.
+
+    Reports the directory of the trace, or that no trace was recorded.
+    """
+
+    def __init__(self, directory: Path, updates: int, *, remaining: int, say: Callable[[str], None]) -> None:
+        """Store the arguments; recording starts with `begin`.
+
+        Args:
+          directory: the directory of the trace, created when recording starts.
+          updates: the number of updates to record; 0: record nothing and report nothing.
+          remaining: the largest number of updates that the run can still take.
+          say: shows a line to the user.
+        """
+        self._directory = directory
+        self._wanted = self._left = updates
+        self._skip = min(WARM_UP, max(0, remaining - updates))
+        self._say = say
+        self._first = self._last = 0
+        self._recording = False
+        self._annotation: jax.profiler.StepTraceAnnotation | None = None
+        self._newest: Any = None
+
+    def begin(self, step: int) -> None:
+        """Mark the start of update number `step`, before the loop waits for its batch."""
+        if not self._left:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        if not self._recording:
+            jax.block_until_ready(self._newest)  # keeps earlier updates out of the trace
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # tracing Python slows down the host and would distort the times
+            jax.profiler.start_trace(self._directory, create_perfetto_trace=True, profiler_options=options)
+            self._recording, self._first = True, step
+        self._last = step
+        self._annotation = jax.profiler.StepTraceAnnotation("update", step_num=step)
+        self._annotation.__enter__()
+
+    def end(self, step: int, result: Any) -> None:
+        """Mark the dispatch of update number `step`; `result` is ready when the devices have finished it."""
+        if not self._left:
+            return
+        self._newest = result
+        if self._annotation is None:
+            return
+        self._annotation.__exit__(None, None, None)
+        self._annotation = None
+        self._left -= 1
+        if not self._left:
+            self._stop()
+
+    def _stop(self) -> None:
+        try:
+            jax.block_until_ready(self._newest)
+        finally:
+            jax.profiler.stop_trace()
+            self._recording, self._left, self._newest = False, 0, None
+        traces = sorted((self._directory / "plugins" / "profile").iterdir(), key=lambda p: p.stat().st_mtime)
+        self._say(
+            f"profile of updates {self._first} to {self._last}: {traces[-1]}; TensorBoard with the profile "
+            f"plugin opens {self._directory}, and ui.perfetto.dev opens perfetto_trace.json.gz"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._annotation is not None:
+            self._annotation.__exit__(kind, error, traceback)
+            self._annotation = None
+        if self._recording:
+            self._stop()
+        elif self._left:
+            self._say(f"no profile: training ended before the first of the {self._wanted} updates to record")
+
+
+class StopRequest:
+    """Context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
+
+    with StopRequest() as stop:
+        while stop.received is None: ...
+
+    Outside of the main thread no signal handlers can be installed, and nothing is ever received.
+    """
+
+    def __init__(self, *, announce: bool = True) -> None:
+        """Install nothing yet.
+
+        Args:
+          announce: acknowledge the signal on standard error.
+        """
+        self.received: signal.Signals | None = None
+        self._announce = announce
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                self._previous[number] = signal.signal(number, self._receive)
+            except ValueError:  # not the main thread
+                return self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        if not self._announce:
+            return
+        # os.write, since print is not reentrant and the signal may have interrupted one.
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, f"\n{self.received.name}: saving after this step; repeat to end at once\n".encode())
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status that a shell expects of a process ended by this signal: 128 + its number."""
+        return 128 + self.received if self.received is not None else 0
+
+    def receive_from_another_process(self) -> None:
+        """Record that another process of the same job received a signal."""
+        if self.received is None:
+            self.received = signal.SIGTERM
 
 
 def fit(

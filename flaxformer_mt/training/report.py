@@ -15,10 +15,10 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.errors import command_line, program_line
-from flaxformer_mt.evaluation.direction_scores import describe_directions
 from flaxformer_mt.evaluation.evaluate import evaluate_run
-from flaxformer_mt.evaluation.translation_files import format_side_by_side, load_translations
-from flaxformer_mt.training.train_progress import TrainProgress, has_ended
+from flaxformer_mt.evaluation.evaluation_set import format_side_by_side, load_translations
+from flaxformer_mt.evaluation.score_breakdowns import describe_directions
+from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended
 
 
 def make_report(

@@ -13,13 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
+from flaxformer_mt.cpu import slow_bfloat16_reason
 from flaxformer_mt.data.batch_array import BatchArray, to_array
 from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
+from flaxformer_mt.data.stage_report import format_stages
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.parallel import (
@@ -32,20 +37,21 @@ from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.shapes import Array, Batch, TeacherTokens
-from flaxformer_mt.tracking.work_progress import SILENT, WorkProgress
-from flaxformer_mt.training.checkpoint_trees import restore_state, restore_trees
+from flaxformer_mt.tracking import Tracker
+from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
+from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import (
     ProgramsByShape,
+    UnpaddedSizes,
     compile_ahead,
     compiles_ahead,
     find_shapes,
+    find_unpadded_sizes,
+    fitting_sizes,
 )
-from flaxformer_mt.training.frozen import check_patterns
-from flaxformer_mt.training.hyperparameters import Hyperparameters, make_hyperparameters
-from flaxformer_mt.training.messages import warn_of_short_training, warn_of_slow_dtype
+from flaxformer_mt.training.frozen import check_patterns, describe_frozen
+from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters, warmup_updates
 from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
-from flaxformer_mt.training.train_progress import TrainProgress
-from flaxformer_mt.training.unpadded_sizes import UnpaddedSizes, find_unpadded_sizes, fitting_sizes
 from flaxformer_mt.training.update import (
     StepMetrics,
     add_sums,
@@ -53,7 +59,109 @@ from flaxformer_mt.training.update import (
     make_train_step,
     make_update,
 )
-from flaxformer_mt.workers.open_crew import HERE, Hands
+from flaxformer_mt.workers.worker_pool import HERE, Hands
+
+COMPILING_AHEAD = "compiling the update for all batch shapes"
+SCORING = "scoring the test set"
+
+
+def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
+    """Say what is trained, on what, and how.
+
+    Args:
+      setup: the `TrainingSetup`.
+    """
+    vocabs, progress = setup.prepared.vocabs, setup.progress
+    sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
+    directions = ", ".join(direction.name for direction in find_directions(config.data))
+    tracker.message(
+        f"{config.data.dataset} {directions}: "
+        f"{len(setup.prepared.train.base):,} {'pairs' if config.data.source_language else 'sentences'}, "
+        f"{sizes} {config.vocab.kind} pieces; "
+        f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
+    )
+    if shares := setup.prepared.report.get("mixture"):
+        tracker.message(format_shares(shares))
+    for line in format_stages(setup.prepared.report.get("stages", [])):
+        tracker.message(line)
+    tracker.message(describe_attention(config, setup.parallel))
+    if frozen := describe_frozen(setup.state.params, config.optim):
+        tracker.message(frozen)
+    if setup.parallel.device_count > 1:
+        tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))
+    if config.data.row_multiple % setup.parallel.layout.row_parts:
+        tracker.message(
+            f"batches get rows of padding: data.row_multiple {config.data.row_multiple} is not divisible by "
+            f"the {setup.parallel.layout.row_parts} devices that share the rows"
+        )
+    tracker.message(describe_batches(setup.prepared.report["batches"]))
+    if progress.step:
+        tracker.message(f"resuming at step {progress.step} of {config.train.steps}")
+
+
+def describe_batches(plan: dict[str, Any]) -> str:
+    """Describe the batches of an epoch, as `plan_summary` returns them."""
+    axes = {"rows": "rows", "source": "source", "target": "target"}
+    noun = "pairs"
+    if not any(shape["source"] for shape in plan["shapes"]):  # a language model
+        axes, noun = {"rows": "rows", "target": "tokens"}, "sentences"
+    shapes = ", ".join("x".join(str(shape[axis]) for axis in axes) for shape in plan["shapes"])
+    skipped = f"; {plan['skipped']:,} {noun} are too long and left out" if plan["skipped"] else ""
+    return (
+        f"{plan['batches']:,} batches an epoch, {plan['padding']:.1%} padding, "
+        f"{len(plan['shapes'])} shapes ({' x '.join(axes.values())}): {shapes}{skipped}"
+    )
+
+
+def describe_import(checkpoints: Checkpoints) -> str:
+    """Describe the imported model that a run starts from."""
+    _, stored = checkpoints.restore(IMPORTED_STEP, {})
+    origin = stored.get("imported_from") or {}
+    names = ", ".join(str(origin[name]) for name in ("format", "path") if name in origin)
+    return (
+        f"starting from the imported model{f' ({names})' if names else ''} with a new optimizer state; "
+        f"checkpoint {IMPORTED_STEP} keeps the imported parameters"
+    )
+
+
+def describe_attention(config: Config, parallel: Parallel) -> str:
+    """Tell which kernel computes attention in the longest batches, and why."""
+    data = config.data
+    lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
+    source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
+    kernel, reason = explain_attention(
+        config.model, parallel.platform, lengths=(source, target), tensor=parallel.layout.tensor
+    )
+    return f"attention: {kernel} ({reason})"
+
+
+def warn_of_slow_dtype(config: Config, platform: str) -> None:
+    """Warn in the first process if this CPU computes faster in float32 than in the chosen dtype."""
+    if config.model.dtype != "bfloat16" or platform != "cpu" or not is_first():
+        return
+    if reason := slow_bfloat16_reason():
+        warn_user(
+            f"model.dtype bfloat16 is no faster than float32 on this CPU, since {reason}; "
+            "--config.model.dtype=float32 is more exact"
+        )
+
+
+def warn_of_short_training(config: Config) -> None:
+    """Warn in the first process if the warm-up is shorter than the config says."""
+    asked, steps = config.optim.warmup_steps, config.train.steps
+    taken = warmup_updates(config.optim, total_steps=steps)
+    if taken != asked and is_first():
+        warn_user(
+            f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
+            f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
+        )
+
+
+def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
+    """Describe the end of a stage, by the numbers of the stage that ended and of the next one."""
+    stages = config.data.stages
+    following = "the last one" if stage == len(stages) else f"then stage {stages[stage].name}"
+    return f"update {step} ends stage {stages[ended].name}, {following}"
 
 
 class TrainStep:

@@ -1,21 +1,272 @@
 """The training log: lines of mean loss, speed, padding and utilization, from sums of metrics and a clock."""
 
 import contextlib
+import dataclasses
+import json
+import math
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.flops import peak_flops, training_flops
+from flaxformer_mt.flops import Work, peak_flops, real_work, training_flops
 from flaxformer_mt.parallel import Parallel
-from flaxformer_mt.parallel.processes import process_count
+from flaxformer_mt.parallel.processes import exchange, is_first, process_count
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
-from flaxformer_mt.training.metric_sums import Counts, MetricSums, Totals
-from flaxformer_mt.training.train_clock import Span, TrainClock
 from flaxformer_mt.training.update import StepMetrics
+
+
+@dataclass
+class Totals:
+    """Sums over the tokens of some updates: losses, and numbers of tokens, of correct and of aligned ones.
+
+    The sums are float64 and add one update at a time, so that resuming changes no bit of them.
+    """
+
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    correct_sum: float = 0.0
+    alignment_sum: float = 0.0
+    aligned: float = 0.0
+
+    def add(self, *numbers: float) -> None:
+        """Add the numbers of one update, in the order of the fields."""
+        for field, number in zip(dataclasses.fields(self), numbers, strict=True):
+            setattr(self, field.name, getattr(self, field.name) + number)
+
+    def means(self, config: TrainConfig) -> dict[str, float]:
+        """Return the mean loss per token, and with `log_accuracy` the share of correct tokens.
+
+        They are nan without tokens. With guided alignment there is also the mean loss of alignments per
+        aligned token, which is no part of `loss`.
+        """
+        weight = self.weight or math.nan
+        accuracy = {"accuracy": self.correct_sum / weight} if config.log_accuracy else {}
+        alignment = {"alignment_loss": self.alignment_sum / self.aligned} if self.aligned else {}
+        return {"loss": self.loss_sum / weight, **accuracy, **alignment}
+
+
+class Counts(NamedTuple):
+    """Counts of the updates since the last line: known when they are dispatched."""
+
+    updates: int = 0
+    work: Work = Work()
+    shapes: int = 0
+
+
+class MetricSums:
+    """Sums of metrics that stay on the devices until they are read, and counts of batches."""
+
+    def __init__(
+        self, parallel: Parallel, *, gathered: dict[str, Any] | None = None, target_tokens: int = 0
+    ) -> None:
+        """Begin at zero, or with the `to_dict` of a run that is resumed.
+
+        Args:
+          target_tokens: the number of target tokens trained on before.
+        """
+        # Target tokens, without padding, of all updates read so far, on all devices.
+        self.target_tokens = target_tokens
+        self.line, self.epoch = Totals(), Totals()
+        self._parallel = parallel
+        self._unread: list[tuple[Any, ...]] = []
+        self._shapes: set[tuple[int, ...]] = set()
+        self._work, self._updates = Work(), 0
+        if gathered:
+            self.line, self.epoch = (Totals(**gathered[name]) for name in ("line", "epoch_totals"))
+            self._shapes.update(tuple(shape) for shape in gathered["shapes"])
+            self._work = Work(**gathered["work"]) if is_first() else Work()  # the sum over all processes
+            self._updates = gathered["updates"]
+
+    def add(self, metrics: StepMetrics, batches: list[Batch]) -> None:
+        """Add an update: the only place that counts tokens, padding and shapes."""
+        self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum, metrics.alignment))
+        self._updates += 1
+        for batch in batches:
+            self._work += real_work(
+                batch.source_mask, batch.target_mask, batch.source_segments, batch.target_segments
+            )
+            rows, source_length = batch.source.shape
+            self._shapes.add((rows * self._parallel.row_factor, source_length, batch.target_in.shape[1]))
+
+    def take_unread(self) -> list[tuple[Any, ...]]:
+        """Return the metrics that no line has read, for `read`; later updates belong to the next line."""
+        unread, self._unread = self._unread, []
+        return unread
+
+    def read(self, unread: list[tuple[Any, ...]]) -> None:
+        """Add the metrics of updates to the sums; waits for these updates."""
+        for loss_sum, weight, correct_sum, alignment in jax.device_get(unread):
+            aligned = (0.0, 0.0) if alignment is None else tuple(map(float, alignment))
+            numbers = (float(loss_sum), float(weight), float(correct_sum or 0), *aligned)
+            self.line.add(*numbers)
+            self.target_tokens += int(numbers[1])
+            if math.isfinite(numbers[0]):  # so that one bad batch does not make the mean of its epoch nan
+                self.epoch.add(*numbers)
+
+    def take_counts(self) -> Counts:
+        """Return the counts since the last line, of all processes in the first one."""
+        self._pool_work()
+        counts = Counts(self._updates, self._work, len(self._shapes))
+        self._work, self._updates = Work(), 0
+        return counts
+
+    @property
+    def updates(self) -> int:
+        """The number of updates since the last line."""
+        return self._updates
+
+    def _pool_work(self) -> None:
+        """Sum the counts of all processes in the first one, since each process counts its own rows only."""
+        if process_count() == 1:
+            return
+        own = self._work if self._parallel.counts_rows else Work()
+        pooled = exchange(json.dumps(dataclasses.asdict(own)).encode())
+        self._work = sum((Work(**json.loads(text)) for text in pooled), Work()) if is_first() else Work()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all sums as JSON values for a checkpoint; waits for the newest update."""
+        self.read(self.take_unread())
+        self._pool_work()
+        return {
+            "line": dataclasses.asdict(self.line),
+            "epoch_totals": dataclasses.asdict(self.epoch),
+            "shapes": sorted(self._shapes),
+            "work": dataclasses.asdict(self._work),
+            "updates": self._updates,
+        }
+
+
+class DataWait:
+    """Measures how long the devices were idle because the loop waited for its next batch.
+
+    Dispatch is asynchronous: waiting for a batch costs nothing while the devices are busy with earlier
+    updates. So a thread records when each update ends, and only the part of a wait after that counts.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Start the thread; it ends when this object is deleted. `clock` tells the time in seconds."""
+        self._clock = clock
+        self._watcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="watch-updates")
+        self._busy_until: Future[float] | None = None
+        self._waits: list[tuple[float, float, Future[float] | None]] = []
+
+    def add_update(self, result: Any) -> None:
+        """Record the dispatch of an update; `result` is ready when the devices have finished it."""
+        self._busy_until = self._watcher.submit(self._time_when_ready, result)
+
+    def add_wait(self, start: float, end: float) -> None:
+        """Record that the loop waited for a batch from `start` to `end`, after the newest update."""
+        self._waits.append((start, end, self._busy_until))
+
+    def take(self) -> Callable[[], float]:
+        """Return a function that computes the idle seconds since the last call of `take` or `read`.
+
+        The function waits for the updates before the last wait.
+        """
+        waits, self._waits = self._waits, []
+
+        def idle_seconds() -> float:
+            seconds = 0.0
+            for start, end, busy_until in waits:
+                idle_from = start if busy_until is None else max(start, busy_until.result())
+                seconds += max(0.0, end - idle_from)
+            return seconds
+
+        return idle_seconds
+
+    def read(self) -> float:
+        """Return the idle seconds since the last call; wait for the updates before the last wait."""
+        return self.take()()
+
+    def end_of_newest(self) -> Callable[[], float]:
+        """Return a function that waits for the update that is the newest now, and tells when it ended."""
+        assert self._busy_until is not None
+        return self._busy_until.result
+
+    def _time_when_ready(self, result: Any) -> float:
+        jax.block_until_ready(result)
+        return self._clock()
+
+
+class Span(NamedTuple):
+    """The time of some updates, which the devices may still be computing.
+
+    end: computes when the newest of them was finished. seconds, waited: what had been measured before. idle:
+    computes the other seconds in which the devices waited for data.
+    """
+
+    end: Callable[[], float]
+    seconds: float
+    waited: float
+    idle: Callable[[], float]
+
+
+class TrainClock:
+    """Times updates from the end of the one before to their own, without waiting for the newest."""
+
+    def __init__(
+        self, *, seconds: float = 0.0, waited: float = 0.0, clock: Callable[[], float] | None = None
+    ) -> None:
+        """Start the clock, with what had been measured since the last line of a run that is resumed.
+
+        Args:
+          clock: tells the time in seconds. None: the real one.
+        """
+        self._seconds, self._waited = seconds, waited
+        self._clock = clock or time.monotonic
+        self._data_wait = DataWait(self._clock)
+        self._newest: Any = None
+        self._timed_until = self._clock()
+
+    def dispatch(self, result: Any) -> None:
+        """Record the dispatch of an update, by one of its results."""
+        self._newest = result
+        self._data_wait.add_update(result)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measure how long the loop waits for its next batch."""
+        start = self._clock()
+        yield
+        self._data_wait.add_wait(start, self._clock())
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock while something other than training runs; waits for the newest update first."""
+        jax.block_until_ready(self._newest)
+        now = self._clock()
+        self._seconds += now - self._timed_until
+        self._timed_until = now
+        yield
+        self._timed_until = self._clock()
+
+    def to_dict(self) -> dict[str, float]:
+        """Return what has been measured since the last line; wait for the newest update."""
+        self._waited += self._data_wait.read()
+        return {"seconds": self._seconds, "waited": self._waited}
+
+    def close(self) -> Span:
+        """End the span of a line; later updates belong to the next."""
+        span = Span(self._data_wait.end_of_newest(), self._seconds, self._waited, self._data_wait.take())
+        self._seconds = self._waited = 0.0
+        return span
+
+    def measure(self, span: Span) -> tuple[float, float]:
+        """Return the seconds of a span, and those in which the devices waited; wait for its updates.
+
+        Spans are measured in the order in which they were closed.
+        """
+        end = max(span.end(), self._timed_until)
+        seconds = span.seconds + end - self._timed_until
+        self._timed_until = end
+        return max(seconds, 1e-9), span.waited + span.idle()
 
 
 class _DueLine(NamedTuple):

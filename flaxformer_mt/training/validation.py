@@ -9,16 +9,16 @@ import jax
 from flaxformer_mt.config import Config
 from flaxformer_mt.data.loader import RowShare, valid_batches
 from flaxformer_mt.data.prepare import Prepared
-from flaxformer_mt.evaluation.direction_scores import DirectionScorer
+from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
-from flaxformer_mt.evaluation.translation_files import Translations
+from flaxformer_mt.evaluation.score_breakdowns import DirectionScorer
 from flaxformer_mt.model.lora import has_factors, merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_parameters, split_as_trained
 from flaxformer_mt.tracking import Sample
 from flaxformer_mt.training.compile_ahead import compile_together, compiles_ahead
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.writing_systems import is_blank
+from flaxformer_mt.unicode_text import is_blank
 
 # Number of sentences of an evaluation that are shown and recorded.
 _SAMPLES = 3

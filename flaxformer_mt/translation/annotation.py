@@ -9,8 +9,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.alignment import align_pieces, align_words, weigh_down_marks
-from flaxformer_mt.translation.result import Translation, rank
+from flaxformer_mt.translation.result import Translation, align_pieces, align_words, rank, weigh_down_marks
 from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.words import number_pieces

@@ -16,8 +16,8 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import Symbols
 from flaxformer_mt.translation.result import Translation, check_phrases
 from flaxformer_mt.translation.segmentation import SourcePart
+from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocab
-from flaxformer_mt.writing_systems import is_blank
 
 
 class Constraints(NamedTuple):

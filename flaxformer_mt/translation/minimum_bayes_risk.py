@@ -6,16 +6,95 @@ as each was drawn; hypotheses of beam search by their probabilities.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.translation.result import Translation, rank, read_result
-from flaxformer_mt.translation.utility import Utility, score_bleu, score_chrf
+from flaxformer_mt.unicode_text import lacks_spaces
 from flaxformer_mt.vocab import Vocab
-from flaxformer_mt.writing_systems import lacks_spaces
+
+# The scores [N, N] of N texts: row i, column j is text i as a hypothesis and text j as its reference.
+Utility = Callable[[Sequence[str]], Float[np.ndarray, "N N"]]
+
+_CHRF_ORDERS = range(1, 7)
+_BLEU_ORDERS = range(1, 5)
+_RECALL_WEIGHT = 4  # beta squared
+
+
+def _count_overlaps(bags: Sequence[Iterable[Hashable]]) -> tuple[np.ndarray, np.ndarray]:
+    """Count the elements of each of N bags [N], and those that two bags share [N, N].
+
+    An element that two bags have 2 and 3 times is shared twice. The k-th occurrence of an element is a
+    feature of its own, so that bags are rows of zeros and ones.
+    """
+    features: dict[tuple[Hashable, int], int] = {}
+    places: list[list[int]] = []
+    for bag in bags:
+        seen: Counter[Hashable] = Counter()
+        places.append([])
+        for element in bag:
+            seen[element] += 1
+            places[-1].append(features.setdefault((element, seen[element]), len(features)))
+    matrix = np.zeros((len(places), len(features)), np.float32)  # sums of ones are exact
+    for row, columns in enumerate(places):
+        matrix[row, columns] = 1
+    return np.array(list(map(len, places))), (matrix @ matrix.T).astype(np.int64)
+
+
+def _ngrams(sequence: Any, order: int) -> list[Any]:
+    return [sequence[start : start + order] for start in range(len(sequence) - order + 1)]
+
+
+def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
+    """Return the chrF of each text, from 0 to 100, with each text as its reference: 6-grams, beta 2."""
+    joined = ["".join(text.split()) for text in texts]
+    shape = (len(texts), len(texts))
+    precision, recall, orders = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    for order in _CHRF_ORDERS:
+        sizes, shared = _count_overlaps([_ngrams(text, order) for text in joined])
+        counted = (sizes[:, None] > 0) & (sizes[None, :] > 0)
+        at_least_1 = np.maximum(sizes, 1)
+        precision += np.where(counted, shared / at_least_1[:, None], 0.0)
+        recall += np.where(counted, shared / at_least_1[None, :], 0.0)
+        orders += counted
+    precision, recall = precision / np.maximum(orders, 1), recall / np.maximum(orders, 1)
+    below = _RECALL_WEIGHT * precision + recall
+    score = (1 + _RECALL_WEIGHT) * precision * recall
+    return 100 * np.divide(score, below, out=np.zeros(shape), where=below > 0)
+
+
+def score_bleu(texts: Sequence[str], *, tokenize: str = "13a") -> Float[np.ndarray, "N N"]:
+    """Return the sentence BLEU of each text, from 0 to 100, with each text as its reference.
+
+    Uses sacreBLEU's tokenizer `tokenize`, exponential smoothing, and the orders that the hypothesis has.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    tokenizer = BLEU(tokenize=tokenize, effective_order=True).tokenizer
+    words = [tuple(tokenizer(text.rstrip()).split()) for text in texts]
+    lengths = np.array(list(map(len, words)))
+    shape = (len(texts), len(texts))
+    log_sum, orders, smoothing = np.zeros(shape), np.zeros(shape), np.ones(shape)
+    any_shared = np.zeros(shape, bool)
+    for order in _BLEU_ORDERS:
+        sizes, shared = _count_overlaps([_ngrams(text, order) for text in words])
+        total = np.broadcast_to(sizes[:, None], shape)
+        counted, found = total > 0, shared > 0
+        smoothing = np.where(counted & ~found, smoothing * 2, smoothing)
+        precision = np.where(found, shared, 1 / smoothing) / np.maximum(total, 1)
+        log_sum += np.where(counted, np.log(100 * precision), 0.0)
+        orders += counted
+        any_shared = any_shared | found
+    short = lengths[:, None] < lengths[None, :]
+    ratio = lengths[None, :] / np.maximum(lengths, 1)[:, None]
+    brevity = np.where(short, np.exp(1 - np.where(short, ratio, 1.0)), 1.0)
+    return np.where(any_shared, brevity * np.exp(log_sum / np.maximum(orders, 1)), 0.0)
 
 
 def count_candidates(search: SearchConfig, n_best: int) -> int:

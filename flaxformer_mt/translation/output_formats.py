@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flaxformer_mt.decoding.forced_decoding import PairScore
-from flaxformer_mt.translation.alignment import format_pharaoh
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import Translation, format_pharaoh
 
 # Maps ids of the target vocabulary to pieces.
 Pieces = Callable[[Sequence[int]], list[str]]

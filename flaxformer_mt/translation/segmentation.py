@@ -13,8 +13,8 @@ from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import format_line_numbers
+from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocab
-from flaxformer_mt.writing_systems import is_blank
 
 # Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
 LongLines = Literal["split", "cut"]

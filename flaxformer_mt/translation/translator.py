@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -27,6 +28,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import SplitParameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
+from flaxformer_mt.parallel.processes import exchange, process_count, process_index
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.annotation import NO_NOTES, Notes, annotate
@@ -39,7 +41,6 @@ from flaxformer_mt.translation.constraints import (
 )
 from flaxformer_mt.translation.inline_markup import translate_marked
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
-from flaxformer_mt.translation.line_sharing import gather_translations, own_share
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
 from flaxformer_mt.translation.placed_parameters import on_host, place_models
 from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated, warn_of_failures
@@ -55,6 +56,41 @@ from flaxformer_mt.translation.segmentation import (
 from flaxformer_mt.trees import digest_leaves
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
+
+
+def own_share(*, together: bool = False) -> slice:
+    """Return the slice of a list of sentences that this process translates.
+
+    Of three processes, the second has sentences 1, 4, 7, ...; all have all sentences if they translate each
+    sentence `together`, with parameters that are split over them.
+    """
+    return slice(None) if together else slice(process_index(), None, process_count())
+
+
+def gather_translations(share: Sequence[Translation], *, together: bool = False) -> list[Translation]:
+    """Return the translations of all sentences, in order, given those of this process's `own_share`.
+
+    All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
+    """
+    if process_count() == 1 or together:
+        return list(share)
+    message = json.dumps([dataclasses.asdict(translation) for translation in share]).encode()
+    shares = [[_from_json(values) for values in json.loads(text)] for text in exchange(message)]
+    all_translations: list[Translation] = [translation for part in shares for translation in part]
+    for number, part in enumerate(shares):
+        all_translations[number :: len(shares)] = part
+    return all_translations
+
+
+def _from_json(values: dict[str, Any]) -> Translation:
+    alternatives = tuple(_from_json(alternative) for alternative in values.pop("alternatives"))
+    fields = {name: _to_tuples(value) for name, value in values.items()}
+    return Translation(**fields, alternatives=alternatives)
+
+
+def _to_tuples(value: Any) -> Any:
+    """Convert lists to tuples: JSON has lists only."""
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
 
 def _read_translation_config(run_dir: Path) -> Config:

@@ -20,9 +20,36 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.invisible_characters import leave_out_invisible
 from flaxformer_mt.vocab.model_file import SPACE, read_compiled_rules, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
+
+# Soft hyphen, Arabic letter mark, zero-width space, marks of direction, embeddings and overrides of it, word
+# joiner, invisible operators of formulas, isolates, deprecated format characters, byte order mark.
+INVISIBLE = frozenset(
+    map(
+        chr,
+        (
+            0x00AD,
+            0x061C,
+            0x200B,
+            *range(0x200E, 0x2010),
+            *range(0x202A, 0x202F),
+            *range(0x2060, 0x2065),
+            *range(0x2066, 0x2070),
+            0xFEFF,
+        ),
+    )
+)
+# The zero-width non-joiner and joiner change how the letters beside them look: words of Persian or Hindi are
+# misspelt without them, and emoji fall apart.
+_JOINERS = frozenset("\u200c\u200d")
+
+
+def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the rules of a normalization with rules that delete invisible characters, and keep joiners."""
+    kept = {text: replacement for text, replacement in rules if text not in _JOINERS}
+    return kept | dict.fromkeys(sorted(INVISIBLE), "")
+
 
 # Training lines are split into segments of at most this many characters: SentencePiece silently skips lines
 # of more than max_sentence_length bytes, and its unigram trainer's time grows superlinearly with line length.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_mt.commands.targets.target_names import parse_target
-from flaxformer_mt.config.find_config import list_recipes, load_config
+from flaxformer_mt.commands.compile_for_target import parse_target
+from flaxformer_mt.config.files import list_recipes, load_config
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "targets.py"
 FOUND = {

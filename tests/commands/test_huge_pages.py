@@ -8,14 +8,12 @@ import sys
 
 import pytest
 
-from flaxformer_mt.commands import huge_pages
-from flaxformer_mt.commands.huge_pages import choose_tunables
-from flaxformer_mt.commands.launch import launch
+from flaxformer_mt.commands.launch import choose_tunables, launch
 
 PROGRAM = """
 import json, os, sys
 sys.path.insert(0, {root!r})
-from flaxformer_mt.commands.huge_pages import use_huge_pages
+from flaxformer_mt.commands.launch import use_huge_pages
 use_huge_pages(keep={keep})
 print(json.dumps(os.environ.get("GLIBC_TUNABLES")))
 """
@@ -23,7 +21,7 @@ print(json.dumps(os.environ.get("GLIBC_TUNABLES")))
 
 def test_training_keeps_its_memory_where_few_cores_share_a_heap(monkeypatch):
     for cores, kept in ((1, True), (4, True), (5, False), (64, False)):
-        monkeypatch.setattr(huge_pages, "core_count", lambda cores=cores: cores)
+        monkeypatch.setattr(launch, "core_count", lambda cores=cores: cores)
         assert ("arena_max=1:" in choose_tunables(keep=True)) == kept
         assert choose_tunables(keep=False) == "glibc.malloc.hugetlb=1"
 
@@ -38,7 +36,7 @@ def test_only_training_asks_to_keep_memory(monkeypatch, words, keep):
         asked.append(options)
         raise KeyboardInterrupt  # instead of the command
 
-    monkeypatch.setattr(huge_pages, "use_huge_pages", record)
+    monkeypatch.setattr("flaxformer_mt.commands.launch.use_huge_pages", record)
     monkeypatch.setattr(sys, "argv", ["flaxformer-mt", *words])
     for arguments in (words, None):
         with pytest.raises(KeyboardInterrupt):

@@ -19,15 +19,14 @@ import numpy as np
 import pytest
 
 import flaxformer_mt
-from flaxformer_mt import processor
+from flaxformer_mt import cpu
 from flaxformer_mt.commands import doctor, launch, plot
 from flaxformer_mt.commands import main as main_module
 from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, foreign_names
-from flaxformer_mt.config.files import flatten, save_config
-from flaxformer_mt.config.find_config import list_recipes
+from flaxformer_mt.config.files import flatten, list_recipes, save_config
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io import resumable_output
 from flaxformer_mt.training import loop as trainer
@@ -373,7 +372,7 @@ def test_overrides_are_typed_in_both_forms(fitted):
         "data.text_dir": "",
         "data.clean.empty": "keep",
     }
-    from flaxformer_mt.config.find_config import choose_config
+    from flaxformer_mt.config.files import choose_config
 
     expected = flatten(choose_config("wmt14_en_de_base", None)[0]) | changed
     assert flatten(config) == expected
@@ -993,12 +992,12 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     assert all(report["packages"].values()) and report["devices"]["count"] >= 1
     assert report["cache"]["directory"] == str(tmp_path / "cache") and report["cache"]["writable"]
     assert report["cache"]["gib"] == pytest.approx(0.002, abs=0.0005)
-    monkeypatch.setattr(processor, "_read_processor_facts", lambda: {"Features": "asimd bf16"})
+    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: {"Features": "asimd bf16"})
     assert "dtype of their training, since it has bf16" in doctor.doctor()["host"]["bfloat16"]
-    monkeypatch.setattr(processor, "_read_processor_facts", lambda: {"flags": "avx avx2"})
+    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: {"flags": "avx avx2"})
     assert "float32, since it has none of avx512_bf16" in doctor.doctor()["host"]["bfloat16"]
     intel = {"flags": "avx2 avx512_bf16", "vendor_id": "GenuineIntel"}
-    monkeypatch.setattr(processor, "_read_processor_facts", lambda: intel)
+    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: intel)
     assert "float32, since avx512_bf16 of Intel's" in doctor.doctor()["host"]["bfloat16"]
 
 

@@ -19,7 +19,7 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.plot import plot, position_tables, training_panels
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import read_config, save_config
-from flaxformer_mt.evaluation.attention_maps import attention_maps
+from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import make_model
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -102,7 +102,7 @@ def one_stack(tmp_path_factory):
 def drawn(monkeypatch):
     """Every figure by the name of its file; all are written too, in few dots."""
     figures, save = {}, plot_module.save_figure
-    monkeypatch.setattr("flaxformer_mt.figures._DOTS_PER_INCH", 25)
+    monkeypatch.setattr("flaxformer_mt.evaluation.plots._DOTS_PER_INCH", 25)
 
     def keep(figure, path, **options):
         figures[path.name] = figure

@@ -135,7 +135,7 @@ def test_translations_and_their_scores(run_dir, capfd):
 
 # Runs the command with a small window, so that few lines are several.
 PROGRAM = (
-    "import sys, flaxformer_mt.commands.translate_and_score as text; text.WINDOW = 16; "
+    "import sys, flaxformer_mt.commands.translate as text; text.WINDOW = 16; "
     "from flaxformer_mt.commands.main import main; sys.exit(main(sys.argv[1:]))"
 )
 
@@ -146,7 +146,7 @@ def start(*arguments, **options):
 
 
 def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, capfd, monkeypatch):
-    monkeypatch.setattr("flaxformer_mt.commands.translate_and_score.WINDOW", 16)
+    monkeypatch.setattr("flaxformer_mt.commands.translate.WINDOW", 16)
     words = "der kleine Hund schläft wir lesen ein Buch .".split()
     lines = [" ".join(words[n % 7 : n % 7 + n % 3]) for n in range(112)]
     write_lines("in", lines)

@@ -17,8 +17,8 @@ from flaxformer_mt.config import (
     StageConfig,
     TrainConfig,
 )
-from flaxformer_mt.config.bounds import Bounds, above, at_least, between, find_wrong_values, share
 from flaxformer_mt.config.checks import check_search, validate
+from flaxformer_mt.config.field_values import Bounds, above, at_least, between, find_wrong_values, share
 from flaxformer_mt.errors import UserError
 
 

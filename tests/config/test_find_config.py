@@ -10,7 +10,7 @@ import pytest
 
 import flaxformer_mt
 from flaxformer_mt.commands.show import longest_batch
-from flaxformer_mt.config import find_config as recipes
+from flaxformer_mt.config import files as recipes
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import from_dict, load_config, read_config, to_dict
 from flaxformer_mt.errors import UserError

@@ -20,8 +20,8 @@ from flaxformer_mt.config import (
     StageConfig,
     TrainConfig,
     VocabConfig,
-    cleaning_rules,
     files,
+    schema,
 )
 from flaxformer_mt.config import schema as module
 from flaxformer_mt.config.checks import validate
@@ -370,7 +370,7 @@ def test_the_width_that_is_proposed_is_accepted(width, heads):
 def test_every_field_has_a_comment_of_its_own():
     """A field's comment is its --help; without one, the comment above would be taken for it."""
     bare = []
-    for source in map(inspect.getsource, (module, cleaning_rules)):
+    for source in map(inspect.getsource, (module, schema)):
         lines = source.split("\n")
         for node in ast.parse(source).body:
             if isinstance(node, ast.ClassDef):

@@ -5,8 +5,8 @@ import pwd
 
 import pytest
 
-from flaxformer_mt.config import DataConfig, user_cache
-from flaxformer_mt.config.user_cache import user_cache_dir
+from flaxformer_mt.config import DataConfig, files
+from flaxformer_mt.config.files import user_cache_dir
 from flaxformer_mt.corpus.tfds_cache import cache_dir, tfds_dir
 from flaxformer_mt.errors import FlaxformerWarning, UserError, local_path
 
@@ -15,10 +15,10 @@ from flaxformer_mt.errors import FlaxformerWarning, UserError, local_path
 def no_variables(monkeypatch, tmp_path):
     for name in ("FLAXFORMER_MT_CACHE", "TFDS_DATA_DIR", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(user_cache.tempfile, "tempdir", str(tmp_path))
-    user_cache._temporary_cache.cache_clear()
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    files._temporary_cache.cache_clear()
     yield
-    user_cache._temporary_cache.cache_clear()
+    files._temporary_cache.cache_clear()
 
 
 def test_a_user_without_home_and_entry_has_a_temporary_folder(monkeypatch, tmp_path):
@@ -35,7 +35,7 @@ def test_a_user_without_home_and_entry_has_a_temporary_folder(monkeypatch, tmp_p
         local_path("~/run")
     # Compiled programs are executed: a folder that others may write to is refused.
     folder.chmod(0o777)
-    user_cache._temporary_cache.cache_clear()
+    files._temporary_cache.cache_clear()
     with pytest.raises(UserError, match=f"{folder} is not a folder of this user alone; .*FLAXFORMER_MT"):
         user_cache_dir()
 

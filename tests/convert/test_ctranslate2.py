@@ -20,10 +20,10 @@ from flaxformer_mt.config import (
 )
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
-from flaxformer_mt.convert.format_interface import Given, Weights, find_config, shapes_of
+from flaxformer_mt.convert.formats import Given, Weights, find_config, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.attention_maps import attention_maps
+from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import make_model
 from flaxformer_mt.translation.annotation import NO_NOTES
 from flaxformer_mt.translation.translator import Translator
@@ -413,7 +413,7 @@ sys.modules["torch"] = sys.modules["transformers"] = None
 import pathlib
 import numpy as np
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
-from flaxformer_mt.convert.format_interface import Given, Weights, find_config, find_vocabs
+from flaxformer_mt.convert.formats import Given, Weights, find_config, find_vocabs
 given, out = pathlib.Path({str(with_torch[0])!r}), pathlib.Path({str(tmp_path)!r})
 leaves = dict(np.load(out / "leaves.npz"))
 weights = Weights(find_config(given, Given()), find_vocabs(given, Given()), leaves)

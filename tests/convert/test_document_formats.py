@@ -26,24 +26,23 @@ from tiny_experiment import change
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.convert.documents import aiayn_format as aiayn
-from flaxformer_mt.convert.documents import decoder_only_format as decoder_only
-from flaxformer_mt.convert.documents import embeddings_format as embeddings
-from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
-from flaxformer_mt.convert.documents import kokoyi_format as kokoyi
-from flaxformer_mt.convert.format_interface import Given, Weights, read_config_json, shapes_of
+from flaxformer_mt.convert.documents import aiayn as aiayn
+from flaxformer_mt.convert.documents import decoder_only as decoder_only
+from flaxformer_mt.convert.documents import embeddings as embeddings
+from flaxformer_mt.convert.documents import handbuilt as handbuilt
+from flaxformer_mt.convert.documents import kokoyi as kokoyi
+from flaxformer_mt.convert.formats import Given, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.name_table import Constant, Leaves
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.attention_maps import attention_maps
+from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.model.blocks import EncoderBlock
 from flaxformer_mt.model.stack import Embedding, Stack
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters
-from flaxformer_mt.training.optimizers import make_optimizer
+from flaxformer_mt.training.optimizers import learning_rate, make_hyperparameters, make_optimizer
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.trees import flatten_tree

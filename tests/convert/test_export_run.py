@@ -29,9 +29,9 @@ from flaxformer_mt.config import (
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.convert import export_run as exporting
 from flaxformer_mt.convert import import_run as importing
-from flaxformer_mt.convert.documents import handbuilt_format as handbuilt
+from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
-from flaxformer_mt.convert.format_registry import find_format
+from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model

@@ -173,8 +173,7 @@ def test_words_of_a_pretrained_vocabulary_are_trained_on_with_tags(tmp_path):
 
 @pytest.mark.parametrize(("name", "languages"), [("nllb", ["de", "en"]), ("madlad", None)])
 def test_a_cut_vocabulary_leaves_the_rest_of_the_model_as_it_is(name, languages, tmp_path):
-    from flaxformer_mt.convert.format_interface import Given, Weights
-    from flaxformer_mt.convert.format_registry import find_format
+    from flaxformer_mt.convert.formats import Given, Weights, find_format
     from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 
     MAKERS[name](tmp_path / "hub")

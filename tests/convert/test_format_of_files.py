@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 from documents.test_originals_equal import make_aiayn, make_decoder_only, make_handbuilt, make_kokoyi
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.convert import format_interface
-from flaxformer_mt.convert.format_of_files import find_format_name
-from flaxformer_mt.convert.format_registry import NAMES
+from flaxformer_mt.convert import formats
+from flaxformer_mt.convert.formats import NAMES
+from flaxformer_mt.convert.import_run import find_format_name
 from flaxformer_mt.errors import UserError
 
 
@@ -94,6 +94,6 @@ def test_a_config_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypat
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(format_interface, "read_json_object", refuse)
+    monkeypatch.setattr(formats, "read_json_object", refuse)
     with pytest.raises(PermissionError):
         find_format_name(tmp_path)

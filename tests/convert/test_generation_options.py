@@ -10,7 +10,7 @@ import pytest
 
 from flaxformer_mt.config import Config, SearchConfig, VocabConfig
 from flaxformer_mt.config.checks import check_search
-from flaxformer_mt.convert.format_interface import constraining_options
+from flaxformer_mt.convert.formats import constraining_options
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, read_search, write_generation
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import Vocab, make_vocabs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flaxformer_mt.convert.given_vocabularies import read_given_vocabs
+from flaxformer_mt.convert.import_run import read_given_vocabs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import load_vocabs
 

@@ -23,8 +23,11 @@ from tiny_hub import CORPUS, LINES, MAKERS, train_briefly  # noqa: E402
 from flaxformer_mt.config import ParallelConfig, SearchConfig  # noqa: E402
 from flaxformer_mt.config.checks import validate  # noqa: E402
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions  # noqa: E402
-from flaxformer_mt.convert.format_interface import Given, Weights  # noqa: E402
-from flaxformer_mt.convert.format_registry import find_format  # noqa: E402
+from flaxformer_mt.convert.formats import (  # noqa: E402
+    Given,
+    Weights,
+    find_format,  # noqa: E402
+)
 from flaxformer_mt.convert.huggingface.hub_models import _make_table  # noqa: E402
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch  # noqa: E402
 from flaxformer_mt.errors import UserError  # noqa: E402

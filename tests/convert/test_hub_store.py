@@ -10,7 +10,7 @@ from huggingface_hub import errors  # noqa: E402
 
 from flaxformer_mt.config import Config, DataConfig  # noqa: E402
 from flaxformer_mt.convert import hub_store  # noqa: E402
-from flaxformer_mt.convert.model_card import make_card
+from flaxformer_mt.convert.export_run import make_card
 from flaxformer_mt.errors import UserError  # noqa: E402
 
 

@@ -14,8 +14,7 @@ import sentencepiece
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
-from flaxformer_mt.convert.format_interface import Given, Weights, shapes_of
-from flaxformer_mt.convert.format_registry import find_format
+from flaxformer_mt.convert.formats import Given, Weights, find_format, shapes_of
 from flaxformer_mt.convert.huggingface.tokenizer_files import write_tokenizer
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.sentencepiece_file import Specials, renumber

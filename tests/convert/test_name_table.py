@@ -5,7 +5,7 @@ constants, and what it says of files that do not fit.
 import numpy as np
 import pytest
 
-from flaxformer_mt.convert import array_layouts as layouts
+from flaxformer_mt.convert import name_table as layouts
 from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Table, rules_for
 from flaxformer_mt.errors import UserError
 

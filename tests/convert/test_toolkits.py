@@ -35,17 +35,22 @@ from flaxformer_mt.config import SearchConfig  # noqa: E402
 from flaxformer_mt.config.checks import validate  # noqa: E402
 from flaxformer_mt.config.directions import Direction, find_directions  # noqa: E402
 from flaxformer_mt.convert.export_run import export_run  # noqa: E402
-from flaxformer_mt.convert.format_interface import Given, Weights  # noqa: E402
-from flaxformer_mt.convert.format_of_files import find_format_name  # noqa: E402
-from flaxformer_mt.convert.format_registry import find_format  # noqa: E402
-from flaxformer_mt.convert.import_run import import_run  # noqa: E402
+from flaxformer_mt.convert.formats import (  # noqa: E402
+    Given,
+    Weights,
+    find_format,  # noqa: E402
+)
+from flaxformer_mt.convert.import_run import (
+    find_format_name,  # noqa: E402
+    import_run,  # noqa: E402
+)
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch  # noqa: E402
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import (  # noqa: E402
     Record,
     attributes_of,
     load_checkpoint,
 )
-from flaxformer_mt.convert.toolkits.yaml_text import parse_yaml  # noqa: E402
+from flaxformer_mt.convert.toolkits.toolkit_model import parse_yaml  # noqa: E402
 from flaxformer_mt.errors import UserError  # noqa: E402
 from flaxformer_mt.runs.load_run import read_config  # noqa: E402
 from flaxformer_mt.shapes import Batch  # noqa: E402

@@ -18,9 +18,9 @@ pytest.importorskip("safetensors")
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.convert.format_interface import Format, Given, Weights, read_config_json, shapes_of
+from flaxformer_mt.convert.formats import Format, Given, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
-from flaxformer_mt.convert.torch import modeling, nn_transformer_format, standalone_format
+from flaxformer_mt.convert.torch import modeling, nn_transformer, standalone_format
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, load_tensors, save_tensors
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.shapes import Batch
@@ -91,7 +91,7 @@ TORCH_CASES = {
     "one_stack_rotary": Case(TORCH, ONE_STACK | ROTARY),
     "language_model": Case(TORCH, ONE_STACK | {"padding_mask": "none"}, source_language=""),
 }
-NN = nn_transformer_format.FORMAT
+NN = nn_transformer.FORMAT
 PLAIN = {
     name: value
     for name, value in POST.items()

@@ -8,7 +8,7 @@ import pytest
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import read_pairs
-from flaxformer_mt.corpus.alignment_files import format_points, parse_points
+from flaxformer_mt.corpus.word_alignment import format_points, parse_points
 from flaxformer_mt.errors import UserError
 
 SOURCE = ["a b c", "a b", "", "a b", "c c c c c c c c c c c c", "b c"]

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
-from flaxformer_mt.corpus import cache_use, read_pairs
-from flaxformer_mt.corpus.cache_use import use_cache
-from flaxformer_mt.corpus.cached_arrays import read_arrays, write_arrays
-from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+from flaxformer_mt.corpus import caches, read_pairs
+from flaxformer_mt.corpus.caches import read_arrays, read_cached, use_cache, write_arrays, write_cached
 from flaxformer_mt.errors import FlaxformerWarning
 
 OWNER = """
 import sys
 from pathlib import Path
-from flaxformer_mt.corpus.cache_use import use_cache
+from flaxformer_mt.corpus.caches import use_cache
 use_cache(Path(sys.argv[1]))
 print("in use", flush=True)
 sys.stdin.read()
@@ -71,7 +69,7 @@ def files_in(root: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def another_process(monkeypatch):
     """Each test starts as a process does that has not used a cache yet."""
-    monkeypatch.setattr(cache_use, "_held", {})
+    monkeypatch.setattr(caches, "_held", {})
 
 
 def test_leftovers_go_unless_somebody_may_be_writing_them(tmp_path):
@@ -84,7 +82,7 @@ def test_leftovers_go_unless_somebody_may_be_writing_them(tmp_path):
         fill(tmp_path)  # what the owner is writing
         use_cache(tmp_path)
         assert files_in(tmp_path) == sorted([".lock", *LEFTOVERS, *FINISHED])
-        os.close(cache_use._held.pop(tmp_path))
+        os.close(caches._held.pop(tmp_path))
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     use_cache(tmp_path)
@@ -114,9 +112,9 @@ def test_a_cache_that_cannot_be_written_can_still_be_read(tmp_path):
 
 
 def test_many_caches_keep_few_files_open(tmp_path):
-    for number in range(cache_use._MOST + 3):
+    for number in range(caches._MOST + 3):
         use_cache(tmp_path / str(number))
-    assert len(cache_use._held) == cache_use._MOST
+    assert len(caches._held) == caches._MOST
 
 
 def test_damaged_json_counts_as_absent(tmp_path):

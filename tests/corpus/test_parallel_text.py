@@ -17,12 +17,11 @@ from pyarrow import parquet
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, cleaning, has_split, read_pairs, text_files
-from flaxformer_mt.corpus.cached_json import read_cached, write_cached
+from flaxformer_mt.corpus.caches import read_cached, write_cached
 from flaxformer_mt.corpus.cleaning import clean, load_or_clean
-from flaxformer_mt.corpus.packed_files import open_unpacked
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.reader import open_train_set
-from flaxformer_mt.corpus.text_files import read_lines, read_stamp, scan
+from flaxformer_mt.corpus.text_files import open_unpacked, read_lines, read_stamp, scan
 from flaxformer_mt.errors import UserError
 
 GERMAN = ["Guten Tag.", "Wie geht es dir?", "Bis morgen!"]

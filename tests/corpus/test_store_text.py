@@ -6,8 +6,7 @@ from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.corpus.reader import has_split
-from flaxformer_mt.corpus.store_text import copy_text
+from flaxformer_mt.corpus.reader import copy_text, has_split
 from flaxformer_mt.corpus.text_files import find_files, read_lines
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore

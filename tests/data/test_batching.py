@@ -10,10 +10,9 @@ import pytest
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.corpus.pairs import Part
-from flaxformer_mt.data import packing
-from flaxformer_mt.data.batching import _promote_leftovers, plan_epoch, plan_in_order, plan_summary
+from flaxformer_mt.data import batching
+from flaxformer_mt.data.batching import _promote_leftovers, pack_rows, plan_epoch, plan_in_order, plan_summary
 from flaxformer_mt.data.buckets import Shape, make_shapes, make_training_shapes, smallest_shape
-from flaxformer_mt.data.packing import pack_rows
 from flaxformer_mt.errors import UserError
 
 CONFIG = DataConfig(
@@ -65,8 +64,8 @@ def test_every_pair_is_in_an_epoch_once_and_fits(batching, number):
 
 
 def test_only_the_last_batch_of_a_shape_is_filled_partly():
-    for batching in MODES:
-        plan = plan_of(batching, make_lengths(3000))
+    for mode in MODES:
+        plan = plan_of(mode, make_lengths(3000))
         partly: dict[Shape, int] = {}
         for _, rows, shape in batches_of(plan):
             partly[shape] = partly.get(shape, 0) + (max(rows) + 1 < shape.rows)
@@ -267,8 +266,8 @@ def first_fit(pairs, source: int, target: int) -> list[int]:
 
 @pytest.mark.parametrize("number", [1, 16, 17, 95, 200])
 def test_packing_many_windows_equals_first_fit_in_each(number, monkeypatch):
-    monkeypatch.setattr(packing, "_WINDOW", 16)
-    monkeypatch.setattr(packing, "_WINDOWS_AT_ONCE", 3)
+    monkeypatch.setattr(batching, "_WINDOW", 16)
+    monkeypatch.setattr(batching, "_WINDOWS_AT_ONCE", 3)
     random = np.random.default_rng(number)
     source, target = random.integers(1, 31, number), random.integers(1, 23, number)
     rows, num_rows = pack_rows(source, target, source=30, target=22)
@@ -331,9 +330,9 @@ def test_parts_must_cover_the_pairs():
 
 
 def test_an_epoch_may_be_empty():
-    for batching in MODES:
+    for mode in MODES:
         plans = [
-            plan_of(batching, make_lengths(2), epoch=epoch, parts=[Part("a", 2, 0.1)]) for epoch in range(20)
+            plan_of(mode, make_lengths(2), epoch=epoch, parts=[Part("a", 2, 0.1)]) for epoch in range(20)
         ]
         empty = [plan for plan in plans if not len(plan)]
         assert 0 < len(empty) < 20

@@ -10,10 +10,9 @@ from flaxformer_mt.config import Config, NoiseConfig, OptimConfig, StageConfig, 
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Part
-from flaxformer_mt.data.curriculum import Curriculum, make_curriculum
+from flaxformer_mt.data.curriculum import BEGINNING, Curriculum, Position, make_curriculum
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import train_batches
-from flaxformer_mt.data.position import BEGINNING, Position
 from flaxformer_mt.data.stage_report import format_stages, plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.errors import UserError

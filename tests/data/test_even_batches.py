@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flaxformer_mt.data.even_batches import deal_evenly
+from flaxformer_mt.data.batching import deal_evenly
 
 
 def deal(source, target, *, rows, seed=0):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from flaxformer_mt.config import VocabConfig
-from flaxformer_mt.data.lost_text import describe_lost_text, find_lost_text
+from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, find_lost_text
 from flaxformer_mt.vocab import make_vocabs
 
 

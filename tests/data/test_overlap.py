@@ -7,7 +7,7 @@ import numpy as np
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus.pair_checks import CheckBlocks
 from flaxformer_mt.corpus.pairs import Pair
-from flaxformer_mt.data.overlap import describe_overlap, find_overlap
+from flaxformer_mt.data.corpus_diagnostics import describe_overlap, find_overlap
 
 
 class Split(list):

@@ -12,8 +12,8 @@ from flaxformer_mt.corpus import cleaning
 from flaxformer_mt.data import prepare as preparing
 from flaxformer_mt.data import token_store
 from flaxformer_mt.errors import FlaxformerWarning
-from flaxformer_mt.tracking.work_progress import WorkProgress
-from flaxformer_mt.workers.open_crew import Hands
+from flaxformer_mt.tracking.progress_display import WorkProgress
+from flaxformer_mt.workers.worker_pool import Hands
 
 
 def test_each_part_that_takes_long_is_shown(tiny_config, tmp_path):

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from flaxformer_mt.config import NoiseConfig, TypoConfig
-from flaxformer_mt.config.noise import SOURCE_NOISE
+from flaxformer_mt.config.schema import SOURCE_NOISE
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data.text_noise import (
     TYPOS,

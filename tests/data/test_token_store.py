@@ -23,7 +23,7 @@ from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
-from flaxformer_mt.workers.open_crew import Hands
+from flaxformer_mt.workers.worker_pool import Hands
 
 
 class FakePairs(list):

@@ -8,9 +8,8 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.line_candidates import Candidates
 from flaxformer_mt.decoding.live_search import LiveSearch
-from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.decoding.sentences import Candidates, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.search import Symbols

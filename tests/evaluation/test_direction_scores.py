@@ -9,10 +9,10 @@ from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.direction_scores import DirectionScorer
 from flaxformer_mt.evaluation.evaluate import evaluate_run
+from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.metrics import score_translations
-from flaxformer_mt.evaluation.translation_files import Translations
+from flaxformer_mt.evaluation.score_breakdowns import DirectionScorer
 from flaxformer_mt.training.report import describe_report
 
 

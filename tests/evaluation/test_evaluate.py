@@ -12,14 +12,14 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import ResamplingOptions
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_lines, evaluate_run
-from flaxformer_mt.evaluation.length_breakdown import describe_by_length, score_by_length
-from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
-from flaxformer_mt.evaluation.translation_files import (
+from flaxformer_mt.evaluation.evaluation_set import (
     Translations,
     format_side_by_side,
     load_translations,
     save_translations,
 )
+from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
+from flaxformer_mt.evaluation.score_breakdowns import describe_by_length, score_by_length
 from flaxformer_mt.translation.translator import Translation, Translator
 
 # What the fake knows: capitals are right, but the references have a small letter.
@@ -124,7 +124,7 @@ def test_side_by_side_is_spread_over_the_set():
 
 
 def test_only_the_first_process_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr("flaxformer_mt.evaluation.translation_files.is_first", lambda: False)
+    monkeypatch.setattr("flaxformer_mt.evaluation.evaluation_set.is_first", lambda: False)
     save_translations(tmp_path, "test", Translations(("a",), ("b",), ("c",)))
     assert not list(tmp_path.iterdir())
 

@@ -16,13 +16,19 @@ import flaxformer_mt
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.files import read_config, save_config
-from flaxformer_mt.evaluation.direction_scores import join_reports
+from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations, save_translations
 from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
-from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, name_apart
-from flaxformer_mt.evaluation.run_report.sections import make_directions, make_summary, mark_words
-from flaxformer_mt.evaluation.translation_files import Translations, load_translations, save_translations
+from flaxformer_mt.evaluation.run_report.sections import (
+    RunFacts,
+    gather_facts,
+    make_directions,
+    make_summary,
+    mark_words,
+    name_apart,
+)
+from flaxformer_mt.evaluation.score_breakdowns import join_reports
 from flaxformer_mt.object_store.filesystem import ObjectStore
 
 # What the made-up text has.

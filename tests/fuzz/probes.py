@@ -135,7 +135,7 @@ def final_state(run: Path, *, last: int = 0) -> dict[str, Any]:
     """
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.runs.checkpoints import Checkpoints
-    from flaxformer_mt.runs.vocab_folder import load_sealed_vocabs
+    from flaxformer_mt.runs.run_directory import load_sealed_vocabs
 
     config = read_config(run / "config.json")
     checkpoints = Checkpoints(run, best_metric=config.train.best_metric)
@@ -185,12 +185,12 @@ def use_damaged_cache(number: int, settings: dict[str, Any]) -> Any:
 def prepared_data(config_file: Path, run: Path | None = None) -> str:
     """Digest of all data that `prepare` makes for a config."""
     from flaxformer_mt.config.files import read_config
-    from flaxformer_mt.corpus import cache_use, read_pairs
+    from flaxformer_mt.corpus import caches, read_pairs
     from flaxformer_mt.data.prepare import prepare
 
-    for descriptor in cache_use._held.values():
+    for descriptor in caches._held.values():
         os.close(descriptor)
-    cache_use._held.clear()
+    caches._held.clear()
     config = read_config(config_file)
     prepared = prepare(config, run)
     stores = [store for store in (prepared.train.base, prepared.valid) if store is not None]

@@ -16,8 +16,7 @@ from damage import BYTES, SIZE, VALUES, draw_for
 from flaxformer_mt.commands import main as main_module
 from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
-from flaxformer_mt.config.files import flatten
-from flaxformer_mt.config.find_config import list_recipes, load_config
+from flaxformer_mt.config.files import flatten, list_recipes, load_config
 
 # Of values that are right somewhere.
 PLAUSIBLE = "4 0.1 true none best a,b x.de runs/a toy_de_en 1e-3 -1 de -".split() + [""]

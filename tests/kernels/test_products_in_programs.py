@@ -24,7 +24,7 @@ from flaxformer_mt.kernels.product import Product, multiply_on_cpu, multiply_row
 from flaxformer_mt.model.feedforward import FeedForward
 from flaxformer_mt.search import Size, Symbols
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
 NUMBERS = make_hyperparameters(Config())

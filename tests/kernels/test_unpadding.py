@@ -14,7 +14,7 @@ from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding, unpad
 from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch, TeacherTokens
-from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
 V, ROWS, SOURCE, TARGET = 23, 17, 7, 11

@@ -12,7 +12,7 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.attention_maps import AttentionMaps, attention_maps
+from flaxformer_mt.evaluation.plots import AttentionMaps, attention_maps
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.shapes import Batch
 

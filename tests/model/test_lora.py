@@ -110,7 +110,7 @@ def test_chosen_tokens_have_changes_of_their_own():
 def test_every_matrix_of_a_network_has_one_rule_for_its_factors(tiny_config):
     """Split over devices as the matrix is: along its inputs, or along its outputs."""
     from flaxformer_mt.model import init_params, make_model
-    from flaxformer_mt.parallel.sharding_rules import place_parameters
+    from flaxformer_mt.parallel.sharding import choose_placements
 
     config = change(
         tiny_config, model={"tying": "none", "activation": "swiglu", "positions": "learned"}
@@ -125,7 +125,7 @@ def test_every_matrix_of_a_network_has_one_rule_for_its_factors(tiny_config):
         return add_factors(params, filter(is_matrix, paths), rank=2, alpha=1, key=key, tokens=tokens)
 
     shapes = {path: leaf.shape for path, leaf in flatten_tree(jax.eval_shape(adapt)).items()}
-    placed = place_parameters(shapes, {"data": 1, "fsdp": 2, "tensor": 2})
+    placed = choose_placements(shapes, {"data": 1, "fsdp": 2, "tensor": 2})
     table = {path: tuple(placement.spec) for path, placement in placed.items()}
     names = {path.split("/", 1)[1] for path in table if path.startswith("lora/") and path != "lora/scale"}
     assert len(names) == 2 * sum(map(is_matrix, table)) + 2 * 3

@@ -67,8 +67,8 @@ def test_the_table_of_halves_is_that_of_m2m100(width):
 
 
 def test_tables_of_positions_have_one_sharding_rule_each():
-    from flaxformer_mt.parallel.sharding_rules import place_parameters
+    from flaxformer_mt.parallel.sharding import choose_placements
 
     paths = ("encoder/positions/embedding", "encoder/relative_positions/embedding")
-    found = place_parameters(dict.fromkeys(paths, (8, 4)), {"data": 1, "fsdp": 2, "tensor": 2})
+    found = choose_placements(dict.fromkeys(paths, (8, 4)), {"data": 1, "fsdp": 2, "tensor": 2})
     assert [tuple(found[path].spec) for path in paths] == [(None, "fsdp"), (None, "tensor")]

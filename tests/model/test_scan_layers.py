@@ -20,8 +20,8 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.attention_maps import AttentionMaps, attention_maps
 from flaxformer_mt.evaluation.evaluate import evaluate_run
+from flaxformer_mt.evaluation.plots import AttentionMaps, attention_maps
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
 from flaxformer_mt.parallel import make_parallel

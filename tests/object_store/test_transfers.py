@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from failing_store import move_to_machine, new_bucket, objects
 
-from flaxformer_mt.commands.conversion_options import ExportOptions
-from flaxformer_mt.commands.options import PlotOptions, ScoreOptions
-from flaxformer_mt.commands.store_paths import run_locally
+from flaxformer_mt.commands.flags import run_locally
+from flaxformer_mt.commands.options import ExportOptions, PlotOptions, ScoreOptions
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore
-from flaxformer_mt.object_store.transfers import fetch_input, open_output, publish_output
+from flaxformer_mt.object_store.working_copies import fetch_input, open_output, publish_output
 
 
 @pytest.fixture

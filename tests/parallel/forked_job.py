@@ -41,12 +41,11 @@ from flaxformer_mt.object_store import working_copies
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.processes import connect, work_together
-from flaxformer_mt.runs import array_files, atomic_folder, checkpoint_index, shared_save
+from flaxformer_mt.runs import array_files, atomic_folder, checkpoint_index, checkpoints
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.training.checkpoint_trees import to_trees
+from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
 from flaxformer_mt.training.setup import load_state
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.train_progress import TrainProgress
 
 LONGEST = 120  # seconds
 SHARED = tuple(name for name in LAYOUTS if name != "one")
@@ -205,9 +204,9 @@ MOMENTS = {
     # Before the second item is written, while the first is.
     "shards": (array_files, "start_shared_item", 2),
     # Its shards are on disk, but not reported.
-    "digests": (shared_save.atomic_folder, "digest_files", 1),
+    "digests": (checkpoints.atomic_folder, "digest_files", 1),
     # Its shards are reported; process 0 has not published the checkpoint.
-    "reported": (shared_save, "let_first_conclude", 1),
+    "reported": (checkpoints, "let_first_conclude", 1),
     "merge": (array_files, "finish_shared_item", 2),
     "seal": (atomic_folder, "seal_folder", 1),
     "publish": (atomic_folder, "publish_folder", 1),

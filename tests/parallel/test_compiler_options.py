@@ -9,7 +9,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import check_compiler_options, make_parallel
-from flaxformer_mt.parallel.compiler_options import read_compiler_options
+from flaxformer_mt.parallel.compilation import read_compiler_options
 
 # Which a CPU's compiler obeys visibly: the program keeps the order of its operations, and the name says so.
 SEEN = "xla_backend_optimization_level=0"

@@ -12,12 +12,13 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, ParallelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import choose_layout
-from flaxformer_mt.parallel.sharding_constraints import _make_spec, constrain
-from flaxformer_mt.parallel.sharding_rules import (
+from flaxformer_mt.parallel.sharding import (
     RULES,
+    _make_spec,
+    choose_placements,
+    constrain,
     describe_placements,
     fsdp_axis,
-    place_parameters,
     spec_of,
 )
 from flaxformer_mt.trees import flatten_tree
@@ -127,7 +128,7 @@ def test_every_parameter_matches_one_rule_and_every_matrix_is_split():
     """And every rule matches some parameters."""
     used = set()
     for name in MODELS:
-        placements = place_parameters(shapes_of(name), SIZES)
+        placements = choose_placements(shapes_of(name), SIZES)
         used |= {placement.pattern for placement in placements.values()}
         for path, placement in placements.items():
             # The table of relative positions is small, and split by heads alone.
@@ -143,7 +144,7 @@ def test_every_parameter_matches_one_rule_and_every_matrix_is_split():
 
 def test_a_new_name_without_a_rule_is_noticed():
     with pytest.raises(ValueError, match="decoder/gadget/kernel matches 0 sharding rules"):
-        place_parameters({"decoder/gadget/kernel": (4, 4)}, SIZES)
+        choose_placements({"decoder/gadget/kernel": (4, 4)}, SIZES)
 
 
 def test_states_lie_where_their_parameters_do():
@@ -166,7 +167,7 @@ def test_what_is_not_divisible_or_not_a_parameter_stays_whole():
 
 
 def test_the_table_names_rule_count_shape_and_axes():
-    lines = describe_placements(place_parameters(shapes_of("plain"), SIZES), SIZES)
+    lines = describe_placements(choose_placements(shapes_of("plain"), SIZES), SIZES)
     kernel = next(line for line in lines if "feedforward/(input|gate)/kernel" in line)
     assert kernel.split("  ", 2)[2].strip().startswith("4 x [16, 24]: fsdp 2, tensor 4 (as ")
     assert any("whole on every device" in line for line in lines if "norm" in line)

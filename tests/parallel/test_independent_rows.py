@@ -8,8 +8,8 @@ import jax
 import pytest
 from tiny_experiment import quick_environment
 
+from flaxformer_mt.cpu import core_count
 from flaxformer_mt.parallel import independent_rows
-from flaxformer_mt.processor import core_count
 
 SPLIT = """
 import jax

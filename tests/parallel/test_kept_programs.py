@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from flaxformer_mt.parallel import kept_programs
-from flaxformer_mt.parallel.kept_programs import compile_kept, keep_json
+from flaxformer_mt.parallel import compilation
+from flaxformer_mt.parallel.compilation import compile_kept, keep_json
 
 ARGUMENTS = ({"weights": np.arange(3.0)}, np.arange(3, dtype=np.int32))
 
@@ -40,9 +40,9 @@ def test_a_program_is_traced_once_for_equal_facts_and_code(folder, monkeypatch):
     for facts, times in (("a", 1), ("a", 1), ("b", 2), ("a", 2)):
         assert run(facts, traced) == expected
         assert len(traced) == times
-    monkeypatch.setattr(kept_programs, "_digest_code", lambda: "another version")
+    monkeypatch.setattr(compilation, "_digest_code", lambda: "another version")
     assert run("a", traced) == expected
-    monkeypatch.setattr(kept_programs, "describe_processor", lambda: ["another machine"])
+    monkeypatch.setattr(compilation, "describe_processor", lambda: ["another machine"])
     assert run("a", traced) == expected
     assert len(traced) == 4
     assert len(list(folder.iterdir())) == 4
@@ -75,7 +75,7 @@ def test_damaged_and_odd_files_are_replaced(folder):
         assert len(traced) == number
         assert (
             path.read_bytes()[:32]
-            == kept_programs.hashlib.blake2b(path.read_bytes()[32:], digest_size=32).digest()
+            == compilation.hashlib.blake2b(path.read_bytes()[32:], digest_size=32).digest()
         )
     path.unlink()
     path.mkdir()  # cannot be replaced: the program is compiled each time
@@ -83,7 +83,7 @@ def test_damaged_and_odd_files_are_replaced(folder):
 
 
 def test_the_oldest_files_go_and_without_a_folder_nothing_is_kept(folder, monkeypatch):
-    monkeypatch.setattr(kept_programs, "_MAX_FILES", 2)
+    monkeypatch.setattr(compilation, "_MAX_FILES", 2)
     made = []
     for fact in (1, 2, 1, 3, 1, 2):
         assert keep_json("fact", fact, lambda fact=fact: made.append(fact) or [fact]) == [fact]

@@ -17,7 +17,7 @@ from flaxformer_mt.kernels.attention_kernels import attend, attend_fused
 from flaxformer_mt.kernels.masks import MaskRule
 from flaxformer_mt.kernels.product import Product
 from flaxformer_mt.parallel import Parallel, make_parallel
-from flaxformer_mt.parallel.sharding_constraints import map_parts
+from flaxformer_mt.parallel.sharding import map_parts
 
 KERNEL = "layers_0/feedforward/input/kernel"
 

@@ -26,11 +26,10 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.training import setup
-from flaxformer_mt.training.checkpoint_trees import to_trees
-from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
+from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.setup import load_state
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.train_progress import TrainProgress
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
 from flaxformer_mt.translation import scorer, translator
 from flaxformer_mt.trees import flatten_tree

@@ -75,7 +75,7 @@ def refuse_copies(monkeypatch) -> None:
         raise AssertionError("whole parameters on every device")
 
     monkeypatch.setattr(independent_rows, "replicate_locally", refuse)
-    monkeypatch.setattr("flaxformer_mt.parallel.split_parameters.replicate_locally", refuse)
+    monkeypatch.setattr("flaxformer_mt.parallel.mesh.replicate_locally", refuse)
 
 
 def assert_split(programs: list[tuple[str, Any, Any]], whole: int, largest: int) -> None:

@@ -2,7 +2,7 @@
 
 import jax
 
-from flaxformer_mt.parallel.watchdog import HEARTBEAT_TIMEOUT, Heartbeats
+from flaxformer_mt.parallel.processes import HEARTBEAT_TIMEOUT, Heartbeats
 
 
 class Store:

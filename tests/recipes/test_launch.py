@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flaxformer_mt.commands.experiment_options import TrainOptions
 from flaxformer_mt.commands.flags import parse_flags
+from flaxformer_mt.commands.options import TrainOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "recipes" / "launch"

@@ -182,8 +182,8 @@ def test_another_network_cannot_start_from_the_runs_parameters(tmp_path):
 
 def test_the_command_of_the_remedy_gives_the_new_values(tmp_path):
     """As the command line reads it: texts, lists and truth values."""
-    from flaxformer_mt.commands.experiment_options import ShowOptions
     from flaxformer_mt.commands.flags import parse_flags
+    from flaxformer_mt.commands.options import ShowOptions
 
     open_run(tmp_path, Config())
     (tmp_path / "checkpoints" / "40").mkdir(parents=True)

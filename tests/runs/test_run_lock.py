@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.runs.run_lock import lock_run
+from flaxformer_mt.runs.run_directory import lock_run
 
 OWNER = """
 import sys
 from pathlib import Path
-from flaxformer_mt.runs.run_lock import lock_run
+from flaxformer_mt.runs.run_directory import lock_run
 with lock_run(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()

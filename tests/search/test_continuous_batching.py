@@ -24,7 +24,7 @@ from flaxformer_mt.search import (
     search_queue,
     take_first_step,
 )
-from flaxformer_mt.search.state_rows import Leaf, put_rows, unpack
+from flaxformer_mt.search.continuous_batching import Leaf, put_rows, unpack
 
 LENGTH = 9
 LIMITS = np.array([9, 2, 7, 7, 1, 5, 9, 3, 9, 4, 0, 0], np.int32)  # the last two are none

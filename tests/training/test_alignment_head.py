@@ -12,7 +12,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.scanned_layers import stack_layers
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.loss_terms import head_scores
+from flaxformer_mt.training.update import head_scores
 
 V = 11
 CONFIG = ModelConfig(

@@ -16,7 +16,7 @@ from flaxformer_mt.config import LoraConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.runs import new_run
+from flaxformer_mt.runs import load_run
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_named
 from flaxformer_mt.training.initial_model import adopt_network, map_pieces, move_pieces, start_run
@@ -139,7 +139,7 @@ def test_a_killed_start_leaves_no_run(tiny_run, tiny_config, tmp_path, monkeypat
     run = tmp_path / "run"
     with monkeypatch.context() as context:
         context.setattr(
-            new_run, "write_checkpoint", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
+            load_run, "write_checkpoint", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             start_run(tiny_config, run, str(tiny_run))

@@ -11,17 +11,19 @@ import optax
 import pytest
 from optax import contrib
 
-from flaxformer_mt import processor
+from flaxformer_mt import cpu
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.training.hyperparameters import learning_rate, make_hyperparameters, warmup_updates
-from flaxformer_mt.training.messages import warn_of_short_training, warn_of_slow_dtype
 from flaxformer_mt.training.optimizers import (
     _muon_dimensions,
     clip_factor,
+    learning_rate,
+    make_hyperparameters,
     make_optimizer,
+    warmup_updates,
 )
+from flaxformer_mt.training.setup import warn_of_short_training, warn_of_slow_dtype
 
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 
@@ -91,7 +93,7 @@ def test_a_shortened_warmup_is_said():
 
 def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):
     facts = {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}
-    monkeypatch.setattr(processor, "_read_processor_facts", lambda: facts)
+    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: facts)
     config = Config(model=ModelConfig(dtype="bfloat16"))
     with pytest.warns(FlaxformerWarning, match=r"model\.dtype bfloat16 is no faster .*avx512_bf16 of Intel"):
         warn_of_slow_dtype(config, "cpu")

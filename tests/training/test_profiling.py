@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flaxformer_mt.training import profiling
-from flaxformer_mt.training.profiling import Profile
+from flaxformer_mt.training import loop
+from flaxformer_mt.training.loop import Profile
 
 
 @jax.jit
@@ -50,10 +50,10 @@ def test_a_trace_holds_the_updates_after_the_first_ones(tmp_path):
     """Of 40 updates from number 101 on, the first WARM_UP are left out, for programs are compiled in them."""
     said: list[str] = []
     with Profile(tmp_path / "profile", 3, remaining=40, say=said.append) as profile:
-        train(profile, 101, 104 + profiling.WARM_UP)
-        trace = told_trace(said, 101 + profiling.WARM_UP, 103 + profiling.WARM_UP)
+        train(profile, 101, 104 + loop.WARM_UP)
+        trace = told_trace(said, 101 + loop.WARM_UP, 103 + loop.WARM_UP)
     assert trace.is_relative_to(tmp_path / "profile")
-    assert read_updates(trace) == [step + profiling.WARM_UP for step in (101, 102, 103)]
+    assert read_updates(trace) == [step + loop.WARM_UP for step in (101, 102, 103)]
     assert len(said) == 1
 
 

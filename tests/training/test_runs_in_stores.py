@@ -23,7 +23,7 @@ from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.runs.run_lock import lock_run
+from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.training.initial_model import start_run
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.trees import flatten_tree

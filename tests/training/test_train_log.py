@@ -14,9 +14,8 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
 from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training import metric_sums, train_clock, train_log
-from flaxformer_mt.training.train_clock import DataWait
-from flaxformer_mt.training.train_log import TrainingLog
+from flaxformer_mt.training import train_log
+from flaxformer_mt.training.train_log import DataWait, TrainingLog
 from flaxformer_mt.training.update import StepMetrics
 
 CLOCKS = {"tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second", "utilization"}
@@ -71,7 +70,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     stopped = Clock()
-    monkeypatch.setattr(train_clock, "time", stopped)
+    monkeypatch.setattr(train_log, "time", stopped)
     return stopped
 
 
@@ -303,9 +302,9 @@ def test_the_devices_have_work_while_the_host_waits_for_a_line(clock, monkeypatc
     """Of several processes, each logs a line when the next one is due, though it could do so earlier."""
     lines = Lines()
     log = make_log(lines, make_config(log_every=2, log_accuracy=False, max_nonfinite_steps=2))
-    for module in (train_log, metric_sums):
+    for module in (train_log, train_log):
         monkeypatch.setattr(module, "process_count", lambda: 2)
-    monkeypatch.setattr(metric_sums, "exchange", lambda message: [message, message])
+    monkeypatch.setattr(train_log, "exchange", lambda message: [message, message])
     log._parallel.counts_rows = True
     for step in (1, 2, 3):
         begin_update(log, step, skipped=step).finish()

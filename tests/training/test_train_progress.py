@@ -6,7 +6,7 @@ import math
 import pytest
 
 from flaxformer_mt.data.loader import Position
-from flaxformer_mt.training.train_progress import TrainProgress
+from flaxformer_mt.training.checkpoint_trees import TrainProgress
 
 
 def test_an_update_moves_one_step_to_the_next_batch():

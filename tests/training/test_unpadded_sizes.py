@@ -12,8 +12,8 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.compile_ahead import find_unpadded_sizes, fitting_sizes
 from flaxformer_mt.training.setup import set_up_training
-from flaxformer_mt.training.unpadded_sizes import find_unpadded_sizes, fitting_sizes
 
 CPU = SimpleNamespace(platform="cpu", device_count=1)
 

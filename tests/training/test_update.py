@@ -25,7 +25,7 @@ from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.training.hyperparameters import make_hyperparameters
+from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import (
     Sums,

@@ -8,16 +8,17 @@ import pytest
 
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
 from flaxformer_mt.decoding.forced_decoding import Watched
-from flaxformer_mt.translation.alignment import (
-    align_pieces,
-    align_words,
-    format_pharaoh,
-    weigh_down_marks,
-)
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.assembly import combine_parts
 from flaxformer_mt.translation.constraints import Constraints, mark_unsatisfied
-from flaxformer_mt.translation.result import Translation, rank
+from flaxformer_mt.translation.result import (
+    Translation,
+    align_pieces,
+    align_words,
+    format_pharaoh,
+    rank,
+    weigh_down_marks,
+)
 from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import make_vocabs
 from flaxformer_mt.vocab.words import find_words

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from flaxformer_mt.translation import line_sharing
-from flaxformer_mt.translation.line_sharing import gather_translations, own_share
+from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.result import EMPTY, FAILED, Translation
+from flaxformer_mt.translation.translator import gather_translations, own_share
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def processes(monkeypatch):
 
     def pretend(number: int, messages: list[bytes] | None = None) -> list[bytes]:
         sent: list[bytes] = []
-        monkeypatch.setattr(line_sharing, "process_count", lambda: 3)
-        monkeypatch.setattr(line_sharing, "process_index", lambda: number)
-        monkeypatch.setattr(line_sharing, "exchange", lambda own: sent.append(own) or messages or [own] * 3)
+        monkeypatch.setattr(translator, "process_count", lambda: 3)
+        monkeypatch.setattr(translator, "process_index", lambda: number)
+        monkeypatch.setattr(translator, "exchange", lambda own: sent.append(own) or messages or [own] * 3)
         return sent
 
     return pretend

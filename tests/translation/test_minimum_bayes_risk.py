@@ -11,10 +11,14 @@ from sacrebleu.metrics.chrf import CHRF
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.minimum_bayes_risk import choose_candidates, make_utility
+from flaxformer_mt.translation.minimum_bayes_risk import (
+    choose_candidates,
+    make_utility,
+    score_bleu,
+    score_chrf,
+)
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.translation.utility import score_bleu, score_chrf
 
 TEXTS = [
     "",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tiny_experiment import change
 
-from flaxformer_mt import processor
+from flaxformer_mt import cpu
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding.compiled_programs import StatePrograms
@@ -493,7 +493,7 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
     )
     for vendor, flags, expected in processors:
         facts = {"vendor_id": vendor, "flags": flags}
-        monkeypatch.setattr(processor, "_read_processor_facts", lambda facts=facts: facts)
+        monkeypatch.setattr(cpu, "_read_processor_facts", lambda facts=facts: facts)
         assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 

@@ -6,7 +6,7 @@ from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import make_vocabs
-from flaxformer_mt.vocab.tag_pieces import check_language_tags
+from flaxformer_mt.vocab.symbols import check_language_tags
 
 TAGS = (">>fr<<", ">>zh_Hant<<", "<from:de>")
 

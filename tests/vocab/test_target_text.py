@@ -11,8 +11,8 @@ import sentencepiece
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs, load_vocabs, make_vocabs
-from flaxformer_mt.vocab.invisible_characters import leave_out_invisible
 from flaxformer_mt.vocab.model_file import read_pieces, read_settings
+from flaxformer_mt.vocab.vocabulary import leave_out_invisible
 
 NBSP, NARROW, IDEOGRAPHIC, ZWNJ, ZWSP, RLM = "\u00a0", "\u202f", "\u3000", "\u200c", "\u200b", "\u200f"
 

@@ -11,7 +11,7 @@ import pytest
 from mortal_work import MortalWork, begun
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.workers.open_crew import open_crew
+from flaxformer_mt.workers.worker_pool import open_crew
 
 
 @pytest.fixture(params=["processes", "ray"])
@@ -96,7 +96,7 @@ def test_errors_of_the_work_are_raised_here_in_the_order_of_blocks(tmp_path):
 def test_ctrl_c_is_left_to_the_process_that_started_the_workers(tmp_path):
     """In a new process: the first worker is started together with a process of Python's own."""
     code = (
-        "import functools, mortal_work; from flaxformer_mt.workers.open_crew import open_crew\n"
+        "import functools, mortal_work; from flaxformer_mt.workers.worker_pool import open_crew\n"
         f"make = functools.partial(mortal_work.MortalWork, folder={str(tmp_path)!r})\n"
         "with open_crew(make, workers=1, ray=None) as crew:\n"
         "    print(*crew.map(['interrupted', 3], name=str))"

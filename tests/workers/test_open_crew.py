@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.workers.open_crew import check_reachable
+from flaxformer_mt.workers.worker_pool import check_reachable
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once():

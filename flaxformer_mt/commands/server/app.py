@@ -4,11 +4,16 @@ Every request that fails is answered with {"error": MESSAGE}, and leaves one lin
 """
 
 import asyncio
+import bisect
+import collections
 import hmac
 import importlib.resources
 import json
+import os
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,21 +23,204 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import flaxformer_mt
-from flaxformer_mt.commands.server.languages import Pair, list_languages, name_language
-from flaxformer_mt.commands.server.measurements import Measurements, resident_bytes
+from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.commands.server.model_thread import DirectedModel, Stopped
 from flaxformer_mt.commands.server.request_fields import (
+    FIELDS,
+    OPTIONS,
+    Pair,
     Refusal,
+    list_languages,
+    name_language,
     read_fields,
     read_file,
     read_request,
     read_texts,
 )
-from flaxformer_mt.commands.server.serve_options import ServeOptions
-from flaxformer_mt.commands.server.specification import make_specification
-from flaxformer_mt.commands.server.translated_files import FORMATS, TranslatedFiles, find_ending
 from flaxformer_mt.commands.server.translations import Translations
 from flaxformer_mt.errors import UserError
+
+# Of OpenAPI.
+_VERSION = "3.1.0"
+_FORMS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
+
+# Path -> what it does, the fields that must be given with POST and those that may (none: the method is GET),
+# and an example of the answer, None for text.
+_PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
+    "/translate": (
+        "Translate texts",
+        ("q", "source", "target"),
+        (*OPTIONS, "api_key"),
+        {"translatedText": "A man reads a book."},
+    ),
+    "/translate_file": (
+        "Translate a file",
+        ("file", "source", "target"),
+        ("api_key",),
+        {"translatedFileUrl": "http://127.0.0.1:5000/download_file/0123456789abcdef.en.txt"},
+    ),
+    "/download_file/{name}": ("Fetch a translated file, as often as it is kept", (), (), None),
+    "/detect": (
+        "Guess the language of a text, among the languages of the server",
+        ("q",),
+        ("api_key",),
+        [{"confidence": 100.0, "language": "de"}],
+    ),
+    "/languages": ("List the languages", (), (), [{"code": "de", "name": "German", "targets": ["en"]}]),
+    "/frontend/settings": (
+        "Tell the limits of requests, the models and the version",
+        (),
+        (),
+        {"charLimit": 10000, "models": {"de-en": "runs/a, checkpoint best"}},
+    ),
+    "/health": ("Tell whether all models run", (), (), {"status": "ok"}),
+    "/metrics": ("Counts and durations, for Prometheus", (), (), None),
+    "/spec": ("This interface as an OpenAPI document", (), (), {"openapi": _VERSION}),
+}
+
+
+def make_specification(url: str) -> dict[str, Any]:
+    """Return the OpenAPI document of a server at `url`."""
+    return {
+        "openapi": _VERSION,
+        "info": {
+            "title": "flaxformer_mt",
+            "version": flaxformer_mt.__version__,
+            "description": "Machine translation, with the interface of LibreTranslate.",
+        },
+        "servers": [{"url": url.rstrip("/")}],
+        "paths": {
+            path: {"post" if entry[1] else "get": _describe(path, *entry)} for path, entry in _PATHS.items()
+        },
+    }
+
+
+def _describe(
+    path: str, summary: str, required: tuple[str, ...], optional: tuple[str, ...], example: Any
+) -> dict[str, Any]:
+    """Return what OpenAPI calls an operation."""
+    content = {"text/plain": {}} if example is None else {"application/json": {"example": example}}
+    answer = {"description": "The answer", "content": content}
+    error = {"description": "What is wrong", "content": {"application/json": {"example": {"error": "..."}}}}
+    operation: dict[str, Any] = {"summary": summary, "responses": {"200": answer, "default": error}}
+    if "{name}" in path:
+        operation["parameters"] = [
+            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    if required:
+        fields = {name: FIELDS[name] for name in required + optional}
+        schema = {"type": "object", "required": list(required), "properties": fields}
+        forms = _FORMS[-1:] if "file" in required else _FORMS
+        operation["requestBody"] = {"required": True, "content": {form: {"schema": schema} for form in forms}}
+    return operation
+
+
+# Upper bounds in seconds of the classes of durations.
+_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Measurements:
+    """Counts of requests, lines and seconds since the server started; for the thread that answers alone."""
+
+    def __init__(self) -> None:
+        self._requests: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._durations = [0] * (len(_BOUNDS) + 1)
+        self._seconds = 0.0
+        self._totals = {"lines": 0, "characters": 0}
+
+    def add_request(self, path: str, status: int, seconds: float) -> None:
+        """Count a request that was answered; only the durations of translations are kept."""
+        self._requests[path, status] += 1
+        if path == "/translate" and status == 200:
+            self._durations[bisect.bisect_left(_BOUNDS, seconds)] += 1
+            self._seconds += seconds
+
+    def add_text(self, *, lines: int, characters: int) -> None:
+        """Count the lines and characters of a request that was translated."""
+        self._totals["lines"] += lines
+        self._totals["characters"] += characters
+
+    def format(self, gauges: Mapping[str, tuple[str, float]]) -> str:
+        """Return all counts as text for Prometheus.
+
+        Args:
+          gauges: name -> what it means, and its present value.
+        """
+        rows = _head("requests_total", "counter", "Requests answered.")
+        for (path, status), count in sorted(self._requests.items()):
+            rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
+        for name, count in self._totals.items():
+            rows += _head(f"{name}_total", "counter", f"Source {name} translated.")
+            rows.append(f"flaxformer_mt_{name}_total {count}")
+        rows += _head("seconds", "histogram", "Seconds from a request to its translation.")
+        below = 0
+        for bound, count in zip([*map(str, _BOUNDS), "+Inf"], self._durations, strict=True):
+            below += count
+            rows.append(f'flaxformer_mt_seconds_bucket{{le="{bound}"}} {below}')
+        rows += [f"flaxformer_mt_seconds_sum {self._seconds:.6f}", f"flaxformer_mt_seconds_count {below}"]
+        for name, (meaning, value) in gauges.items():
+            rows += [*_head(name, "gauge", meaning), f"flaxformer_mt_{name} {value:g}"]
+        return "\n".join(rows) + "\n"
+
+
+def _head(name: str, kind: str, meaning: str) -> list[str]:
+    return [f"# HELP flaxformer_mt_{name} {meaning}", f"# TYPE flaxformer_mt_{name} {kind}"]
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process in bytes; 0 on systems without /proc."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
+
+
+# Ending of a file's name -> its format as of a text, and the type of its content.
+FORMATS = {
+    ".txt": ("text", "text/plain"),
+    ".html": ("html", "text/html"),
+    ".htm": ("html", "text/html"),
+}
+# Bytes of all files together.
+_MOST_BYTES = 1 << 26
+
+
+class TranslatedFiles:
+    """Files by names that cannot be guessed; the oldest are dropped where there are too many."""
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._files: dict[str, bytes] = {}
+        self._most, self._bytes = most_bytes, 0
+
+    def keep(self, text: str, *, ending: str, target: str) -> str:
+        """Keep a translation; return the name under which it can be fetched."""
+        name = f"{secrets.token_hex(16)}.{target}{ending}"
+        self._files[name] = text.encode("utf-8", errors="replace")
+        self._bytes += len(self._files[name])
+        while self._bytes > self._most and len(self._files) > 1:
+            self._bytes -= len(self._files.pop(next(iter(self._files))))
+        return name
+
+    def fetch(self, name: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+          Refusal: there is none of this name, or no longer.
+        """
+        if name not in self._files:
+            raise Refusal(404, "there is no such file, or no longer; translate it again")
+        return self._files[name]
+
+
+def find_ending(name: str) -> str:
+    """Return the ending of a file's name, one of FORMATS.
+
+    Raises:
+      Refusal: it has another.
+    """
+    ending = name[name.rfind(".") :].lower()
+    if ending not in FORMATS:
+        raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
+    return ending
+
 
 Log = Callable[[str], None]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flaxformer_mt.commands.server.languages import Pair
+from flaxformer_mt.commands.server.request_fields import Pair
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.translation.annotation import Notes

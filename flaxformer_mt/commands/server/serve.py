@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flaxformer_mt.commands.server.serve_options import ServeOptions
+from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.errors import UserError, find_url, importing

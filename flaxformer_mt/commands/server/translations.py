@@ -6,10 +6,9 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from flaxformer_mt.commands.server.languages import AUTO, Pair, find_models
-from flaxformer_mt.commands.server.markup import Line, Template, read_html, read_text
+from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
 from flaxformer_mt.commands.server.model_thread import Answer, DirectedModel
-from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
+from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
 from flaxformer_mt.translation.annotation import NO_NOTES, Notes
 from flaxformer_mt.translation.result import Translation
 

@@ -14,10 +14,10 @@ import numpy as np
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_search
 from flaxformer_mt.config.directions import common_languages, find_directions
-from flaxformer_mt.convert.format_interface import Given, find_config, find_vocabs
+from flaxformer_mt.convert.formats import Given, find_config, find_vocabs
+from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.processor import core_count
 from flaxformer_mt.translation.annotation import Notes, add_attention
 from flaxformer_mt.translation.assembly import FoundLine
 from flaxformer_mt.translation.constraints import make_symbols

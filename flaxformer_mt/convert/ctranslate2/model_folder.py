@@ -31,14 +31,16 @@ num_hypotheses=beam_size, length_penalty=0 and return_scores=True, and divide ea
 ** length_penalty, where length is len(hypothesis) + 1; the hypotheses may still differ.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import ctranslate2
+import jax.numpy as jnp
 import numpy as np
+from ctranslate2.specs import common_spec, model_spec, transformer_spec
 
-from flaxformer_mt.config import Config
-from flaxformer_mt.convert.ctranslate2.spec import make_spec, quantize
-from flaxformer_mt.convert.format_interface import (
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert.formats import (
     VOCAB_NAME,
     Format,
     Given,
@@ -48,9 +50,274 @@ from flaxformer_mt.convert.format_interface import (
     unsupported_fields,
     write_config_json,
 )
+from flaxformer_mt.convert.name_table import (
+    CONVOLUTION_TO_LINEAR,
+    FLAT,
+    HEADS_IN,
+    HEADS_OUT,
+    TRANSPOSED,
+    Constant,
+    Leaves,
+    Rule,
+    Table,
+    rules_for,
+)
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import PretrainedVocab, Vocab, Vocabs
+
+_ACTIVATIONS = {
+    "relu": common_spec.Activation.RELU,
+    "gelu": common_spec.Activation.GELU,
+    "gelu_tanh": common_spec.Activation.GELUTanh,
+    "silu": common_spec.Activation.SWISH,
+    "swiglu": common_spec.Activation.SWISH,
+    "geglu_tanh": common_spec.Activation.GELUTanh,
+}
+_GATED = ("swiglu", "geglu_tanh")
+
+# Flax and CTranslate2 prefix of each norm. The parameters are scale and bias in Flax, gamma and beta in
+# CTranslate2.
+_NORMS = [
+    ("encoder/embedding_norm", "encoder/layernorm_embedding"),
+    ("decoder/embedding_norm", "decoder/layernorm_embedding"),
+    ("encoder/final_norm", "encoder/layer_norm"),
+    ("decoder/final_norm", "decoder/layer_norm"),
+    ("encoder/layers_{n}/self_attention_residual/norm", "encoder/layer_{n}/self_attention/layer_norm"),
+    ("encoder/layers_{n}/feedforward_residual/norm", "encoder/layer_{n}/ffn/layer_norm"),
+    ("decoder/layers_{n}/self_attention_residual/norm", "decoder/layer_{n}/self_attention/layer_norm"),
+    ("decoder/layers_{n}/cross_attention_residual/norm", "decoder/layer_{n}/attention/layer_norm"),
+    ("decoder/layers_{n}/feedforward_residual/norm", "decoder/layer_{n}/ffn/layer_norm"),
+]
+_SELF_ATTENTIONS = [
+    ("encoder/layers_{n}/self_attention", "encoder/layer_{n}/self_attention"),
+    ("decoder/layers_{n}/self_attention", "decoder/layer_{n}/self_attention"),
+]
+_CROSS_ATTENTIONS = [("decoder/layers_{n}/cross_attention", "decoder/layer_{n}/attention")]
+_FEEDFORWARDS = [
+    ("encoder/layers_{n}/feedforward", "encoder/layer_{n}/ffn"),
+    ("decoder/layers_{n}/feedforward", "decoder/layer_{n}/ffn"),
+]
+
+# CTranslate2 concatenates the query, key and value projections of self-attention into one matrix, and the key
+# and value projections of cross-attention into another.
+_SELF_ATTENTION = [
+    Rule(("/query/kernel", "/key/kernel", "/value/kernel"), "/linear_0/weight", HEADS_IN),
+    Rule(("/query/bias", "/key/bias", "/value/bias"), "/linear_0/bias", FLAT),
+    Rule("/output/kernel", "/linear_1/weight", HEADS_OUT),
+    Rule("/output/bias", "/linear_1/bias"),
+]
+_CROSS_ATTENTION = [
+    Rule("/query/kernel", "/linear_0/weight", HEADS_IN),
+    Rule("/query/bias", "/linear_0/bias", FLAT),
+    Rule(("/key/kernel", "/value/kernel"), "/linear_1/weight", HEADS_IN),
+    Rule(("/key/bias", "/value/bias"), "/linear_1/bias", FLAT),
+    Rule("/output/kernel", "/linear_2/weight", HEADS_OUT),
+    Rule("/output/bias", "/linear_2/bias"),
+]
+
+
+def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.TransformerSpec:
+    """Build a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens.
+
+    Raises:
+      UserError: CTranslate2 has no counterpart for a parameter.
+    """
+    spec = _empty_spec(config)
+    leaves = dict(_adapt_leaves(config, leaves))
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    table = Table(shapes, [*_rules(config), *_constants(config)], what="ctranslate2")
+    # Quantization works in place, so the spec gets copies. Tied arrays share one copy, which is stored once.
+    copies: dict[int, np.ndarray] = {}
+    tensors = table.to_foreign(leaves)
+    for name, array in tensors.items():
+        scope, _, attribute = name.rpartition("/")
+        copy = copies.setdefault(id(array), np.array(array, np.float32, order="C"))
+        setattr(model_spec.index_spec(spec, scope), attribute, copy)
+    if config.positions == "relative":
+        _share_relative_biases(spec, config.relative_distance)
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    return spec
+
+
+def _share_relative_biases(spec: transformer_spec.TransformerSpec, longest: int) -> None:
+    """Give all layers of a stack the biases of its first layer, which CTranslate2 then store once."""
+    for stack in (spec.encoder, spec.decoder):
+        table = stack.layer[0].self_attention.relative_attention_bias
+        for layer in stack.layer:
+            layer.self_attention.relative_attention_bias = table
+            layer.self_attention.relative_attention_max_distance = np.dtype("int32").type(longest)
+
+
+def quantize(spec: transformer_spec.TransformerSpec, quantization: str) -> None:
+    """Check that all variables are set, then convert the matrices; quantization "none" keeps float32."""
+    spec.validate()
+    if not quantization.endswith("bfloat16"):
+        spec.optimize(None if quantization == "none" else quantization)
+        return
+    # CTranslate2 needs PyTorch for the conversion to bfloat16, so the matrices are converted here.
+    spec.optimize("int8_float32" if quantization == "int8_bfloat16" else None)
+
+    def to_bfloat16(_: model_spec.LayerSpec, name: str, value: object) -> None:
+        if isinstance(value, model_spec.NumpyVariable) and not name.endswith("_scale"):
+            if value.dtype == "float32" and not value.is_scalar():
+                value.array = value.array.astype(jnp.bfloat16)
+
+    model_spec.visit_spec(spec, to_bfloat16)
+
+
+def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
+    key_dim, head_dim = _head_dims(config)
+    pre_norm = config.norm_position == "pre"
+    final_norm = pre_norm if config.final_norm is None else config.final_norm
+    options = {
+        "no_final_norm": not final_norm,
+        "activation": _ACTIVATIONS[config.activation],
+        "layernorm_embedding": config.embedding_norm,
+        "ffn_glu": config.activation in _GATED,
+        "rms_norm": config.norm == "rms",
+        "head_dim": None if head_dim * config.num_heads == config.model_dim else head_dim,
+        # Rotary embeddings rotate numbers i and i + key_dim / 2 of each head as a pair.
+        "rotary_dim": key_dim if config.positions == "rotary" else None,
+        "rotary_interleave": False,
+        "relative_attention_bias": config.positions == "relative",
+    }
+    encoder = transformer_spec.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **options)
+    if config.alignment.weight:  # CTranslate2 takes alignments from the first heads of a layer
+        options |= {"alignment_layer": config.alignment.layer, "alignment_heads": 1}
+    decoder = transformer_spec.TransformerDecoderSpec(config.num_decoder_layers, config.num_heads, **options)
+    for stack in (encoder, decoder):
+        # The flag is set after construction: with pre_norm=False the constructors leave out the final norm,
+        # although CTranslate2 applies one to post-norm models too where the file has it.
+        stack.pre_norm = pre_norm
+        stack.scale_embeddings = config.embedding_scale
+        if key_dim != head_dim or not config.attention_scale:
+            scale = np.float32(key_dim**-0.5 if config.attention_scale else 1)
+            for layer in stack.layer:
+                layer.self_attention.queries_scale = scale
+                if stack is decoder:
+                    layer.attention.queries_scale = scale
+    if config.logit_scale:
+        decoder.scale_outputs = np.float32(config.model_dim**-0.5)
+    return transformer_spec.TransformerSpec(encoder, decoder)
+
+
+def _head_dims(config: ModelConfig) -> tuple[int, int]:
+    """Size of queries and keys of a head, and the common size to which all heads are padded."""
+    size = config.model_dim // config.num_heads
+    key_dim, value_dim = config.key_dim or size, config.value_dim or size
+    return key_dim, max(key_dim, value_dim)
+
+
+def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
+    """Pad all heads with zeros to one size, and drop learned positions before the first one in use.
+
+    The zeros change neither the product of queries and keys nor that of values and the output matrix. The
+    head that has learned alignments becomes the first one of its layer.
+    """
+    _, head_dim = _head_dims(config)
+    for path, leaf in leaves.items():
+        parent, _, name = path.rpartition("/")
+        role = parent.rpartition("/")[2]
+        in_attention = parent.rpartition("/")[0].endswith("_attention")
+        if in_attention and role in ("query", "key", "value"):
+            leaf = _zero_pad(leaf, head_dim, axis=leaf.ndim - 1)  # [D, H, K] or [H, K]
+            leaf = _put_head_first(config, path, leaf, axis=leaf.ndim - 2)
+        elif in_attention and role == "output" and name == "kernel":
+            leaf = _zero_pad(leaf, head_dim, axis=1)  # [H, E, D]
+            leaf = _put_head_first(config, path, leaf, axis=0)
+        elif role == "positions":
+            leaf = leaf[config.first_position :]
+        yield path, leaf
+
+
+def _put_head_first(config: ModelConfig, path: str, leaf: np.ndarray, *, axis: int) -> np.ndarray:
+    """Exchange the head that has learned alignments with the first one; other arrays are unchanged."""
+    chosen = config.alignment
+    layer = f"decoder/layers_{chosen.layer % config.num_decoder_layers}/cross_attention/"
+    if not chosen.weight or not chosen.head or not path.startswith(layer):
+        return leaf
+    order = np.arange(config.num_heads)
+    order[[0, chosen.head]] = chosen.head, 0
+    return np.take(leaf, order, axis=axis)
+
+
+def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
+    widths = [(0, 0)] * leaf.ndim
+    widths[axis] = (0, size - leaf.shape[axis])
+    return np.pad(leaf, widths)
+
+
+def _rules(config: ModelConfig) -> list[Rule | Constant]:
+    dense = CONVOLUTION_TO_LINEAR if config.ffn_layer == "convolution" else TRANSPOSED
+    gated = config.activation in _GATED
+    # CTranslate2 applies the nonlinearity to linear_0, which in a gated layer is the Flax gate.
+    inner = "/linear_0_noact" if gated else "/linear_0"
+    feedforward = [
+        Rule("/input/kernel", f"{inner}/weight", dense),
+        Rule("/input/bias", f"{inner}/bias"),
+        Rule("/gate/kernel", "/linear_0/weight", dense),
+        Rule("/gate/bias", "/linear_0/bias"),
+        Rule("/output/kernel", "/linear_1/weight", dense),
+        Rule("/output/bias", "/linear_1/bias"),
+    ]
+    shared = config.tying in ("all", "embeddings")
+    source, target = ("shared", "shared") if shared else ("source", "target")
+    rules = [
+        Rule(f"{source}_embedding/embedding", "encoder/embeddings_0/weight"),
+        Rule(f"{target}_embedding/embedding", "decoder/embeddings/weight"),
+        *rules_for(_NORMS, [Rule("/scale", "/gamma"), Rule("/bias", "/beta")]),
+        *rules_for(_SELF_ATTENTIONS, _SELF_ATTENTION),
+        *rules_for(_CROSS_ATTENTIONS, _CROSS_ATTENTION),
+        *rules_for(_FEEDFORWARDS, feedforward),
+        *(
+            Rule(f"{stack}/positions/embedding", f"{stack}/position_encodings/encodings")
+            for stack in ("encoder", "decoder")
+        ),
+        *(
+            Rule(
+                f"{stack}/relative_positions/embedding",
+                f"{stack}/layer_0/self_attention/relative_attention_bias",
+            )
+            for stack in ("encoder", "decoder")
+        ),
+        Rule("output_bias", "decoder/projection/bias"),
+    ]
+    if config.tying in ("all", "target_output"):
+        return [*rules, Rule(f"{target}_embedding/embedding", "decoder/projection/weight")]
+    return [*rules, Rule("output_kernel", "decoder/projection/weight", TRANSPOSED)]
+
+
+def _constants(config: ModelConfig) -> Iterator[Constant]:
+    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that
+    have none.
+    """
+    if config.positions in ("sinusoidal", "sinusoidal_halves"):
+        first, longest = config.first_position, config.longest_input or 0
+        make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table
+        encodings = make_table(first + longest, config.model_dim)[first:]
+        for stack in ("encoder", "decoder"):
+            yield Constant(f"{stack}/position_encodings/encodings", encodings)
+    if config.norm_affine:
+        return
+    ones, zeros = np.ones(config.model_dim, np.float32), np.zeros(config.model_dim, np.float32)
+    for name in _norm_names(config):
+        yield Constant(f"{name}/gamma", ones)
+        if config.norm == "layer":
+            yield Constant(f"{name}/beta", zeros)
+
+
+def _norm_names(config: ModelConfig) -> Iterator[str]:
+    spec = _empty_spec(config)
+    for _, foreign in _NORMS:
+        layers = spec.encoder.layer if foreign.startswith("encoder") else spec.decoder.layer
+        for number in range(len(layers)) if "{n}" in foreign else (0,):
+            name = foreign.replace("{n}", str(number))
+            scope, _, attribute = name.rpartition("/")
+            if hasattr(model_spec.index_spec(spec, scope), attribute):
+                yield name
+
 
 _NAME = "ctranslate2"
 _QUANTIZATIONS = (

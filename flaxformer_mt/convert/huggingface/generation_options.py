@@ -23,7 +23,7 @@ from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import read_json_object
-from flaxformer_mt.convert.foreign_limits import check_fields
+from flaxformer_mt.convert.foreign_files import check_fields
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocab

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.config import Config
-from flaxformer_mt.convert.foreign_limits import check_network
-from flaxformer_mt.convert.format_interface import (
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert.foreign_files import check_network
+from flaxformer_mt.convert.formats import (
     Format,
     Given,
     Weights,
@@ -28,22 +28,73 @@ from flaxformer_mt.convert.format_interface import (
     size_fields,
     unsupported_fields,
 )
-from flaxformer_mt.convert.huggingface import bart_table, marian, pegasus, t5_table
-from flaxformer_mt.convert.huggingface.forward_pass import open_model
+from flaxformer_mt.convert.huggingface import bart_family, marian, pegasus
+from flaxformer_mt.convert.huggingface.bart_family import open_model
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
-from flaxformer_mt.convert.huggingface.pretrained_config import (
+from flaxformer_mt.convert.huggingface.pretrained import (
     Facts,
     make_model_config,
     make_pretrained_config,
     read_facts,
+    read_vocab,
+    write_vocab,
 )
-from flaxformer_mt.convert.huggingface.pretrained_tokenizer import read_vocab, write_vocab
-from flaxformer_mt.convert.huggingface.stored_tensors import WEIGHTS_NAME, open_tensors
-from flaxformer_mt.convert.name_table import Table
-from flaxformer_mt.convert.safetensors_file import save_safetensors
+from flaxformer_mt.convert.name_table import HEADS_IN, HEADS_OUT, SAME, TRANSPOSED, Rule, Table, rules_for
+from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
+
+# Arrays that early files have and no version of transformers uses.
+UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+
+_ATTENTION = [
+    Rule("/query/kernel", ".q.weight", HEADS_IN),
+    Rule("/key/kernel", ".k.weight", HEADS_IN),
+    Rule("/value/kernel", ".v.weight", HEADS_IN),
+    Rule("/output/kernel", ".o.weight", HEADS_OUT),
+]
+# Stack -> Flax name of a sublayer -> its name in transformers, in a layer with the number of the sublayer.
+_SUBLAYERS = {
+    "encoder": {"self_attention": "SelfAttention", "feedforward": "DenseReluDense"},
+    "decoder": {
+        "self_attention": "SelfAttention",
+        "cross_attention": "EncDecAttention",
+        "feedforward": "DenseReluDense",
+    },
+}
+
+
+def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
+    """Make the table of all arrays of the class; `shapes` are those of the Flax parameters, by path."""
+    model = config.model
+    gated = model.activation in ("swiglu", "geglu_tanh")
+    # The gate of two input matrices is the first one.
+    feedforward = [Rule("/gate/kernel", ".wi_0.weight", TRANSPOSED)] if gated else []
+    feedforward += [
+        Rule("/input/kernel", ".wi_1.weight" if gated else ".wi.weight", TRANSPOSED),
+        Rule("/output/kernel", ".wo.weight", TRANSPOSED),
+    ]
+    rules = [Rule("shared_embedding/embedding", f"{name}.weight", SAME) for name in tied_names(model)]
+    if model.tying == "embeddings":
+        rules.append(Rule("output_kernel", "lm_head.weight", TRANSPOSED))
+    for stack, sublayers in _SUBLAYERS.items():
+        for number, (ours, theirs) in enumerate(sublayers.items()):
+            flax, foreign = f"{stack}/layers_{{n}}/{ours}", f"{stack}.block.{{n}}.layer.{number}"
+            own = feedforward if ours == "feedforward" else _ATTENTION
+            rules += rules_for([(flax, f"{foreign}.{theirs}")], own)
+            rules.append(Rule(f"{flax}_residual/norm/scale", f"{foreign}.layer_norm.weight"))
+        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        rules.append(Rule(f"{stack}/relative_positions/embedding", bias))
+        rules.append(Rule(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"))
+    return Table(shapes, rules, what=what)
+
+
+def tied_names(model: ModelConfig) -> list[str]:
+    """Return the names of the array of both embeddings, that under which files store it first."""
+    names = ["shared", "encoder.embed_tokens", "decoder.embed_tokens"]
+    return names + ["lm_head"] if model.tying == "all" else names
+
 
 _NAME = "hf"
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
@@ -100,17 +151,17 @@ def _is_t5(config: Config) -> bool:
 def _make_table(config: Config, vocabs: Vocabs) -> Table:
     shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     if _is_t5(config):
-        return t5_table.make_t5_table(config, shapes, what=_NAME)
+        return make_t5_table(config, shapes, what=_NAME)
     positions = (config.model.longest_input or 0) + config.model.first_position
     final_norm = config.model.norm_position == "pre"
-    return bart_table.make_bart_table(config, shapes, what=_NAME, positions=positions, final_norm=final_norm)
+    return bart_family.make_bart_table(config, shapes, what=_NAME, positions=positions, final_norm=final_norm)
 
 
 def _tied_names(config: Config) -> list[str]:
     """Return names of one array, as tensors, of which files have the first one at least."""
     if _is_t5(config):
-        return [f"{name}.weight" for name in t5_table.tied_names(config.model)]
-    return bart_table.tied_names(config.model)
+        return [f"{name}.weight" for name in tied_names(config.model)]
+    return bart_family.tied_names(config.model)
 
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
@@ -151,14 +202,14 @@ def _read(path: Path, given: Given) -> Weights:
             f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
         )
     facts = read_facts(folder, stored)
-    tensors = {name: one for name, one in open_tensors(folder).items() if name not in t5_table.UNUSED}
+    tensors = {name: one for name, one in open_tensors(folder).items() if name not in UNUSED}
     return _read_tensors(folder, facts, tensors)
 
 
 def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Weights:
     vocab, data = read_vocab(folder, facts)
     vocabs = Vocabs(vocab, vocab, joint=True)
-    tied, bias = _is_tied(facts, tensors), bart_table.has_output_bias(tensors)
+    tied, bias = _is_tied(facts, tensors), bart_family.has_output_bias(tensors)
     model = make_model_config(facts, tied=tied, output_bias=bias)
     search = read_search(folder, facts.fields, vocab)
     config = make_pretrained_config(facts, model, vocab, search, data)

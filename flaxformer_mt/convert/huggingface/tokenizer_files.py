@@ -21,7 +21,7 @@ from typing import Any
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import read_file, read_json_object
-from flaxformer_mt.convert.format_interface import read_config_json
+from flaxformer_mt.convert.formats import read_config_json
 from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs

@@ -15,22 +15,11 @@ import torch
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.format_interface import Format, Given, Weights
-from flaxformer_mt.convert.huggingface.stored_tensors import as_arrays
+from flaxformer_mt.convert.formats import Format, Given, Weights
 from flaxformer_mt.convert.name_table import Rule
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.toolkits.layer_names import (
-    StackNames,
-    TableNames,
-    attention_rules,
-    embedding_rules,
-    feedforward_rules,
-    norm_rules,
-    stack_rules,
-    tied_names,
-)
+from flaxformer_mt.convert.stored_tensors import as_arrays
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
-from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
     COUNT,
     FFN_WIDTH,
@@ -38,10 +27,20 @@ from flaxformer_mt.convert.toolkits.toolkit_model import (
     RATE,
     WIDTH,
     Languages,
+    PieceList,
+    StackNames,
+    TableNames,
+    attention_rules,
     check_options,
+    embedding_rules,
+    feedforward_rules,
     find_file,
     make_weights,
+    norm_rules,
+    read_vocabs,
     refuse_given,
+    stack_rules,
+    tied_names,
 )
 from flaxformer_mt.errors import UserError
 

@@ -12,35 +12,34 @@ from typing import Any
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.format_interface import Format, Given, Weights
-from flaxformer_mt.convert.huggingface.stored_tensors import as_arrays
+from flaxformer_mt.convert.formats import Format, Given, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.toolkits.layer_names import (
-    StackNames,
-    TableNames,
-    attention_rules,
-    embedding_rules,
-    feedforward_rules,
-    find_tying,
-    stack_rules,
-    table_constants,
-    tied_names,
-)
+from flaxformer_mt.convert.stored_tensors import as_arrays
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
-from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
     COUNT,
     FFN_WIDTH,
     RATE,
     WIDTH,
     Languages,
+    PieceList,
+    StackNames,
+    TableNames,
+    attention_rules,
     check_options,
+    embedding_rules,
+    feedforward_rules,
     find_file,
+    find_tying,
     make_weights,
+    read_vocabs,
+    read_yaml,
     refuse_given,
+    stack_rules,
+    table_constants,
+    tied_names,
 )
-from flaxformer_mt.convert.toolkits.yaml_text import read_yaml
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.positions import sinusoidal_table
 

@@ -20,25 +20,27 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.array_layouts import SAME, TRANSPOSED, Layout
-from flaxformer_mt.convert.format_interface import Format, Given, Weights
-from flaxformer_mt.convert.name_table import Rule, rules_for
+from flaxformer_mt.convert.foreign_files import StoredArray
+from flaxformer_mt.convert.formats import Format, Given, Weights
+from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Layout, Rule, rules_for
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_array import StoredArray
-from flaxformer_mt.convert.toolkits.layer_names import find_tying
-from flaxformer_mt.convert.toolkits.piece_lists import PieceList, choose_sides, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
     COUNT,
     FFN_WIDTH,
     RATE,
     WIDTH,
     Languages,
+    PieceList,
     check_options,
+    choose_sides,
     find_file,
+    find_tying,
     make_weights,
+    parse_yaml,
+    read_vocabs,
+    read_yaml,
     refuse_given,
 )
-from flaxformer_mt.convert.toolkits.yaml_text import parse_yaml, read_yaml
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces

@@ -18,38 +18,37 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.format_interface import Format, Given, Weights
-from flaxformer_mt.convert.huggingface.stored_tensors import as_arrays
+from flaxformer_mt.convert.formats import Format, Given, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.toolkits.layer_names import (
-    StackNames,
-    TableNames,
-    attention_rules,
-    embedding_rules,
-    feedforward_rules,
-    find_tying,
-    stack_rules,
-    table_constants,
-    tied_names,
-)
+from flaxformer_mt.convert.stored_tensors import as_arrays
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import (
     Record,
     attributes_of,
     load_checkpoint,
     take_tensors,
 )
-from flaxformer_mt.convert.toolkits.piece_lists import PieceList, read_vocabs
 from flaxformer_mt.convert.toolkits.toolkit_model import (
     COUNT,
     EPSILON,
     FFN_WIDTH,
     WIDTH,
     Languages,
+    PieceList,
+    StackNames,
+    TableNames,
+    attention_rules,
     check_options,
+    embedding_rules,
+    feedforward_rules,
     find_file,
+    find_tying,
     make_weights,
+    read_vocabs,
     refuse_given,
+    stack_rules,
+    table_constants,
+    tied_names,
 )
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flaxformer_mt.convert.foreign_limits import check_tensors
+from flaxformer_mt.convert.foreign_files import check_tensors
 from flaxformer_mt.errors import UserError
 
 # Pickles of a file that is no zip archive: magic number, version, machine, object.

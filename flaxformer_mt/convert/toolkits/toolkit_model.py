@@ -3,17 +3,32 @@
 These formats are read only: the toolkits train in their own files, and need none of this package.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import yaml
+
 from flaxformer_mt.config import Config, DataConfig, ModelConfig
-from flaxformer_mt.convert.foreign_limits import check_fields, check_network
-from flaxformer_mt.convert.format_interface import Given, Weights, fit_vocabulary, shapes_of, size_fields
-from flaxformer_mt.convert.huggingface.bart_fields import make_data_config
-from flaxformer_mt.convert.name_table import Constant, Rule, Table
-from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.config.files import read_file
+from flaxformer_mt.convert.foreign_files import check_fields, check_network
+from flaxformer_mt.convert.formats import Given, Weights, fit_vocabulary, shapes_of, size_fields
+from flaxformer_mt.convert.huggingface.model_config import make_data_config
+from flaxformer_mt.convert.name_table import (
+    FLAT,
+    HEADS_IN,
+    HEADS_OUT,
+    TABLE_TOLERANCE,
+    TRANSPOSED,
+    Constant,
+    Rule,
+    Table,
+    rules_for,
+)
+from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model, renumber
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.vocab import Vocab, Vocabs
 
 # Kinds and bounds of options, by what they count.
 COUNT = (int, 1, 1000)
@@ -141,3 +156,250 @@ def make_weights(
     table = Table(shapes, rules, what=what)
     leaves = table.to_flax(tensors, tied=tied, origin=str(path), sizes=size_fields(config, vocabs))
     return Weights(config, vocabs, leaves)
+
+
+_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
+
+
+class TableNames(NamedTuple):
+    """Names of the embeddings of both sides, and of the matrix of the output layer."""
+
+    source: str
+    target: str
+    output: str
+
+
+class StackNames(NamedTuple):
+    """Names within a stack.
+
+    layers: of the layers. sublayers: of each sublayer, and of its norm; "" where the parameters of a sublayer
+    are directly in the layer.
+    """
+
+    layers: str
+    sublayers: Mapping[str, tuple[str, str]]
+
+
+def find_tying(*, embeddings: Any, output: Any) -> Any:
+    """Return model.tying where both sides may share embeddings, and the output layer those of the target."""
+    ways = {
+        (False, False): "none",
+        (False, True): "target_output",
+        (True, False): "embeddings",
+        (True, True): "all",
+    }
+    return ways[bool(embeddings), bool(output)]
+
+
+def embedding_rules(network: ModelConfig, names: TableNames) -> list[Rule]:
+    """Return the rules of the embeddings and of the output layer's matrix."""
+    shared = network.tying in ("all", "embeddings")
+    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
+    output = (
+        Rule(f"{target}/embedding", names.output)
+        if network.tying in ("all", "target_output")
+        else Rule("output_kernel", names.output, TRANSPOSED)
+    )
+    return [Rule(f"{source}/embedding", names.source), Rule(f"{target}/embedding", names.target), output]
+
+
+def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
+    """Return the names that hold one array, of which a file may omit all but one."""
+    tied = [names.source] if network.tying in ("all", "embeddings") else []
+    tied += [names.target]
+    tied += [names.output] if network.tying in ("all", "target_output") else []
+    return tied if len(tied) > 1 else []
+
+
+def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
+    """Return the rules of an attention sublayer.
+
+    Args:
+      projections: names of the layers that compute queries, keys and values.
+      output: the name of the layer after them.
+    """
+    pairs = list(zip(("query", "key", "value"), projections, strict=True))
+    return [
+        *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in pairs),
+        *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in pairs),
+        Rule("/output/kernel", f".{output}.weight", HEADS_OUT),
+        Rule("/output/bias", f".{output}.bias"),
+    ]
+
+
+def feedforward_rules(names: Mapping[str, str]) -> list[Rule]:
+    """Return the rules of a feed-forward sublayer; `names` are those of its layers input, output and gate."""
+    return [
+        rule
+        for ours, theirs in names.items()
+        for rule in (
+            Rule(f"/{ours}/kernel", f".{theirs}.weight", TRANSPOSED),
+            Rule(f"/{ours}/bias", f".{theirs}.bias"),
+        )
+    ]
+
+
+def stack_rules(
+    stacks: Mapping[str, StackNames], *, attention: Sequence[Rule], feedforward: Sequence[Rule]
+) -> list[Rule]:
+    """Return the rules of encoder and decoder, their layers and their norms."""
+    rules = []
+    for stack, (layers, sublayers) in stacks.items():
+        ours, theirs = f"{stack}/layers_{{n}}/", f"{stack}.{layers}.{{n}}"
+        for sublayer, (name, norm) in sublayers.items():
+            place = f"{theirs}.{name}" if name else theirs
+            own = feedforward if sublayer == "feedforward" else attention
+            rules += rules_for([(ours + sublayer, place)], own)
+            rules += norm_rules(f"{ours}{sublayer}_residual/norm", f"{theirs}.{norm}")
+        rules += norm_rules(f"{stack}/final_norm", f"{stack}.layer_norm")
+    return rules
+
+
+def norm_rules(ours: str, theirs: str) -> list[Rule]:
+    """Return the rules of one norm."""
+    return rules_for([(ours, theirs)], _NORM)
+
+
+def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:
+    """Return the tables of positions that a file may have, and that are computed here."""
+    return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
+
+
+_SUFFIXES = (".model", ".spm")
+_FILE_BYTES = 1 << 30
+_SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
+
+
+class PieceList(NamedTuple):
+    """The pieces of one side.
+
+    names: in the order of ids. specials: those of them that are symbols. unused: those that occur in no text,
+    such as the entries that fill a list up to a multiple of eight.
+    """
+
+    names: Sequence[str]
+    specials: Specials
+    unused: Collection[str] = ()
+
+
+def read_vocabs(
+    folder: Path,
+    lists: Sequence[PieceList],
+    languages: Languages,
+    *,
+    models: Mapping[str, Path] | None = None,
+) -> Vocabs:
+    """Return the vocabularies of two lists; one for both sides if the lists are equal.
+
+    Args:
+      lists: those of the source and of the target side.
+      models: the SentencePiece model of each side. None: those in the folder.
+
+    Raises:
+      UserError: a list repeats a piece or lacks a special symbol, or the folder has SentencePiece models of
+        which it is not clear which one belongs to a side.
+    """
+    source, target = lists
+    joint = list(source.names) == list(target.names)
+    models = _find_models(folder, languages) if models is None else models
+    if not models:
+        warn_user(
+            f"{folder} has no SentencePiece model (.model or .spm): text is separated at spaces, and must be "
+            "segmented as it was for training; else put the model into the folder and import again"
+        )
+    vocabs = {
+        side: _make_vocab(pieces, models.get(side), folder)
+        for side, pieces in (("source", source), ("target", target))
+    }
+    shared = joint and vocabs["source"].fingerprint == vocabs["target"].fingerprint
+    return Vocabs(vocabs["source"], vocabs["source"] if shared else vocabs["target"], joint=joint)
+
+
+def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
+    names = list(pieces.names)
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise UserError(
+            f"the vocabulary of {folder} has {twice!r:.60} twice; each piece needs an id of its own"
+        )
+    if absent := [name for name in pieces.specials if name is not None and name not in names]:
+        raise UserError(f"the vocabulary of {folder} lacks {' and '.join(absent)}; the model needs them")
+    if model is None:
+        # SentencePiece's own sign for a space is none in a list of words.
+        words = [name if name in pieces.specials else name.replace(SPACE, "_") for name in names]
+        return Vocab(make_word_model(words, pieces.specials), name=str(folder))
+    try:
+        content = read_file(model, most=_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{model} cannot be read: {error}; copy it again") from error
+    numbered = renumber(content, names, pieces.specials, origin=str(model), unused=pieces.unused)
+    return Vocab(numbered, name=str(model))
+
+
+def _find_models(folder: Path, languages: Languages) -> dict[str, Path]:
+    """Return the SentencePiece model of each side; {} if the folder has none."""
+    found = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
+    return choose_sides(found, languages, what="SentencePiece models", folder=folder) if found else {}
+
+
+def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: Path) -> dict[str, Path]:
+    """Return the file of each side, by names such as source.model or vocab.de.yml; a single file has both.
+
+    Raises:
+      UserError: several files, whose names do not say the side.
+    """
+    if len(found) == 1:
+        return dict.fromkeys(_SIDES, found[0])
+    marks = {
+        side: {*marks, language} - {None}
+        for (side, marks), language in zip(_SIDES.items(), languages, strict=True)
+    }
+    chosen = {
+        side: [file for file in found if names & set(file.name.replace("_", ".").split("."))]
+        for side, names in marks.items()
+    }
+    if any(len(files) != 1 for files in chosen.values()) or chosen["source"] == chosen["target"]:
+        raise UserError(
+            f"{folder} has several {what} ({', '.join(file.name for file in found)}); put source and target "
+            "into their names, as in source.model, or leave one for both sides"
+        )
+    return {side: files[0] for side, files in chosen.items()}
+
+
+# Larger files are not read, nor those that have more values once their references are written out.
+_LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
+
+
+def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
+    """Read a file of YAML that is a mapping; see `parse_yaml`."""
+    try:
+        content = read_file(path, most=_LARGEST).decode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; copy it again") from error
+    return parse_yaml(content, str(path), as_text=as_text)
+
+
+def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, Any]:
+    """Parse YAML that is a mapping.
+
+    Args:
+      name: of the file, for messages.
+      as_text: whether all keys and values stay text, as the words of a vocabulary: `no` is not a truth value.
+
+    Raises:
+      UserError: the text is no YAML, no mapping, or has references with which few bytes claim much.
+    """
+    try:
+        found = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{name} is not YAML that can be read: {reason}") from error
+    if not isinstance(found, Mapping):
+        raise UserError(f"{name} must be a mapping of names to values, but is {type(found).__name__}")
+    left: list[Any] = [found]
+    for _ in range(_MOST_VALUES):
+        if not left:
+            return {str(key): value for key, value in found.items()}
+        one = left.pop()
+        left += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else []
+    raise UserError(f"{name} has more than {_MOST_VALUES} values with its references (*name); write them out")

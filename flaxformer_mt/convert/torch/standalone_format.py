@@ -13,16 +13,8 @@ from safetensors.torch import load_file
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import to_dict
-from flaxformer_mt.convert.array_layouts import (
-    CONVOLUTION_TO_LINEAR,
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
-    SAME,
-    TRANSPOSED,
-)
-from flaxformer_mt.convert.foreign_limits import check_equal, check_network, check_tensors
-from flaxformer_mt.convert.format_interface import (
+from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
+from flaxformer_mt.convert.formats import (
     CONFIG_NAME,
     VOCAB_NAME,
     Format,
@@ -37,8 +29,19 @@ from flaxformer_mt.convert.format_interface import (
     unsupported_fields,
     write_config_json,
 )
-from flaxformer_mt.convert.name_table import Rule, Table, Tensors, rules_for
-from flaxformer_mt.convert.safetensors_file import save_safetensors
+from flaxformer_mt.convert.name_table import (
+    CONVOLUTION_TO_LINEAR,
+    FLAT,
+    HEADS_IN,
+    HEADS_OUT,
+    SAME,
+    TRANSPOSED,
+    Rule,
+    Table,
+    Tensors,
+    rules_for,
+)
+from flaxformer_mt.convert.stored_tensors import save_safetensors
 from flaxformer_mt.convert.torch import modeling
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch

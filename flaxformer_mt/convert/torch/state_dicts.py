@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.foreign_limits import check_equal, check_network, check_tensors
-from flaxformer_mt.convert.format_interface import (
+from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
+from flaxformer_mt.convert.formats import (
     CONFIG_NAME,
     VOCAB_NAME,
     Format,

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from flaxformer_mt.corpus.cache_use import use_cache
+from flaxformer_mt.corpus.caches import use_cache
 from flaxformer_mt.corpus.pairs import RawSplit, RecordRows
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split
 from flaxformer_mt.corpus.toy.grammar import make_pairs

@@ -3,17 +3,53 @@
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flaxformer_mt
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.run_report import sections
-from flaxformer_mt.evaluation.run_report.attention_tables import find_attention
 from flaxformer_mt.evaluation.run_report.charts import SIZE
-from flaxformer_mt.evaluation.run_report.run_facts import RunFacts, gather_facts, share_a_set
+from flaxformer_mt.evaluation.run_report.sections import RunFacts, gather_facts, share_a_set
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.lines import check_writable, is_device
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.translator import Translator
+
+
+class Attention(NamedTuple):
+    """The weights [T][S] of a translation's pieces over the pieces of its source, without end symbols."""
+
+    number: int
+    source: Sequence[str]
+    target: Sequence[str]
+    weights: Sequence[Sequence[float]]
+
+
+def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[int]) -> list[Attention]:
+    """Translate the sentences of these numbers, from 1, and return the weights that alignments use.
+
+    Raises:
+      UserError: there is no such sentence, or the model cannot be loaded.
+    """
+    count = len(translations.sources)
+    for number in numbers:
+        if not 1 <= number <= count:
+            raise UserError(f"--attention names sentence {number}, but there are {count}; give 1 to {count}")
+    translator = Translator.load(run_dir, long_lines="cut", split_sentences="never")
+    lines = [translations.sources[number - 1] for number in numbers]
+    found = []
+    translated = translator.translate(lines, notes=Notes(attention=True))
+    for number, line, one in zip(numbers, lines, translated, strict=True):
+        if one.attention is None:  # a blank line
+            continue
+        source = translator.vocabs.source.pieces(translator.vocabs.source.tokenize(line)[:-1])
+        eos = translator.vocabs.target.eos_id
+        target = translator.pieces([token for token in one.tokens if token != eos])
+        found.append(Attention(number, source[: len(one.attention[0])], target, one.attention))
+    return found
+
 
 # Bootstrap samples of the intervals.
 SAMPLES = 1000

@@ -8,9 +8,8 @@ import re
 import pytest
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.new.config_text import format_config
-from flaxformer_mt.commands.new.corpus_files import find_corpus
-from flaxformer_mt.commands.new.sizing import (
+from flaxformer_mt.commands.new_config import find_corpus, format_config
+from flaxformer_mt.commands.new_sizing import (
     Choice,
     Corpus,
     Machine,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread
-from flaxformer_mt.commands.server.serve_options import ServeOptions
 
 
 class Serving:

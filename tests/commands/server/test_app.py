@@ -11,10 +11,9 @@ import urllib.request
 import numpy as np
 import pytest
 
-from flaxformer_mt.commands.server.languages import find_models, list_languages
+from flaxformer_mt.commands.server.app import TranslatedFiles
 from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread, direct
-from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
-from flaxformer_mt.commands.server.translated_files import TranslatedFiles
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, find_models, list_languages
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from flaxformer_mt.commands.server.markup import Template, read_html, read_text
+from flaxformer_mt.commands.server.html_documents import Template, read_html, read_text
 from flaxformer_mt.translation.result import Translation
 
 

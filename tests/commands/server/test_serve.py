@@ -14,7 +14,7 @@ from tiny_experiment import quick_environment
 
 from flaxformer_mt.commands.flags import parse_flags
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.server.serve_options import ServeOptions
+from flaxformer_mt.commands.options import ServeOptions
 
 uvicorn = pytest.importorskip("uvicorn", reason="the server needs the extra serve")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flaxformer_mt.commands.targets.collectives import Traffic, bytes_of, read_collectives
+from flaxformer_mt.commands.compile_for_target import Traffic, bytes_of, read_collectives
 
 # w - psum(gradient of sum(tanh(x @ w))) with pmap, compiled for v5e:2x2; shortened.
 RECORDED = """\

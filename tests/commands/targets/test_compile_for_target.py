@@ -15,11 +15,16 @@ import numpy as np
 import pytest
 from jax.experimental import topologies
 
+from flaxformer_mt.commands import compile_for_target
+from flaxformer_mt.commands.compile_for_target import (
+    ACCELERATORS,
+    Accelerator,
+    TargetCompiler,
+    find_needed_memory,
+    parse_target,
+)
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.targets import compile_for_target
-from flaxformer_mt.commands.targets.compile_for_target import TargetCompiler, find_needed_memory
-from flaxformer_mt.commands.targets.target_names import ACCELERATORS, Accelerator, parse_target
-from flaxformer_mt.commands.targets.target_report import describe_target, summarize_target
+from flaxformer_mt.commands.show_target import describe_target, summarize_target
 from flaxformer_mt.config import (
     Config,
     DataConfig,

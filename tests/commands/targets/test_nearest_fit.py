@@ -1,6 +1,6 @@
 """The search for settings that fit, with a made-up measure of memory."""
 
-from flaxformer_mt.commands.targets.nearest_fit import (
+from flaxformer_mt.commands.show_target import (
     Step,
     count_most_attempts,
     find_settings,

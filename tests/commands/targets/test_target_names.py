@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from flaxformer_mt.commands.targets.target_names import ACCELERATORS, describe_gpu, parse_target
+from flaxformer_mt.commands.compile_for_target import ACCELERATORS, describe_gpu, parse_target
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import peak_flops

@@ -5,11 +5,9 @@ import dataclasses
 import jax
 import pytest
 
+from flaxformer_mt.commands import show_target
+from flaxformer_mt.commands.compile_for_target import Compiled, Traffic, parse_target
 from flaxformer_mt.commands.show import longest_batch
-from flaxformer_mt.commands.targets import target_report
-from flaxformer_mt.commands.targets.collectives import Traffic
-from flaxformer_mt.commands.targets.compile_for_target import Compiled
-from flaxformer_mt.commands.targets.target_names import parse_target
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import padded_work, training_flops
@@ -30,9 +28,7 @@ def test_the_time_is_at_least_that_of_operations_or_bytes_and_of_collectives():
     update = Compiled("update", 0, 1.0, accessed=10**9)
     batch = longest_batch(CONFIG)
     rows, length = batch.target_in.shape
-    found = target_report.estimate_time(
-        CONFIG, target, [gradient, update], batch, devices=4, target_size=8000
-    )
+    found = show_target.estimate_time(CONFIG, target, [gradient, update], batch, devices=4, target_size=8000)
     flops = 2 * training_flops(CONFIG.model, padded_work(rows, 16, length), target_size=8000)
     assert found["collectives_milliseconds"] == 80
     assert found["memory_milliseconds"] == pytest.approx(3e3 * 1e9 / 819e9, abs=1e-3)
@@ -42,18 +38,18 @@ def test_the_time_is_at_least_that_of_operations_or_bytes_and_of_collectives():
     assert found["target_tokens_a_second"] == round(2 * rows * length / seconds)
     assert found["mfu"] == round(flops / 4 / 197e12 / seconds, 3)
     refused = [gradient, update, Compiled("refused", 2**40, 1.0)]
-    assert target_report.estimate_time(CONFIG, target, refused, batch, devices=4, target_size=8000) is None
+    assert show_target.estimate_time(CONFIG, target, refused, batch, devices=4, target_size=8000) is None
 
 
 def test_memory_of_a_gpu_is_the_share_that_jax_reserves(monkeypatch):
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
-    assert target_report.usable_memory(parse_target("h100:8")) == int(84_942_979_072 * 0.75)
+    assert show_target.usable_memory(parse_target("h100:8")) == int(84_942_979_072 * 0.75)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-    assert target_report.usable_memory(parse_target("h100:8")) == int(84_942_979_072 * 0.9)
-    assert target_report.usable_memory(parse_target("v5e")) == int(15.75 * 2**30)
+    assert show_target.usable_memory(parse_target("h100:8")) == int(84_942_979_072 * 0.9)
+    assert show_target.usable_memory(parse_target("v5e")) == int(15.75 * 2**30)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "ninety")
     with pytest.raises(UserError, match="MEM_FRACTION is 'ninety', .* such as 0.75"):
-        target_report.usable_memory(parse_target("h100:8"))
+        show_target.usable_memory(parse_target("h100:8"))
 
 
 class FakeCompiler:
@@ -78,20 +74,18 @@ class FakeCompiler:
 
 
 def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
-    monkeypatch.setattr(target_report, "TargetCompiler", FakeCompiler)
+    monkeypatch.setattr(show_target, "TargetCompiler", FakeCompiler)
     # Of four chips, the config uses one: no layout splits parameters.
     config = dataclasses.replace(CONFIG, optim=OptimConfig())
     said = []
-    result = target_report.describe_target(
-        config, parse_target("v5e:2x2"), sizes=(8000, 8000), say=said.append
-    )
+    result = show_target.describe_target(config, parse_target("v5e:2x2"), sizes=(8000, 8000), say=said.append)
     assert not result["fits"] and result["peak_gib"] == 20
     assert [tuple(tried.values()) for tried in result["settings_tried"]] == [
         ({"train.loss_chunk_tokens": 256, "model.remat": "dots"}, 14, True, 3),
         ({"train.loss_chunk_tokens": 256}, 18, False, 1),
         ({"model.remat": "dots"}, 16, False, 2),
     ]
-    text = target_report.summarize_target(result)
+    text = show_target.summarize_target(result)
     assert "does NOT fit into the 15.75 GiB of a device: 20.0 GiB" in text
     assert "Settings that fit, nearest first, and others that were tried" in text
     assert "--config.train.loss_chunk_tokens=256 --config.model.remat=dots  14.00  fits" in text
@@ -101,4 +95,4 @@ def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
     step = "a decoding step has 8 rows of 4 beams, 16 source and up to 24 target tokens"
     assert f"{step}\n" in text
     refused = {"decoding_step": result["decoding_step"] | {"fits": False}}
-    assert f"{step}; it does NOT fit\n" in target_report.summarize_target(result | refused)
+    assert f"{step}; it does NOT fit\n" in show_target.summarize_target(result | refused)

@@ -1,0 +1,385 @@
+"""The Python file of a config, with a comment for each choice."""
+
+import dataclasses
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.commands.new_sizing import (
+    FEWEST_PAIRS,
+    Choice,
+    Corpus,
+    Machine,
+    choose_held_out,
+    choose_lengths,
+    choose_model,
+    choose_training,
+    choose_vocabulary,
+)
+from flaxformer_mt.commands.options import NewOptions
+from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import LANGUAGE_CODE
+from flaxformer_mt.config.files import load_config
+from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
+from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, warn_user
+from flaxformer_mt.text_io.lines import check_writable
+from flaxformer_mt.tracking.progress_display import WorkProgress
+from flaxformer_mt.workers.worker_pool import choose_hands
+
+_SECTIONS = {
+    "data": "DataConfig",
+    "vocab": "VocabConfig",
+    "model": "ModelConfig",
+    "optim": "OptimConfig",
+    "train": "TrainConfig",
+    "search": "SearchConfig",
+}
+_WIDTH = 110
+
+
+def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
+    """Return the text of a config file: each choice below its reason; without one, it shares the one before.
+
+    Args:
+      summary: first line of the file.
+      description: text below it, lines of which stay as they are.
+    """
+    imported = sorted({"CleanConfig", "Config", *_SECTIONS.values()})
+    described = f"{summary}\n\n{description}".replace("\\", "\\\\").replace('"', '\\"')
+    lines = [f'"""{described}', '"""', ""]
+    lines += ["from flaxformer_mt.config import (", *(f"    {name}," for name in imported), ")", "", ""]
+    lines += [
+        "def get_config() -> Config:",
+        '    """Returns the config; `train --help` explains each field."""',
+    ]
+    lines += ["    return Config("]
+    for section, kind in _SECTIONS.items():
+        own = [choice for choice in choices if choice.name.startswith(f"{section}.")]
+        lines.append(f"        {section}={kind}(")
+        for choice in own:
+            if choice.reason:
+                mark = "            # "
+                options: dict[str, Any] = {"initial_indent": mark, "subsequent_indent": mark}
+                reason = f"{choice.reason[0].upper()}{choice.reason[1:]}."
+                lines += textwrap.wrap(reason, _WIDTH, break_long_words=False, **options)
+            lines.append(f"            {choice.name.partition('.')[2]}={_spell(choice.value)},")
+        lines.append("        ),")
+    return "\n".join([*lines, "    )", ""])
+
+
+def _spell(value: object) -> str:
+    text = repr(value)
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, CleanConfig):
+        fields = dataclasses.asdict(value).items()
+        changed = [f"{name}={_spell(own)}" for name, own in fields if own != getattr(CleanConfig(), name)]
+        return f"CleanConfig({', '.join(changed)})"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
+        return f"{value:_}"
+    return text
+
+
+class CorpusFiles(NamedTuple):
+    """Fields of the config's `data`: where the text is and what its languages are.
+
+    links: for files that have other names, the names that they get in `text_dir`.
+    """
+
+    text_dir: Path
+    train_split: str
+    source_language: str
+    target_language: str
+    links: dict[str, Path]
+
+
+def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
+    """Say how a config reads these files.
+
+    Args:
+      files: two files of text, or one table.
+      languages: codes of the languages, source first; None: by the names of the files.
+      links: folder for links to files whose names no config can spell.
+
+    Raises:
+      UserError: a file is absent, there are more or fewer of them, or a language is unknown.
+    """
+    if len(files) not in (1, 2):
+        raise UserError(
+            f"{len(files)} files are given ({', '.join(files)}); give two, source first, as in corpus.fr "
+            "corpus.en, or a table, as in corpus.tsv or corpus.jsonl"
+        )
+    paths = [_check_file(name) for name in files]
+    if len(paths) == 2 and paths[0].samefile(paths[1]):
+        raise UserError(f"both files are {files[0]}; give the source's and the target's")
+    names = [name_unpacked(path) for path in paths]
+    if len(paths) == 1:
+        return _find_table(paths[0], names[0], languages, links)
+    source, target = (
+        given or _guess_language(name, side)
+        for given, name, side in zip(languages, names, ("source", "target"), strict=True)
+    )
+    _check_languages(source, target)
+    stem = names[0].removesuffix(f".{source}")
+    if names == [f"{stem}.{source}", f"{stem}.{target}"] and paths[0].parent == paths[1].parent:
+        return CorpusFiles(paths[0].parent, stem, source, target, {})
+    linked = {
+        f"train.{language}{find_packing(path)}": path
+        for language, path in zip((source, target), paths, strict=True)
+    }
+    return CorpusFiles(links, "train", source, target, linked)
+
+
+def make_links(corpus: CorpusFiles) -> None:
+    """Make the links of a corpus, in place of those of an earlier command."""
+    for name, path in corpus.links.items():
+        corpus.text_dir.mkdir(parents=True, exist_ok=True)
+        link = corpus.text_dir / name
+        if link.is_symlink():
+            link.unlink()
+        elif link.exists():
+            raise UserError(f"{link} exists and is no link; move it away, or give another --run")
+        link.symlink_to(path)
+
+
+def _find_table(path: Path, name: str, languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
+    source, target = languages
+    if source is None or target is None:
+        found = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
+        if found is None:
+            raise UserError(
+                f"the languages of {path} are unknown; give --source_language=fr --target_language=en. (A "
+                "corpus of two files is given as both of them.)"
+            )
+        source, target = source or found[1], target or found[2]
+    _check_languages(source, target)
+    stem, _, ending = name.rpartition(".")
+    if ending in TABLES:
+        return CorpusFiles(path.parent, stem, source, target, {})
+    return CorpusFiles(links, "train", source, target, {f"train.tsv{find_packing(path)}": path})
+
+
+def _check_file(name: str) -> Path:
+    if find_url(name):
+        raise UserError(f"{name} is in an object store; copy the file here first")
+    path = Path(name).expanduser()
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"{name} {what}; give the files of the corpus, as in corpus.fr corpus.en")
+    return path.resolve()
+
+
+def _guess_language(name: str, side: str) -> str:
+    """Return the language that a file's name ends in, or that it consists of (fr.txt)."""
+    stem, _, ending = name.rpartition(".")
+    if re.fullmatch(LANGUAGE_CODE, ending) and ending not in ("txt", "tsv", "csv"):
+        return ending
+    if re.fullmatch(r"[a-z]{2}(_[A-Za-z]+)?", stem):
+        return stem
+    raise UserError(
+        f"the {side} language is not in the name {name}; give --{side}_language=CODE, such as fr or zh"
+    )
+
+
+def _check_languages(source: str, target: str) -> None:
+    for side, code in (("source", source), ("target", target)):
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", code):
+            raise UserError(f"--{side}_language is {code!r}; give a code such as fr or zh_Hant")
+    if source == target:
+        raise UserError(f"both languages are {source}; give --source_language and --target_language")
+
+
+# Pairs whose characters and scripts are looked at.
+_SAMPLE = 20_000
+# Maximum length with which tokens are counted, before the maximum lengths are chosen.
+_LONGEST = 1000
+# The maximum lengths are those that this percentage of the sides do not exceed.
+_PERCENTAGE = 99.9
+
+
+def write_new_config(options: NewOptions) -> dict[str, Any]:
+    """Run the command; return the config's file, the numbers of pairs and the command that trains.
+
+    Raises:
+      UserError: the files, their languages or the output are wrong, or the corpus has too few pairs.
+    """
+    file = options.run.with_name(f"{options.run.name}.py")
+    if file.exists() and not options.overwrite:
+        raise UserError(f"{file} exists; give --overwrite to replace it, or another --run=DIR")
+    if (options.run / "config.json").exists():
+        raise UserError(f"{options.run} is a run already, with its own config; give another --run=DIR")
+    check_writable(file.parent)
+    languages = options.source_language, options.target_language
+    corpus = find_corpus(
+        options.files, languages, options.run.with_name(f"{options.run.name}_text").absolute()
+    )
+    make_links(corpus)
+    machine = _find_machine()
+    try:
+        data, described = _choose_data(corpus, options)
+    except UserError as error:  # the remedy of training is a flag that `new` lacks
+        message = re.sub(
+            r"--config\.data\.clean\.(unequal_lines|invalid_utf8)=drop", "--drop_invalid", str(error)
+        )
+        for link, path in corpus.links.items():  # the user knows the files, not the links to them
+            message = message.replace(str(corpus.text_dir / link), str(path))
+        raise UserError(message) from error
+    config, report, choices = _choose_sizes(data, machine)
+    choices = [*described, *choices]
+    text = format_config(*_describe(options, corpus, report, machine, file), choices)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with name_full_disk(file):
+        file.write_text(text, encoding="utf-8")
+    validate(load_config(file))
+    train = command_line("train", f"--config={file}", f"--run={options.run}")
+    print(f"{file} is written; change what you like, and train with:\n{train}", file=sys.stderr)
+    (part,) = report["train"]["parts"]
+    sizes = {split: report[split]["pairs"] if report[split] else 0 for split in ("train", "valid", "test")}
+    problems = {name: found["count"] for name, found in part["problems"].items()}
+    return {"config": str(file), "pairs": sizes, "problems": problems, "train": train}
+
+
+def _find_machine() -> Machine:
+    from flaxformer_mt.cpu import processor_name, slow_bfloat16_reason
+    from flaxformer_mt.parallel.devices import default_device_kind, device_memory
+    from flaxformer_mt.parallel.independent_rows import training_devices
+
+    devices = training_devices()
+    platform = devices[0].platform
+    if platform == "cpu":
+        return Machine(processor_name(), platform, 1, None, slow_bfloat16_reason() is None)
+    memory = device_memory(devices[0])
+    return Machine(default_device_kind(), platform, len(devices), memory[0] if memory else None, True)
+
+
+def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, list[Choice]]:
+    """Return the section `data` but for lengths and batches, and its choices."""
+    from flaxformer_mt.corpus import has_split, read_pairs
+
+    name = f"{corpus.train_split}.{{{corpus.source_language},{corpus.target_language}}}"
+    choices = [
+        Choice(
+            "data.dataset",
+            "parallel_text",
+            f"text files; training reads {name} (or .tsv, .jsonl, .parquet, .gz, .zst)",
+        ),
+        Choice("data.text_dir", str(corpus.text_dir), ""),
+        Choice("data.train_split", corpus.train_split, ""),
+        Choice(
+            "data.source_language",
+            corpus.source_language,
+            "exchange the two languages to translate the other way",
+        ),
+        Choice("data.target_language", corpus.target_language, ""),
+    ]
+    if options.cache_dir is not None:
+        cache = str(options.cache_dir.absolute())
+        choices.append(Choice("data.cache_dir", cache, "prepared data, which can be made again"))
+    reason = "pairs that occur several times count once; empty sides and very unequal lengths are left out"
+    clean = CleanConfig(duplicates="drop")
+    if options.drop_invalid:
+        clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
+    choices.append(Choice("data.clean", clean, reason))
+    data = DataConfig(**_fields(choices))
+    train = read_pairs(data, "train", hands=choose_hands(None, None), progress=WorkProgress(sys.stderr))
+    if len(train) < FEWEST_PAIRS:
+        raise UserError(
+            f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
+            f"{FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
+        )
+    for split in ("valid", "test"):
+        held = choose_held_out(len(train), split)
+        if has_split(data, split):
+            held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
+        choices.append(held)
+    return DataConfig(**_fields(choices)), choices
+
+
+def _fields(choices: list[Choice]) -> dict[str, Any]:
+    """Return the values of choices of one section, by the names of its fields."""
+    return {choice.name.partition(".")[2]: choice.value for choice in choices}
+
+
+def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str, Any], list[Choice]]:
+    """Return a config that is prepared, the report of its preparation, and the choices that it lacks."""
+    from flaxformer_mt.corpus import read_pairs
+    from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
+    from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
+
+    pairs = read_pairs(data, "train")
+    characters, scripts = _look_at_text(pairs)
+    vocabulary = choose_vocabulary(len(pairs), characters, scripts)
+    longest: dict[str, Any] = {
+        "max_source_length": _LONGEST,
+        "max_target_length": _LONGEST,
+        "batch_tokens": 16 * _LONGEST,
+    }
+    while True:
+        config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
+        try:
+            prepared = prepare(
+                config, progress=WorkProgress(sys.stderr), overlap=True, hands=choose_hands(None, None)
+            )
+            break
+        except VocabularyTooLarge as error:
+            reason = f"this text gives {error.maximum:,} pieces at most"
+            vocabulary[0] = Choice("vocab.size", error.maximum, reason)
+    report = prepared.report
+    for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report["lost_text"])):
+        warn_user(warning)
+    store = prepared.train.base
+    lengths = np.stack([store.source_lengths, store.target_lengths])
+    most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
+    facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
+    limits = choose_lengths(facts)
+    model = choose_model(facts, machine, joint=config.vocab.joint)
+    training = choose_training(
+        facts,
+        machine,
+        longest=max(choice.value for choice in limits),
+        width=_fields(model)["model_dim"],
+        row_multiple=data.row_multiple,
+    )
+    search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
+    return config, report, [*limits, *vocabulary, *model, *training, search]
+
+
+def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
+    """Return the number of different characters, and the main script of each side, in a sample of
+    the pairs.
+    """
+    from flaxformer_mt.unicode_text import find_main_script
+
+    sample = [
+        pairs[number] for number in np.linspace(0, len(pairs) - 1, min(len(pairs), _SAMPLE)).astype(int)
+    ]
+    sides = [[pair[side] for pair in sample] for side in (0, 1)]
+    characters = {character for side in sides for text in side for character in text}
+    source, target = (find_main_script(side).capitalize() for side in sides)
+    return len(characters), (source, target)
+
+
+def _describe(
+    options: NewOptions, corpus: CorpusFiles, report: dict[str, Any], machine: Machine, file: Path
+) -> tuple[str, str]:
+    """First line and text of the config's docstring."""
+    pairs = report["train"]["pairs"]
+    (part,) = report["train"]["parts"]
+    languages = f"{corpus.source_language}-{corpus.target_language}"
+    problems = [f"{name} {found['count']:,}" for name, found in part["problems"].items()]
+    facts = [
+        f"    python -m flaxformer_mt train --config={file} --run={options.run}",
+        "",
+        f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
+        *(f"    {name}" for name in options.files),
+        f"{pairs:,} of them are trained on. Problems of the others: {', '.join(problems) or 'none'}.",
+    ]
+    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(facts)

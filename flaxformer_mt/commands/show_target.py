@@ -1,0 +1,432 @@
+"""The search for settings near to a config whose update fits into the memory of its devices.
+
+Pure functions: what an update needs is measured by a function given to them.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from flaxformer_mt.commands.compile_for_target import (
+    Compiled,
+    Target,
+    TargetCompiler,
+    Traffic,
+    name_missing_library,
+    parse_target,
+)
+from flaxformer_mt.commands.show import longest_batch, show
+from flaxformer_mt.commands.summaries import align
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.flops import padded_work, peak_flops, training_flops
+from flaxformer_mt.kernels.attention_kernels import explain_attention
+from flaxformer_mt.shapes import Batch
+
+# Names and values of fields: {"model.remat": "dots"}.
+Changes = dict[str, Any]
+
+# How often the batch is halved.
+_HALVINGS = 3
+# The loss computes the logits of this share of the tokens at a time.
+_LOSS_CHUNKS = 8
+
+# What steps cost: the more, the more of the speed of an update depends on them. The loss in chunks costs next
+# to nothing; remat computes some or all activations twice; a layout that splits parameters sends them; a
+# smaller batch leaves devices with less to do at a time, and halving it again with still less.
+_LOSS_COST = 1
+_REMAT_COSTS = {"none": 0, "dots": 2, "full": 4}
+_LAYOUT_COST = 6
+_BATCH_COST, _HALF_COST = 6, 3
+
+
+class Step(NamedTuple):
+    """A change that saves memory, and what it costs."""
+
+    changes: Changes
+    cost: int
+
+
+# Steps of one kind, of which a config takes one or none; each saves more than the one before, and costs more.
+Ladder = list[Step]
+
+
+class Attempt(NamedTuple):
+    """Settings that were tried, the bytes that an update then needs on a device, and whether they fit.
+
+    distance: how far the settings are from those of the config: the sum of what their steps cost. 1 for the
+    loss in chunks; 2 for `model.remat=dots`, 4 for `full`; 6 for another layout; 9, 12 and 15 for a half, a
+    fourth and an eighth of the batch.
+    """
+
+    changes: Changes
+    needed: int
+    fits: bool
+    distance: int
+
+
+def list_ladders(config: Config, *, device_count: int, loss_tokens: int) -> list[Ladder]:
+    """List what can save memory, by kind, the cheapest kind first.
+
+    All of them leave the result of training as it is, up to rounding and the random numbers of dropout.
+
+    Args:
+      loss_tokens: tokens of a batch on one device whose logits the loss computes.
+    """
+    chunk = max(256, loss_tokens // _LOSS_CHUNKS // 256 * 256)
+    loss = [Step({"train.loss_chunk_tokens": chunk}, _LOSS_COST)]
+    if config.train.loss_chunk_tokens or chunk >= loss_tokens:
+        loss = []
+    spent = _REMAT_COSTS[config.model.remat]
+    remat = [Step({"model.remat": to}, cost - spent) for to, cost in _REMAT_COSTS.items() if cost > spent]
+    parallel = config.parallel
+    split = device_count // parallel.tensor
+    layout = [Step({"parallel.fsdp": split, "parallel.data": 1}, _LAYOUT_COST)]
+    if parallel.fsdp >= split or config.model.model_dim % split or parallel.backend == "pmap":
+        layout = []
+    least = max(config.data.max_source_length, config.data.max_target_length) * config.data.row_multiple
+    batch = [
+        Step(
+            {
+                "data.batch_tokens": config.data.batch_tokens >> power,
+                "optim.accumulation": config.optim.accumulation << power,
+            },
+            _BATCH_COST + _HALF_COST * power,
+        )
+        for power in range(1, _HALVINGS + 1)
+        if config.data.batch_tokens >> power >= least
+    ]
+    return [ladder for ladder in (loss, remat, layout, batch) if ladder]
+
+
+def find_settings(
+    config: Config,
+    ladders: list[Ladder],
+    *,
+    measure: Callable[[Config], int],
+    memory: int,
+    report: Callable[[Attempt], object] = lambda attempt: None,
+) -> list[Attempt]:
+    """Find settings that fit and of which none can be taken back; return all that were tried, in order.
+
+    Step after step is added, the cheapest kind first, until the update fits. Then the steps of each kind, the
+    dearest first, are taken back as far as it still fits.
+
+    Args:
+      measure: bytes that an update of a config needs on a device.
+      memory: bytes that a device has; the config itself needs more.
+      report: receives each attempt when it has been measured.
+    """
+    # Settings are told by how many steps they climb on each ladder.
+    nothing = (0,) * len(ladders)
+    attempts: dict[tuple[int, ...], Attempt] = {}
+
+    def fits(heights: tuple[int, ...]) -> bool:
+        if heights == nothing:
+            return False
+        if heights not in attempts:
+            steps = [ladder[height - 1] for ladder, height in zip(ladders, heights, strict=True) if height]
+            changes = {name: value for step in steps for name, value in step.changes.items()}
+            needed, distance = measure(config.replace(changes)), sum(step.cost for step in steps)
+            attempts[heights] = Attempt(changes, needed, needed <= memory, distance)
+            report(attempts[heights])
+        return attempts[heights].fits
+
+    found = nothing
+    for kind, ladder in enumerate(ladders):
+        for height in range(1, len(ladder) + 1):
+            if not fits(found):
+                found = (*found[:kind], height, *nothing[kind + 1 :])
+    if fits(found):
+        for kind in reversed(range(len(ladders))):
+            lower = [(*found[:kind], height, *found[kind + 1 :]) for height in range(found[kind])]
+            found = next(filter(fits, lower), found)
+    return list(attempts.values())
+
+
+def count_most_attempts(ladders: list[Ladder]) -> int:
+    """Return the largest number of attempts that `find_settings` makes."""
+    # All steps up, and down again from all ladders but the last, whose lower steps were tried on the way up.
+    return sum(map(len, [*ladders, *ladders[:-1]]))
+
+
+# JAX reserves this share of a GPU's memory for itself unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+_GPU_MEMORY_SHARE = 0.75
+
+
+def show_for_target(
+    config: Config,
+    run_dir: Path | None,
+    target_name: str,
+    *,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Any]:
+    """Add `target` to the result of `show`: what a compiler makes of the config for these devices.
+
+    Args:
+      target_name: see `parse_target`.
+      say: receives a line before each compilation, which can take minutes.
+
+    Raises:
+      UserError: an unknown target, a missing compiler or library, or a layout that does not fit the devices.
+    """
+    target = parse_target(target_name)
+    jax.config.update("jax_platforms", "cpu")  # the devices at hand, if there are any, are not needed
+    result = show(config, run_dir, device_kind=target.accelerator.device_kind)
+    sizes = (result["vocabulary"]["source_size"], result["vocabulary"]["target_size"])
+    with name_missing_library(target):
+        return result | {"target": describe_target(config, target, sizes=sizes, say=say)}
+
+
+def describe_target(
+    config: Config, target: Target, *, sizes: tuple[int, int], say: Callable[[str], object]
+) -> dict[str, Any]:
+    """Compile the update and a decoding step of a config, and describe both as JSON values.
+
+    If the update does not fit, `settings_tried` has the changes that were tried, first those that fit, by
+    distance; otherwise it is None.
+    """
+    compiler = TargetCompiler(target, sizes=sizes)
+    found = describe_update(config, compiler, say=say)
+    say(f"compiling a decoding step for {target.name}")
+    decoding, decoding_size = compiler.compile_decoding_step(config)
+    memory = usable_memory(target)
+    return found | {
+        "decoding_step": _describe_program(decoding) | decoding_size | {"fits": decoding.needed <= memory},
+        "settings_tried": None if found["fits"] else _try_settings(config, compiler, memory, say),
+    }
+
+
+def describe_update(
+    config: Config, compiler: TargetCompiler, *, say: Callable[[str], object] = lambda text: None
+) -> dict[str, Any]:
+    """Compile the update of the longest batch, and describe it as JSON values."""
+    target, layout, batch = compiler.target, compiler.parallel(config).layout, longest_batch(config)
+    (rows, source), length = batch.source.shape, batch.target_in.shape[1]
+    memory = usable_memory(target)
+    say(f"compiling an update of {rows} rows for {target.name}; this can take minutes")
+    programs = compiler.compile_update(config)
+    needed = max(program.needed for program in programs)
+    kernel, reason = explain_attention(
+        config.model,
+        target.accelerator.platform,
+        lengths=(source, length),
+        tensor=layout.tensor,
+    )
+    return {
+        "name": target.name,
+        "devices": target.chips,
+        "device_kind": compiler.device_kind,
+        "layout": layout.describe(),
+        "memory_gib": _gib(memory),
+        "batch": {"rows": rows, "source_length": source, "target_length": length},
+        "fits": needed <= memory,
+        "peak_gib": _gib(needed),
+        "attention": {"kernel": kernel, "reason": reason, "calls": _kernels(programs)},
+        "collectives": {kind: asdict(found) for kind, found in _add_traffic(programs).items()},
+        "estimate": estimate_time(
+            config, target, programs, batch, devices=layout.device_count, target_size=compiler.sizes[1]
+        ),
+        "programs": [_describe_program(program) for program in programs],
+    }
+
+
+def usable_memory(target: Target) -> int:
+    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves.
+
+    Raises:
+      UserError: XLA_PYTHON_CLIENT_MEM_FRACTION is no number.
+    """
+    if target.accelerator.platform == "tpu":
+        return target.accelerator.memory
+    share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)
+    try:
+        return int(target.accelerator.memory * float(share))
+    except ValueError as error:
+        raise UserError(
+            f"XLA_PYTHON_CLIENT_MEM_FRACTION is {share!r}, but JAX reserves a share of the memory, such as "
+            f"{_GPU_MEMORY_SHARE}; set it to a number, or not at all"
+        ) from error
+
+
+def estimate_time(
+    config: Config,
+    target: Target,
+    programs: Sequence[Compiled],
+    batch: Batch,
+    *,
+    devices: int,
+    target_size: int,
+) -> dict[str, Any] | None:
+    """Return the least time of an update: None if the peak rate is unknown, or the compiler has refused a
+    program.
+
+    Computing takes the operations that the model needs at the peak rate, or the bytes that the programs read
+    and write at that of the memory, whichever is more; a loop counts once in these bytes. Then come the
+    collectives, at the data sheet's rate.
+
+    Args:
+      devices: number of the target's devices that share the batch.
+    """
+    peak = peak_flops(config, target.accelerator.device_kind)
+    if not peak or any(program.accessed is None for program in programs):
+        return None
+    (rows, source), length = batch.source.shape, batch.target_in.shape[1]
+    work = padded_work(rows, source, length)
+    flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
+    computing = flops / devices / peak
+    moving = sum((x.accessed or 0) * x.times for x in programs) / target.accelerator.bandwidth
+    sending = sum(x.sent for x in _add_traffic(programs).values()) / target.accelerator.interconnect
+    seconds = max(computing, moving) + sending
+    return {
+        "milliseconds": round(1e3 * seconds, 3),
+        "computing_milliseconds": round(1e3 * computing, 3),
+        "memory_milliseconds": round(1e3 * moving, 3),
+        "collectives_milliseconds": round(1e3 * sending, 3),
+        "target_tokens_a_second": round(rows * length * config.optim.accumulation / seconds),
+        "mfu": round(computing / seconds, 3),
+        "loops_counted_once": sum(program.loops for program in programs),
+    }
+
+
+def _describe_program(compiled: Compiled) -> dict[str, Any]:
+    return {
+        "name": compiled.name,
+        "times": compiled.times,
+        "peak_gib": _gib(compiled.peak),
+        "compiled": compiled.accessed is not None,
+        "compile_seconds": round(compiled.seconds, 1),
+    }
+
+
+def _kernels(programs: Sequence[Compiled]) -> dict[str, int]:
+    """Call of kernels that compute attention in an update, by name."""
+    calls: Counter[str] = Counter()
+    for compiled in programs:
+        for name, count in compiled.kernels.items():
+            if re.search(r"fmha|attention|attn|splash|tpu_custom_call", name, re.I):
+                calls[name] += count * compiled.times
+    return dict(calls)
+
+
+def _add_traffic(programs: Sequence[Compiled]) -> dict[str, Traffic]:
+    total: dict[str, Traffic] = {}
+    for compiled in programs:
+        for kind, traffic in compiled.collectives.items():
+            total[kind] = total.get(kind, Traffic()).add(traffic, compiled.times)
+    return total
+
+
+def _try_settings(
+    config: Config, compiler: TargetCompiler, memory: int, say: Callable[[str], object]
+) -> list[dict[str, Any]]:
+    layout, batch = compiler.parallel(config).layout, longest_batch(config)
+    tokens = batch.target_in.shape[0] * batch.target_in.shape[1] // layout.row_parts
+    ladders = list_ladders(config, device_count=layout.device_count, loss_tokens=tokens)
+
+    def measure(changed: Config) -> int:
+        validate(changed)
+        return max(program.needed for program in compiler.compile_update(changed))
+
+    def report(attempt: Attempt) -> None:
+        fits = "fits" if attempt.fits else "does not fit"
+        say(f"  {_flags(attempt.changes)}: {_gib(attempt.needed)} GiB, {fits}")
+
+    most = count_most_attempts(ladders)
+    say(f"the update does not fit; looking for the nearest settings that do, by {most} compilations at most")
+    attempts = find_settings(config, ladders, measure=measure, memory=memory, report=report)
+    return [
+        {"changes": a.changes, "peak_gib": _gib(a.needed), "fits": a.fits, "distance": a.distance}
+        for a in sorted(attempts, key=lambda a: (not a.fits, a.distance))
+    ]
+
+
+def _flags(changes: Changes) -> str:
+    return " ".join(f"--config.{name}={value}" for name, value in changes.items())
+
+
+def _gib(size: int) -> float:
+    return round(size / 2**30, 2)
+
+
+def summarize_target(target: Mapping[str, Any]) -> str:
+    """Return the part `target` of the result, for a person."""
+    batch, decoding, estimate = target["batch"], target["decoding_step"], target["estimate"]
+    programs = [*target["programs"], decoding]
+    rows = [["program", "peak GiB", "seconds to compile"]] + [
+        [one["name"], f"{one['peak_gib']:.2f}", f"{one['compile_seconds']:.0f}"] for one in programs
+    ]
+    fits = "fits into" if target["fits"] else "does NOT fit into"
+    attention = target["attention"]
+    calls = ", ".join(f"{count} x {name}" for name, count in attention["calls"].items())
+    lines = [
+        f"Compiled for, not run: {target['name']}, {target['devices']} x {target['device_kind']}, "
+        f"{target['layout']}",
+        f"An update of {batch['rows']} rows of {batch['source_length']} source and "
+        f"{batch['target_length']} target tokens {fits} the {target['memory_gib']} GiB of a device: "
+        f"{target['peak_gib']} GiB at its peak",
+        *align(rows),
+        f"  a decoding step has {decoding['rows']} rows of {decoding['beams']} beams, "
+        f"{decoding['source_length']} source and up to {decoding['capacity']} target tokens"
+        + ("" if decoding["fits"] else "; it does NOT fit"),
+        f"Attention: {attention['kernel']} ({attention['reason']})" + (f": {calls}" if calls else ""),
+        *_summarize_traffic(target["collectives"]),
+        *_summarize_estimate(estimate, target["programs"]),
+        *_summarize_attempts(target["settings_tried"]),
+    ]
+    return "\n".join(lines)
+
+
+def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    if not collectives:
+        return ["Collectives of an update: none"]
+    total, sent = (sum(found[name] for found in collectives.values()) for name in ("bytes", "sent"))
+    rows = [["collective", "number", "whole arrays", "sent"]] + [
+        [kind, f"{found['count']:,}", *(f"{found[name] / 2**20:,.1f} MiB" for name in ("bytes", "sent"))]
+        for kind, found in collectives.items()
+    ]
+    return [
+        f"Collectives of an update, on each device: arrays of {total / 2**20:,.1f} MiB are gathered, "
+        f"scattered or added up; {sent / 2**20:,.1f} MiB are sent to other devices",
+        *align(rows),
+    ]
+
+
+def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[Any]) -> list[str]:
+    if estimate is None:
+        return [
+            "Time: not estimated; "
+            + (
+                "the peak rate is unknown; set train.peak_flops"
+                if all(program["compiled"] for program in programs)
+                else "the compiler has refused the update"
+            )
+        ]
+    once = estimate["loops_counted_once"]
+    return [
+        f"Time: at least {estimate['milliseconds']:.1f} ms an update, MFU {estimate['mfu']:.0%} at most",
+        f"  operations at the peak rate {estimate['computing_milliseconds']:.1f} ms, or memory "
+        f"{estimate['memory_milliseconds']:.1f} ms, and collectives "
+        f"{estimate['collectives_milliseconds']:.1f} ms",
+        *([f"  {once} loops of unknown length are counted once"] if once else []),
+    ]
+
+
+def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    if attempts is None:
+        return []
+    rows = [
+        [_flags(a["changes"]), f"{a['peak_gib']:.2f}", "fits" if a["fits"] else "does not fit"]
+        for a in attempts
+    ]
+    head = "No settings tried fit"
+    if any(attempt["fits"] for attempt in attempts):
+        head = "Settings that fit, nearest first, and others that were tried"
+    return [f"{head} (GiB at the peak):", *align(rows)]

@@ -1,0 +1,531 @@
+"""The output of `translate`: its format, and a file that can be resumed, or a stream that cannot.
+
+Contains the options that must be equal to resume an output file.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flaxformer_mt.commands.options import (
+    CorpusOptions,
+    GenerateOptions,
+    ProcessOptions,
+    ScoreOptions,
+    SearchOptions,
+    TranslateOptions,
+    WorkerOptions,
+    read_languages,
+)
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
+from flaxformer_mt.config.files import read_config
+from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.object_store.working_copies import to_url
+from flaxformer_mt.text_io.lines import (
+    STANDARD,
+    check_output,
+    count_lines,
+    is_device,
+    open_lines,
+    open_output,
+    take_window,
+)
+from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
+from flaxformer_mt.workers.block_map import MakeWork
+
+if TYPE_CHECKING:
+    from flaxformer_mt.translation.annotation import Notes
+    from flaxformer_mt.translation.output_formats import TranslationFormat
+
+
+def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
+    """Return the output format of each translation, and the annotations that the format needs."""
+    from flaxformer_mt.translation.annotation import Notes
+    from flaxformer_mt.translation.output_formats import TranslationFormat
+
+    form = TranslationFormat(
+        n_best=options.n_best is not None,
+        scores=options.scores,
+        token_scores=options.token_scores,
+        alignments=options.alignments is not None,
+        json=options.json,
+    )
+    notes = Notes(
+        token_log_probs=options.token_scores or options.json,
+        alignments=options.alignments or ("words" if options.json else None),
+        layer=options.alignment_layer,
+        head=options.alignment_head,
+        markup=options.markup,
+    )
+    return form, notes
+
+
+def describe_output(
+    options: TranslateOptions,
+    describe: Callable[[], dict[str, Any]],
+    inputs: Iterable[str],
+    languages: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the options that must be equal to resume an output file, as JSON values.
+
+    Args:
+      describe: returns what translations depend on besides the options.
+      inputs: the names of the inputs in the record.
+      languages: those of the flags.
+    """
+    form, notes = choose_format(options)
+    description = {name: value for name, value in describe().items() if name != "device_kind"}
+    return {
+        "run": to_url(options.run.resolve()),
+        **description,
+        "format": dataclasses.asdict(form),
+        "notes": notes._asdict(),
+        "n_best": options.n_best,
+        "long_lines": options.long_lines,
+        "invalid_utf8": options.invalid_utf8,
+        "inputs": sorted(inputs),
+        # Only if given, so that commands of earlier versions can be resumed.
+        **({"unique": True} if options.unique else {}),
+        **languages,
+    }
+
+
+class PlainOutput:
+    """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
+
+    def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
+        self._write, self.done = write, done
+
+    def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
+        """Return the lines after those that are done."""
+        return itertools.islice(lines, self.done, None)
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Write lines, one after the other."""
+        for line in lines:
+            self._write(line)
+
+
+@contextlib.contextmanager
+def open_one_output(
+    options: TranslateOptions, origin: Callable[[], dict[str, Any]], window: int, *, keep: bool
+) -> Iterator[ResumableOutput | PlainOutput]:
+    """Return the output; of several processes, only the first one writes it, and all start after the same
+    line.
+
+    Args:
+      origin: returns what must be equal to resume a file; called only where one is written.
+      window: the number of lines between two records.
+      keep: see `open_resumable`.
+    """
+    from flaxformer_mt.parallel.processes import exchange, is_first
+
+    output: ResumableOutput | PlainOutput
+    with contextlib.ExitStack() as files:
+        if not is_first():
+            output = PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
+        elif options.output == STANDARD or is_device(options.output):
+            output = PlainOutput(files.enter_context(open_output(options.output)))
+        else:
+            files.enter_context(name_full_disk(options.output))
+            resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
+            resumable = open_resumable(options.output, origin=origin(), step=window, **resumed)
+            output = files.enter_context(resumable)
+        if is_first():
+            exchange(str(output.done).encode())
+        try:
+            yield output
+        except BaseException:
+            if isinstance(output, ResumableOutput) and output.done:
+                kept = f"{output.partial} holds the output of the first {output.done:,} lines"
+                print(f"{kept}; run the same command with --resume to continue", file=sys.stderr)
+            raise
+
+
+class Block(NamedTuple):
+    """Lines that are translated together, and what constrains the translation of each."""
+
+    # The number of the first line, counted from 1.
+    first_line: int
+    lines: list[str]
+    # Prefixes and required phrases, by the names of these parameters in `translate_stream`.
+    constraints: dict[str, list[Any]]
+
+    def name(self) -> str:
+        """Return what messages call it."""
+        return f"lines {self.first_line:,} to {self.first_line + len(self.lines) - 1:,}"
+
+
+class TranslatedBlock(NamedTuple):
+    """The output lines of each line of a block, and the number of target tokens in all of them."""
+
+    outputs: list[list[str]]
+    tokens: int
+
+
+def read_blocks(
+    lines: Iterator[str],
+    constraints: Mapping[str, Iterator[Any]],
+    size: int,
+    *,
+    first_line: int,
+    is_ready: Callable[[], bool] | None,
+) -> Iterator[Block]:
+    """Yield blocks of `size` lines; of fewer at the end, and where the next line is not ready.
+
+    Raises:
+      UserError: a line cannot be read, and those before have been yielded; or there are more constraints of
+        one kind than lines. Too few are found when the block is translated.
+    """
+    problems: list[UserError] = []
+
+    def read() -> Iterator[str]:
+        try:
+            yield from lines
+        except UserError as problem:
+            problems.append(problem)
+
+    readable = read()
+    while chunk := take_window(readable, size, is_ready):
+        own = {name: list(itertools.islice(each, len(chunk))) for name, each in constraints.items()}
+        yield Block(first_line, chunk, own)
+        first_line += len(chunk)
+    if problems:
+        raise problems[0]
+    for name, each in constraints.items():
+        if next(each, None) is not None:
+            raise UserError(f"--{name} has more than the {first_line - 1} lines; give one for each line")
+
+
+class BlockTranslator:
+    """Translates blocks by a model that it loads; what it is made of can be sent to another process."""
+
+    def __init__(
+        self,
+        warn: Callable[[str], None],
+        *,
+        run: Path,
+        load: Mapping[str, Any],
+        call: Mapping[str, Any],
+        warm_up: bool,
+        form: "TranslationFormat",
+    ) -> None:
+        """Load the model.
+
+        Args:
+          warn: receives warnings.
+          run: path of the run, or its URL, which other machines read too.
+          load: the other arguments of `Translator.load`.
+          call: the arguments of `translate_stream` that are the same for all blocks, n_best among them.
+          form: of the output lines.
+        """
+        from flaxformer_mt.translation.translator import Translator
+
+        self.translator = Translator.load(run, **load, warn=warn)
+        self._form, self._call = form, call
+        if warm_up:
+            self.translator.warm_up(n_best=call["n_best"])
+
+    def describe(self) -> dict[str, Any]:
+        """Return what translations depend on besides the options of the command."""
+        import jax
+
+        import flaxformer_mt
+        from flaxformer_mt.parallel import default_device_kind, local_device_count
+        from flaxformer_mt.parallel.processes import process_count
+
+        return {
+            **self.translator.describe(),
+            # Devices share batches, so that another number of devices rounds differently.
+            "devices": [process_count(), local_device_count()],
+            "device_kind": default_device_kind(),
+            # Other versions may compute, round or split lines otherwise.
+            "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
+        }
+
+    def watch(self, count: Callable[..., object]) -> None:
+        """From now on call `count` with the numbers of `lines` and `tokens` of each batch that is found."""
+        self.translator.on_found = count
+
+    def __call__(self, block: Block) -> TranslatedBlock:
+        """Translate the lines of a block."""
+        first_line, lines, constraints = block
+        translations = self.translator.translate_stream(
+            lines, window=len(lines), first_line=first_line, **{**self._call, **constraints}
+        )
+        outputs, tokens = [], 0
+        for number, (line, translation) in enumerate(
+            zip(lines, translations, strict=True), start=first_line - 1
+        ):
+            outputs.append(self._form.lines(number, line, translation, self.translator.pieces))
+            tokens += len(translation.tokens)
+        return TranslatedBlock(outputs, tokens)
+
+
+def check_workers(options: WorkerOptions) -> bool:
+    """Return whether workers translate; then this process leaves the accelerators to them.
+
+    Raises:
+      UserError: --workers or --ray excludes another flag.
+    """
+    if options.workers is None and options.ray is None:
+        return False
+    flag = "ray" if options.ray is not None else "workers"
+    given = next((name for name in ProcessOptions.__dataclass_fields__ if getattr(options, name)), None)
+    if given is not None:
+        raise UserError(
+            f"--{flag} starts workers by itself and excludes --{given}, with which several commands work "
+            "together; leave one of the two out"
+        )
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    return True
+
+
+# Search method -> the flags that have an effect on this method only.
+_METHOD_FLAGS = {
+    "beam": (
+        "beam_size",
+        "coverage_penalty",
+        "coverage_layer",
+        "stopping",
+        "patience",
+        "diversity_groups",
+        "diversity_strength",
+    ),
+    "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
+    "mbr": ("mbr_candidates", "mbr_samples", "mbr_utility"),
+}
+
+# The number of lines that are read before the first is written; these lines share batches.
+WINDOW = 2048
+
+
+def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
+    """Run the command `translate`; `keep_record`: see `open_resumable`."""
+    from flaxformer_mt.parallel import use_cpu_cores_as_devices
+
+    uses_workers = check_workers(options)
+    use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
+    search = choose_search(options)
+    languages = read_languages(options)
+    n_best = 1 if options.n_best is None else options.n_best
+    check_n_best(search, n_best, where="--")
+    _check_flags(options)
+    _check_standard_input(options, uses_workers=uses_workers)
+    form, notes = choose_format(options)
+    loaded = "checkpoint ensemble long_lines split_sentences dtype allow_nonfinite shortlist quantization"
+    make = functools.partial(
+        BlockTranslator,
+        run=Path(to_url(options.run)),  # workers of other machines make copies of their own
+        load={"search": search, **{name: getattr(options, name) for name in loaded.split()}},
+        call={"n_best": n_best, "unique": options.unique, "notes": notes, **languages},
+        warm_up=options.warm_up,
+        form=form,
+    )
+    write_translations(options, make, languages=languages, keep_record=keep_record)
+
+
+def write_translations(
+    options: TranslateOptions, make: MakeWork, *, languages: Mapping[str, str], keep_record: bool
+) -> None:
+    """Translate --input by blocks of lines, and write the output of each in order.
+
+    Args:
+      make: makes the work on a block, as `BlockTranslator`.
+      languages: those of the flags, as `read_languages` returns them.
+      keep_record: see `open_resumable`.
+
+    Raises:
+      UserError: an input is absent or has another number of lines, or the output cannot be written.
+    """
+    from flaxformer_mt.text_io.throughput import Throughput
+    from flaxformer_mt.workers.worker_pool import Alone, open_crew
+
+    paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
+    with contextlib.ExitStack() as files:
+        texts = {
+            name: files.enter_context(open_lines(path, invalid_utf8=options.invalid_utf8))
+            for name, path in paths.items()
+            if path is not None
+        }
+        _check_lengths(options)
+        crew = files.enter_context(open_crew(make, workers=options.workers, ray=options.ray))
+        typed = options.input == STANDARD and sys.stdin.isatty()
+        window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
+        origin = functools.partial(describe_output, options, crew.describe, [*texts], languages)
+        output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
+        is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
+        if isinstance(output, ResumableOutput):
+            is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
+        constraints: dict[str, Iterator[Any]] = {
+            name: output.read(name, text.lines) for name, text in texts.items()
+        }
+        sources = constraints.pop("input")
+        if "required" in constraints:
+            constraints["required"] = (line.split("\t") for line in constraints["required"])
+        blocks = read_blocks(sources, constraints, window, first_line=output.done + 1, is_ready=is_ready)
+        quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
+        progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
+        if isinstance(crew, Alone):
+            crew.work.watch(progress.add)  # line by line
+        for block in crew.map(blocks, name=Block.name):
+            for lines_of_one in block.outputs:
+                output.write(lines_of_one)
+            if not isinstance(crew, Alone):
+                progress.add(lines=len(block.outputs), tokens=block.tokens)
+
+
+def score_file(options: ScoreOptions) -> None:
+    """Run the command `score`."""
+    from flaxformer_mt.text_io.throughput import Throughput
+    from flaxformer_mt.translation.output_formats import format_score
+    from flaxformer_mt.translation.scorer import Scorer
+
+    if options.json and options.tokens:
+        raise UserError("--tokens has no effect with --json, which writes all scores; leave out --tokens")
+    if options.source == options.target == STANDARD:
+        raise UserError("only one of --source and --target can be standard input; give a file for the other")
+    if options.output != STANDARD:
+        check_output(options.output, inputs=(options.source, options.target))
+    search = choose_search(options)
+    language_model = not read_config(options.run / "config.json").data.source_language
+    if language_model and options.source is not None:
+        raise UserError(
+            f"{options.run} is a language model (its data.source_language is empty), which scores --target "
+            "without a source; leave out --source"
+        )
+    if not language_model and options.source is None:
+        raise UserError(
+            "--source is missing; a translation model scores each line of --target given its source line"
+        )
+    languages = read_languages(options)
+    with contextlib.ExitStack() as files:
+        source = None
+        if options.source is not None:
+            source = files.enter_context(open_lines(options.source, invalid_utf8=options.invalid_utf8))
+        target = files.enter_context(open_lines(options.target, invalid_utf8=options.invalid_utf8))
+        scorer = Scorer.load(
+            options.run,
+            checkpoint=options.checkpoint,
+            search=search,
+            long_lines=options.long_lines,
+            dtype=options.dtype,
+            allow_nonfinite=options.allow_nonfinite,
+        )
+        write = files.enter_context(open_output(options.output))
+        quiet, total = _is_on_screen(options.output), count_lines(options.target)
+        progress = files.enter_context(Throughput(total=total, quiet=quiet))
+        # Lines are read ahead of their scores; the second of each two iterators keeps them for the output.
+        targets, kept_targets = itertools.tee(target.lines)
+        sources, kept_sources = itertools.tee(source.lines) if source else (None, itertools.repeat(None))
+        is_ready = (source and source.is_ready) or target.is_ready
+        scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready, **languages)
+        # Scores come first: at their end, no line has been taken for one more.
+        lines = zip(scores, kept_sources, kept_targets, strict=False)
+        for number, (score, source_line, target_line) in enumerate(lines):
+            pieces, pair = scorer.vocabs.target.pieces, (source_line, target_line)
+            write(format_score(score, number, pair, pieces, tokens=options.tokens, as_json=options.json))
+            progress.add(tokens=len(score.tokens))
+
+
+def _is_on_screen(output: str) -> bool:
+    return output == STANDARD and sys.stdout.isatty()
+
+
+def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> SearchConfig:
+    """Return the search options of the run's config, overridden by the flags that are given.
+
+    Raises:
+      UserError: the search options are invalid, or a flag has no effect on the search method.
+    """
+    stored = read_config(options.run / "config.json")
+    names = [field.name for field in dataclasses.fields(SearchConfig)]
+    flags = {name: getattr(options, name, None) for name in names}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    search = dataclasses.replace(stored.search, **given)
+    check_search(search, model=stored.model, where="--")
+    found_by = candidate_search(search)  # whose flags have an effect on mbr as well
+    for method, method_flags in _METHOD_FLAGS.items():
+        for name in method_flags if method not in (search.method, found_by.method) else ():
+            if name in given and (name, given[name]) != ("beam_size", 1):
+                raise UserError(
+                    f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "
+                    f"or leave out --{name}"
+                )
+    return search
+
+
+def _check_flags(options: TranslateOptions) -> None:
+    """Raise UserError for flags that exclude each other or have no effect in combination."""
+    paths = [path for path in (options.input, options.prefix, options.required) if path == STANDARD]
+    if len(paths) > 1:
+        raise UserError(
+            "only one of --input, --prefix and --required can be standard input; give files for the others"
+        )
+    for written, contents in (("json", "all scores"), ("n_best", "each hypothesis with its score")):
+        for name in ("scores", "token_scores"):
+            if getattr(options, written) not in (False, None) and getattr(options, name):
+                both = (written, name) == ("n_best", "token_scores")
+                more = f", or give --json instead of --{name}" if both else ""
+                raise UserError(
+                    f"--{name} has no effect with --{written}, which writes {contents}; leave out "
+                    f"--{name}{more}"
+                )
+    if options.unique and options.n_best is None:
+        raise UserError("--unique has no effect without --n_best; give --n_best=N, or leave out --unique")
+    if options.scores and options.token_scores:
+        raise UserError("--token_scores writes the score too; leave out --scores")
+    for name in ("alignment_layer", "alignment_head"):
+        used = options.alignments is not None or options.json or options.markup
+        if getattr(options, name) is not None and not used:
+            raise UserError(
+                f"--{name} has no effect without --alignments or --json (or --markup); give one of these, or "
+                f"leave out --{name}"
+            )
+    if options.markup and options.alignments == "pieces":
+        raise UserError("--markup needs alignments of words, not --alignments=pieces; leave out pieces")
+    for name, effect in (("resume", "continues an output file"), ("overwrite", "replaces an output file")):
+        if getattr(options, name) and (options.output == STANDARD or is_device(options.output)):
+            what = "standard output" if options.output == STANDARD else f"{options.output}, a device or pipe"
+            raise UserError(f"--{name} {effect}, but the output is {what}; give --output=FILE")
+    check_line_flags(options)
+    if options.output != STANDARD:
+        check_output(options.output, inputs=(options.input, options.prefix, options.required))
+
+
+def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
+    """Raise UserError if --resume and --overwrite are both given."""
+    if options.resume and options.overwrite:
+        raise UserError("--resume and --overwrite exclude each other; leave one out")
+
+
+def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> None:
+    from flaxformer_mt.parallel.processes import process_count
+
+    for name in ("input", "prefix", "required"):
+        if getattr(options, name) == STANDARD and process_count() > 1:
+            raise UserError(f"{process_count()} processes cannot all read standard input; give --{name}=FILE")
+    for name in ("input", "output", "prefix", "required"):
+        if getattr(options, name) == STANDARD and uses_workers:
+            raise UserError(f"--workers and --ray translate files; give --{name}=FILE")
+
+
+def _check_lengths(options: TranslateOptions) -> None:
+    """Raise UserError if --prefix or --required has another number of lines than --input."""
+    num_lines = count_lines(options.input)
+    for flag in ("prefix", "required"):
+        path = getattr(options, flag)
+        count = None if path is None else count_lines(path)
+        if None not in (num_lines, count) and num_lines != count:
+            raise UserError(
+                f"--{flag}={path} has {count} lines, but --input={options.input} has {num_lines}; give one "
+                "for each line, an empty one for a line without constraint"
+            )

@@ -1,0 +1,139 @@
+"""Limits of foreign files: what a header or a config claims is checked before anything of that size is made.
+
+A few bytes can claim a network of a terabyte. The claims are compared with fixed bounds and with the size of
+the files, which hold at least one byte for each parameter.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import flatten
+from flaxformer_mt.errors import UserError
+
+_LARGEST = {
+    "model.num_encoder_layers": 1000,
+    "model.num_decoder_layers": 1000,
+    "model.model_dim": 1 << 16,
+    "model.num_heads": 1 << 16,
+    "model.key_dim": 1 << 16,
+    "model.value_dim": 1 << 16,
+    "model.ffn_dim": 1 << 20,
+    "model.max_positions": 1 << 20,
+    "model.first_position": 1 << 20,
+    "data.max_source_length": 1 << 20,
+    "data.max_target_length": 1 << 20,
+}
+# The largest table of positions, in numbers: 1 GiB in float64, in which it is computed.
+_POSITION_NUMBERS = 1 << 27
+
+
+def check_network(config: Config, folder: Path) -> None:
+    """Check that a network is valid and not larger than the files of `folder` can hold.
+
+    Raises:
+      UserError: one line for each field that is invalid or too large, with its value and the bound.
+    """
+    validate(config)
+    fields = flatten(config)
+    problems = [
+        f"{name} is {fields[name]}; the largest accepted value is {bound}"
+        for name, bound in _LARGEST.items()
+        if fields[name] is not None and fields[name] > bound
+    ]
+    model = config.model
+    if (model.max_positions or 0) * model.model_dim > _POSITION_NUMBERS:
+        problems.append(
+            f"model.max_positions {model.max_positions} times model.model_dim {model.model_dim} is more than "
+            f"the largest accepted table of positions, {_POSITION_NUMBERS} numbers"
+        )
+    # Each layer has at least the matrix from the width to the feed-forward width.
+    least = (model.num_encoder_layers + model.num_decoder_layers) * model.model_dim * model.ffn_dim
+    stored = stored_bytes(folder)
+    if least > stored:
+        problems.append(
+            f"model.num_encoder_layers {model.num_encoder_layers}, model.num_decoder_layers "
+            f"{model.num_decoder_layers}, model.model_dim {model.model_dim} and model.ffn_dim "
+            f"{model.ffn_dim} make more than {least} parameters, but the files have {stored} bytes"
+        )
+    if problems:
+        raise UserError("\n".join(f"{folder}: {problem}" for problem in problems))
+
+
+def stored_bytes(folder: Path) -> int:
+    """Return the size of all files of a folder, without those of its folders."""
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def check_tensors(tensors: dict[str, Any], path: Path) -> None:
+    """Check that PyTorch tensors of a file are plain floating-point arrays that the file can hold.
+
+    Raises:
+      UserError: one line for each tensor that is not, with its kind.
+    """
+    size = path.stat().st_size
+    problems = [
+        f"{name} {problem}" for name, tensor in tensors.items() if (problem := _problem(tensor, size))
+    ]
+    if problems:
+        raise UserError(
+            f"{path} has tensors that are not plain floating-point arrays; save the model in float32 without "
+            "quantization:\n  " + "\n  ".join(problems)
+        )
+
+
+def _problem(tensor: Any, size: int) -> str:
+    if tensor.is_nested or str(tensor.layout) != "torch.strided":
+        return f"has the layout {'nested' if tensor.is_nested else tensor.layout}"
+    if tensor.is_quantized or not tensor.is_floating_point():
+        return f"has the type {tensor.dtype}"
+    if tensor.is_meta:
+        return "has no data (device meta)"
+    if (count := tensor.numel() * tensor.element_size()) > size:
+        return f"has {count} bytes, but the file has {size}"
+    return ""
+
+
+def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
+    """Check that what a file says of its network is what its config implies.
+
+    Raises:
+      UserError: the first value that differs, with both values.
+    """
+    if not isinstance(stored, dict):
+        raise UserError(f"{path} does not describe the arguments of the foreign model")
+    for name, value in expected.items():
+        if name in stored and stored[name] != value:
+            raise UserError(f"{path}: {name} is {str(stored[name])[:80]}, but the config implies {value}")
+
+
+def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
+    """Check fields of a foreign config.json: None, or a number of a kind (int or float) between two bounds.
+
+    Raises:
+      UserError: one line for each field of another type or size, with its value and what is accepted.
+    """
+    problems = []
+    for name, (kind, low, high) in kinds.items():
+        value = facts.get(name)
+        accepted = (int,) if kind is int else (int, float)
+        if value is None or (type(value) in accepted and low <= value <= high):
+            continue
+        noun = "a whole number" if kind is int else "a number"
+        problems.append(f"{path}: {name} is {str(value)[:80]!r}; it must be {noun} from {low:g} to {high:g}")
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+class StoredArray(NamedTuple):
+    """An array whose shape is known, and whose numbers are read whenever it becomes a numpy array."""
+
+    read: Callable[[], np.ndarray]
+    shape: tuple[int, ...]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.read(), dtype)

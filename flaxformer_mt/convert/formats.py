@@ -1,0 +1,319 @@
+"""Interface between the export and import commands and a foreign format.
+
+Contains the dataclass Format, the model data that it exchanges (Weights), and the helpers that all formats
+share, among them the entry of this package in config.json.
+"""
+
+import dataclasses
+import difflib
+import functools
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.config.files import flatten, from_dict, read_json_object, to_dict
+from flaxformer_mt.convert.name_table import Leaves, Shapes
+from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.model import Model, init_params, make_model
+from flaxformer_mt.parallel import default_platform
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.trees import flatten_tree, nest_leaves
+from flaxformer_mt.vocab import Vocabs, load_vocabs
+
+CONFIG_NAME = "config.json"
+VOCAB_NAME = "vocab"
+# Key of the entry of this package in config.json, the same in every format.
+OUR_KEY = "flaxformer_mt"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights to export or imported ones: float32 parameters on the host by path, config and vocabularies."""
+
+    config: Config
+    vocabs: Vocabs
+    leaves: Leaves
+    # The exported checkpoint and its step; empty and 0 for imported weights.
+    checkpoint: str = ""
+    step: int = 0
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Parameters as nested dicts."""
+        return nest_leaves(self.leaves)
+
+    def make_model(self) -> Model:
+        """Return the Flax model, with float32 computation."""
+        config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
+        return make_model(
+            config,
+            source_size=self.vocabs.source.size,
+            target_size=self.vocabs.target.size,
+            platform=default_platform(),
+        )
+
+
+@dataclass(frozen=True)
+class Given:
+    """Config and vocabularies that the user passes to an import; None: read them from the files."""
+
+    config: Config | None = None
+    vocabs: Vocabs | None = None
+
+
+# Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the vectors
+# [B, T, D] that the decoder begins with.
+Outputs = Callable[[Batch], np.ndarray]
+
+
+def constraining_options(search: SearchConfig) -> list[str]:
+    """Return the options of a search, with their values, that exclude or force translations in every beam."""
+    default = SearchConfig()
+    names = ("suppress", "allow_unknown", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
+    values = {
+        name: getattr(search, name) for name in names if getattr(search, name) != getattr(default, name)
+    }
+    return [
+        f"search.{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in values.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A foreign format.
+
+    problems: maps a config to the reasons why the format cannot express it; each names the field, its value
+      and the supported values.
+    write: writes all files into an existing folder; the third argument is the quantization, "none" where the
+      format has no other.
+    open: loads the files with the foreign system and returns its forward function, for the parity check. It
+      takes the path, and for an import what the user has given: the class is then built from that. None for
+      import-only formats, whose systems need not be installed.
+    read: the inverse of write; None for export-only formats.
+    lost_options: lists the options of a search that the other system does not find in the files, because they
+      hold none, or not these.
+    shortlist_name: name of the file that the foreign system reads a shortlist from; None: it reads none.
+    """
+
+    name: str
+    problems: Callable[[Config], list[str]]
+    write: Callable[[Weights, Path, str], None]
+    open: Callable[..., Outputs] | None
+    read: Callable[[Path, Given], Weights] | None
+    quantity: Literal["logits", "log_probs", "target vectors"] = "logits"
+    quantizations: tuple[str, ...] = ("none",)
+    lost_options: Callable[[SearchConfig], list[str]] = constraining_options
+    shortlist_name: str | None = None
+
+    @classmethod
+    def read_only(cls, name: str, read: Callable[[Path, Given], Weights]) -> "Format":
+        """Return an import-only format: its problems say so, whatever the model is."""
+        reason = "its files are only read; give another --format, such as torch or ctranslate2"
+
+        def write(weights: Weights, folder: Path, quantization: str) -> None:
+            raise UserError(f"{name} is import-only: {reason}")
+
+        return cls(name, lambda config: [reason], write, None, read)
+
+
+def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
+    """Return shapes of the parameters of a model, by path."""
+    # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
+    return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
+
+
+@functools.lru_cache(maxsize=128)
+def _trace_shapes(config: ModelConfig, source_size: int, target_size: int) -> Shapes:
+    model = make_model(config, source_size=source_size, target_size=target_size)
+    params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
+    return {path: tuple(leaf.shape) for path, leaf in flatten_tree(params).items()}
+
+
+def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
+    """Write config.json: the fields that the foreign system reads, and the entry of this package."""
+    entry = {
+        "format": format_name,
+        "checkpoint": weights.checkpoint,
+        "step": weights.step,
+        "config": to_dict(weights.config),
+    }
+    text = json.dumps({**theirs, OUR_KEY: entry}, indent=2, ensure_ascii=False)
+    (folder / CONFIG_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
+    """Read config.json, or another file of settings; return {} if the file does not exist.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    path = folder / name
+    try:
+        return read_json_object(path)
+    except FileNotFoundError:
+        return {}
+    except PermissionError:
+        raise  # the file may be whole
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
+
+
+def find_config(folder: Path, given: Given) -> Config:
+    """Return the config of a foreign model: the given one, or that in config.json.
+
+    Raises:
+      UserError: no config was given and config.json has none.
+    """
+    if given.config is not None:
+        return given.config
+    entry = read_config_json(folder).get(OUR_KEY)
+    if entry is None:
+        raise UserError(
+            f"{folder / CONFIG_NAME} does not describe the model; give --config=FILE, whose model section "
+            "describes it"
+        )
+    if not isinstance(entry, dict) or not isinstance(entry.get("config"), dict):
+        raise UserError(
+            f"{folder / CONFIG_NAME} is damaged: its entry {OUR_KEY} has no config; give --config=FILE"
+        )
+    return from_dict(entry["config"])
+
+
+def find_vocabs(folder: Path, given: Given) -> Vocabs:
+    """Return the vocabularies of a foreign model: the given ones, or those in the folder vocab.
+
+    Raises:
+      UserError: no vocabularies were given and the folder vocab does not exist.
+    """
+    if given.vocabs is not None:
+        return given.vocabs
+    if not (folder / VOCAB_NAME).is_dir():
+        raise UserError(
+            f"{folder} has no folder {VOCAB_NAME} with SentencePiece models; give --vocab=DIR, a "
+            "folder with joint.model, or with source.model and target.model"
+        )
+    return load_vocabs(folder / VOCAB_NAME)
+
+
+def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
+    """Return the fields of a config that are sizes of arrays, by their names, and products of them."""
+    model = config.model
+    sizes = {f"model.{name}": getattr(model, name) for name in ("model_dim", "ffn_dim", "num_heads")}
+    for name in ("key_dim", "value_dim"):
+        size = getattr(model, name)
+        if size is not None:
+            sizes |= {f"model.{name}": size, f"model.num_heads * model.{name}": model.num_heads * size}
+    if model.max_positions is not None:
+        sizes["model.max_positions"] = model.max_positions
+    if vocabs.joint:
+        return sizes | {"the size of the vocabulary": vocabs.target.size}
+    return sizes | {
+        "the size of the source vocabulary": vocabs.source.size,
+        "the size of the target vocabulary": vocabs.target.size,
+    }
+
+
+def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
+    """Return a config whose vocabulary section has the sizes and special ids of these vocabularies."""
+    target = vocabs.target
+    taken = {target.pad_id, target.eos_id, target.unk_id}
+    vocab = dataclasses.replace(
+        config.vocab,
+        size=target.size,
+        source_size=None,
+        joint=vocabs.joint,
+        # Two vocabularies may differ in size: the files of the run directory are used whatever their sizes.
+        source_model="" if vocabs.joint else "vocab/source.model",
+        target_model="" if vocabs.joint else "vocab/target.model",
+        pad_id=target.pad_id,
+        # Set even if the model has no start symbol, in whose place padding begins its targets.
+        bos_id=next(i for i in (target.bos_id, *range(4)) if i not in taken),
+        eos_id=target.eos_id,
+        unk_id=target.unk_id,
+    )
+    return dataclasses.replace(config, vocab=vocab)
+
+
+def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
+    """List each field whose value a format does not support: `model.norm_position is pre; supported: post`.
+
+    Args:
+      allowed: supported values by the dotted name of the field; of model.attention_scale and
+        model.source_end, True if absent.
+    """
+    fields, usual = flatten(config), {"model.attention_scale": (True,), "model.source_end": (True,)}
+    return [
+        f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"
+        for name, values in (usual | allowed).items()
+        if fields[name] not in values
+    ]
+
+
+# Name -> module under flaxformer_mt.convert that defines FORMAT.
+_MODULES = {
+    "torch": "torch.standalone_format",
+    "torch-nn": "torch.nn_transformer",
+    "handbuilt": "documents.handbuilt",
+    "kokoyi": "documents.kokoyi",
+    "decoder-only": "documents.decoder_only",
+    "aiayn": "documents.aiayn",
+    "embeddings": "documents.embeddings",
+    "hf": "huggingface.hub_models",
+    "marian": "huggingface.marian",
+    "hf-pre-norm": "huggingface.pegasus",
+    "ctranslate2": "ctranslate2.model_folder",
+    "fairseq": "toolkits.fairseq",
+    "opennmt-py": "toolkits.opennmt_py",
+    "eole": "toolkits.eole",
+    "marian-npz": "toolkits.marian_npz",
+    "joeynmt": "toolkits.joeynmt",
+}
+NAMES = tuple(_MODULES)
+# Names that people try -> the format.
+_OTHER_NAMES = {
+    **dict.fromkeys(("huggingface", "transformers", "hugging_face", "hub"), "hf"),
+    **dict.fromkeys(("pytorch", "pt", "safetensors"), "torch"),
+    **dict.fromkeys(("ct2", "opennmt"), "ctranslate2"),
+    **dict.fromkeys(("opus", "opus-mt", "marianmt"), "marian"),
+    "pegasus": "hf-pre-norm",
+}
+# Package of others -> optional dependency group (extra) of flaxformer-mt that installs it.
+EXTRAS = {
+    "torch": "torch",
+    "transformers": "torch",
+    "safetensors": "torch",
+    "ctranslate2": "ctranslate2",
+    "tokenizers": "huggingface",
+    "huggingface_hub": "huggingface",
+}
+
+
+def find_format(name: str) -> Format:
+    """Return the format of a name.
+
+    Raises:
+      UserError: the name is unknown (the message suggests the closest one), or a package that the format
+        needs is not installed.
+    """
+    if name not in _MODULES:
+        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
+        raise UserError(f"unknown format {name}; {hint}")
+    try:
+        return importlib.import_module(f"flaxformer_mt.convert.{_MODULES[name]}").FORMAT
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise UserError(
+            f"format {name} needs {package}, which is not installed; install it with: "
+            f"{install_command(extra=EXTRAS[package])}"
+        ) from error

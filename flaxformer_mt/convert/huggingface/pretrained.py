@@ -1,0 +1,380 @@
+"""From the config.json of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5 and mT5.
+
+Contains the fields of both families, their defaults and what of them this package has.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig, VocabConfig
+from flaxformer_mt.config.files import read_file
+from flaxformer_mt.config.tag_styles import BOTH_SIDES, TagStyle, find_language, looks_like_tag
+from flaxformer_mt.convert.foreign_files import check_fields
+from flaxformer_mt.convert.formats import CONFIG_NAME
+from flaxformer_mt.convert.huggingface import model_config
+from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.vocab import PretrainedFacts, PretrainedVocab, Vocab
+from flaxformer_mt.vocab.segmenters import SENTENCEPIECE_NAMES, TOKENIZER_JSON, Kind, make_segmenter
+
+# Rows of a table of positions before the first one in use.
+_OFFSET = 2
+
+_BART_DEFAULTS: dict[str, Any] = model_config.DEFAULTS | {
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+_T5_DEFAULTS: dict[str, Any] = {
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_decoder_layers": None,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+_FAMILY_DEFAULTS = {
+    "bart": _BART_DEFAULTS,
+    "mbart": _BART_DEFAULTS,
+    "m2m_100": _BART_DEFAULTS
+    | {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True},
+    "t5": _T5_DEFAULTS,
+    "mt5": _T5_DEFAULTS | {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
+}
+_T5_TYPES = ("t5", "mt5")
+
+# Field -> whether it is a whole number, its smallest and its largest accepted value.
+_FAMILY_NUMBERS: dict[str, tuple[type, float, float]] = {
+    **model_config.BOUNDS,
+    **dict.fromkeys(("num_layers", "num_decoder_layers"), (int, 1, 1000)),
+    **dict.fromkeys(("num_heads", "d_kv"), (int, 1, 1 << 16)),
+    "d_ff": (int, 1, 1 << 20),
+    "relative_attention_num_buckets": (int, 4, 1 << 16),
+    "relative_attention_max_distance": (int, 2, 1_000_000),
+    **dict.fromkeys(
+        ("dropout", "attention_dropout", "activation_dropout", "dropout_rate"), (float, 0, 0.999)
+    ),
+    "layer_norm_epsilon": (float, 0, 1),
+}
+# feed_forward_proj -> model.activation.
+_T5_ACTIVATIONS: dict[str, Any] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "silu": "silu",
+    "gated-gelu": "geglu_tanh",
+    "gated-gelu_new": "geglu_tanh",
+    "gated-silu": "swiglu",
+}
+
+
+class Facts(NamedTuple):
+    """The fields of config.json, with the defaults of absent ones, and the sort of the model."""
+
+    model_type: str
+    fields: dict[str, Any]
+
+    @property
+    def is_t5(self) -> bool:
+        """Whether the arrays are those of T5, not of BART."""
+        return self.model_type in _T5_TYPES
+
+
+def read_facts(folder: Path, stored: Mapping[str, Any]) -> Facts:
+    """Read the fields of a config.json, and check those that this package cannot express.
+
+    Raises:
+      UserError: an unknown type of model, or one line for each field of an unsupported value.
+    """
+    path = folder / CONFIG_NAME
+    model_type = stored.get("model_type")
+    if model_type not in _FAMILY_DEFAULTS:
+        raise UserError(
+            f"{path}: model_type is {str(model_type)[:40]}; --format=hf reads {', '.join(_FAMILY_DEFAULTS)}, "
+            "marian and pegasus: give the folder of such a model"
+        )
+    fields = _FAMILY_DEFAULTS[model_type] | {
+        name: value for name, value in stored.items() if value is not None
+    }
+    fields.setdefault("num_decoder_layers", None)
+    if "vocab_size" not in stored:
+        raise UserError(f"{path} lacks vocab_size; give the folder of a complete model")
+    check_fields(fields, _FAMILY_NUMBERS, path)
+    facts = Facts(model_type, fields)
+    problems = _find_problems(facts) + _find_oversize(facts, folder)
+    if problems:
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
+    return facts
+
+
+def _find_problems(facts: Facts) -> list[str]:
+    fields = facts.fields
+    problems = model_config.find_quantization(fields)
+    for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
+        if fields.get(name, value) is not value:
+            problems.append(f"{name} is {str(fields[name])[:40]}; only encoder-decoder models are read")
+    for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        if type(fields[name]) is not int or not 0 <= fields[name] < fields["vocab_size"]:
+            problems.append(
+                f"{name} is {str(fields[name])[:40]}; it must be an id below vocab_size "
+                f"{fields['vocab_size']}"
+            )
+    if facts.is_t5:
+        if str(fields["feed_forward_proj"]) not in _T5_ACTIVATIONS:
+            problems.append(
+                f"feed_forward_proj is {str(fields['feed_forward_proj'])[:40]}; supported: "
+                f"{', '.join(_T5_ACTIVATIONS)}"
+            )
+        return problems
+    return problems + model_config.find_network_problems(fields)
+
+
+def _find_oversize(facts: Facts, folder: Path) -> list[str]:
+    fields = facts.fields
+    if facts.is_t5:
+        layers = fields["num_layers"] + (fields["num_decoder_layers"] or fields["num_layers"])
+        inner = fields["d_ff"]
+    else:
+        layers, inner = fields["encoder_layers"] + fields["decoder_layers"], fields["encoder_ffn_dim"]
+    return model_config.find_oversize(
+        folder, vocab_size=fields["vocab_size"], width=fields["d_model"], layers=layers, inner=inner
+    )
+
+
+def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelConfig:
+    """Return the network of a model.
+
+    Args:
+      tied: whether the output matrix is the embedding.
+      output_bias: whether the output has a bias that is not zero.
+    """
+    fields = facts.fields
+    tying: Literal["all", "embeddings"] = "all" if tied else "embeddings"
+    if facts.is_t5:
+        return ModelConfig(
+            tying=tying,
+            model_dim=fields["d_model"],
+            num_encoder_layers=fields["num_layers"],
+            num_decoder_layers=fields["num_decoder_layers"] or fields["num_layers"],
+            num_heads=fields["num_heads"],
+            key_dim=fields["d_kv"],
+            value_dim=fields["d_kv"],
+            ffn_dim=fields["d_ff"],
+            activation=_T5_ACTIVATIONS[fields["feed_forward_proj"]],
+            norm="rms",
+            norm_epsilon=float(fields["layer_norm_epsilon"]),
+            positions="relative",
+            relative_buckets=fields["relative_attention_num_buckets"],
+            relative_distance=fields["relative_attention_max_distance"],
+            embedding_scale=False,
+            attention_scale=False,
+            logit_scale=_scales_output(facts),
+            attention_bias=False,
+            ffn_bias=False,
+            dropout_rate=float(fields["dropout_rate"]),
+        )
+    positions: Any = "sinusoidal_halves" if facts.model_type == "m2m_100" else "learned"
+    return ModelConfig(
+        tying=tying,
+        **model_config.network_fields(fields),
+        norm_position="post" if facts.model_type == "bart" else "pre",
+        embedding_norm=facts.model_type != "m2m_100",
+        positions=positions,
+        first_position=_OFFSET,
+        output_bias=output_bias,
+    )
+
+
+def _scales_output(facts: Facts) -> bool:
+    """Return whether the output is divided by sqrt(d_model): in the first T5 models, which tie the output
+    matrix.
+    """
+    if facts.model_type == "mt5":
+        return False
+    tied = facts.fields.get("tie_word_embeddings", True) is not False
+    return bool(facts.fields.get("scale_decoder_outputs", tied))
+
+
+def make_pretrained_config(
+    facts: Facts, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
+) -> Config:
+    """Return the config of an imported model: network, vocabulary and search, defaults elsewhere.
+
+    Args:
+      data: fields of the section `data`: the languages, and the style of their tags.
+    """
+    return Config(
+        data=model_config.make_data_config(model.longest_input, **data),
+        vocab=VocabConfig(
+            kind="pretrained",
+            size=vocab.size,
+            pad_id=vocab.pad_id,
+            bos_id=vocab.bos_id,
+            eos_id=vocab.eos_id,
+            unk_id=vocab.unk_id,
+        ),
+        model=model,
+        search=search,
+    )
+
+
+_SETTINGS = "tokenizer_config.json"
+# The files that are kept, of those that exist.
+_KEPT = (
+    TOKENIZER_JSON,
+    _SETTINGS,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "config.json",
+    "generation_config.json",
+    *SENTENCEPIECE_NAMES,
+)
+_FILE_BYTES = 1 << 30
+
+
+def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, Any]]:
+    """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it.
+
+    Raises:
+      UserError: a file is missing or damaged, or a tokenizer is of a kind that this package does not have.
+    """
+    files = {name: _read(folder / name) for name in _KEPT if (folder / name).is_file()}
+    settings = read_tokenizer_config(folder)
+    tokenizer = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    if tokenizer == "MBartTokenizer":
+        raise UserError(
+            f"{folder / _SETTINGS}: tokenizer_class is MBartTokenizer, which puts languages after sentences, "
+            "as mBART-25 does; give an mBART-50 model"
+        )
+    kind = _choose_kind(facts, files, tokenizer, folder)
+    pieces = make_segmenter(kind, files, name=str(folder)).pieces
+    style, tags = _find_tags(facts, kind, pieces, settings)
+    fields = facts.fields
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    own = PretrainedFacts(
+        kind=kind,
+        size=fields["vocab_size"],
+        pad_id=fields["pad_token_id"],
+        bos_id=fields["decoder_start_token_id"],
+        eos_id=fields["eos_token_id"],
+        unk_id=ids.get("<unk>", fields["pad_token_id"]),
+        first_ids=(ids["<s>"],) if facts.model_type == "bart" and "<s>" in ids else (),
+        tags=tags,
+        target_tags=style in BOTH_SIDES,
+        family=facts.model_type,
+    )
+    vocab = PretrainedVocab(own, files, name=str(folder))
+    _check_end(vocab, pieces, folder)
+    return vocab, _make_data_fields(facts, style, settings)
+
+
+def _choose_kind(facts: Facts, files: Mapping[str, bytes], tokenizer: str, folder: Path) -> Kind:
+    if tokenizer == "ByT5Tokenizer":
+        return "bytes"
+    if TOKENIZER_JSON in files:
+        return "json"
+    if facts.model_type == "m2m_100" and "vocab.json" in files:
+        return "m2m_100"
+    if any(name in files for name in SENTENCEPIECE_NAMES):
+        return "sentencepiece" if facts.is_t5 else "fairseq"
+    raise UserError(
+        f"{folder} has no {TOKENIZER_JSON} and no {' or '.join(SENTENCEPIECE_NAMES[:2])}; copy or download "
+        "the files of the model's tokenizer"
+    )
+
+
+def _find_tags(
+    facts: Facts, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
+) -> tuple[TagStyle, dict[str, int]]:
+    """Return the style of the family's language tags, and the id of each."""
+    if facts.is_t5:
+        return _find_t5_tags(facts, pieces)
+    if facts.model_type == "bart":
+        return "opus", {}
+    style: TagStyle = "mbart_50"
+    if facts.model_type == "m2m_100":
+        style = "m2m_100" if kind == "m2m_100" else "nllb"
+    if kind == "json":
+        return style, _find_pieces(pieces, style)
+    # Without tokenizer.json, the class of the tokenizer puts the tags after all pieces.
+    codes = _list_codes(style, settings)
+    return style, {code: len(pieces) + number for number, code in enumerate(codes)}
+
+
+def _find_t5_tags(facts: Facts, pieces: list[str]) -> tuple[TagStyle, dict[str, int]]:
+    if found := _find_pieces(pieces, "madlad"):
+        return "madlad", found
+    tasks = facts.fields.get("task_specific_params")
+    has_tasks = isinstance(tasks, dict) and any(str(task).startswith("translation") for task in tasks)
+    return ("t5" if has_tasks else "opus"), {}
+
+
+def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
+    return {piece: number for number, piece in enumerate(pieces) if looks_like_tag(style, piece)}
+
+
+def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return the tags of a tokenizer of transformers, in the order of their ids."""
+    if style == "m2m_100":
+        from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as codes
+
+        name = settings.get("language_codes", "m2m100")
+        if not isinstance(name, str) or name not in codes:
+            raise UserError(f"{_SETTINGS}: language_codes is {str(name)[:40]}; known: {', '.join(codes)}")
+        return [f"__{code}__" for code in codes[name]]
+    if style == "nllb":
+        from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as nllb_codes
+
+        return list(nllb_codes)
+    from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as mbart_codes
+
+    return list(mbart_codes)
+
+
+def _check_end(vocab: PretrainedVocab, pieces: list[str], folder: Path) -> None:
+    """Raise UserError if config.json and the tokenizer disagree about the end symbol."""
+    if "</s>" in pieces and pieces.index("</s>") != vocab.eos_id:
+        raise UserError(
+            f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
+            f"{pieces.index('</s>')}; the files belong to different models"
+        )
+
+
+def _make_data_fields(facts: Facts, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {"tag_style": style}
+    for name, ours in (("src_lang", "source_language"), ("tgt_lang", "target_language")):
+        code = settings.get(name)
+        if isinstance(code, str) and code and settings.get("tgt_lang"):
+            fields[ours] = find_language(style, code)
+    if fields.get("source_language") == fields.get("target_language"):
+        fields = {"tag_style": style}
+    return fields
+
+
+def write_vocab(vocab: PretrainedVocab, folder: Path, changes: Mapping[str, Any]) -> None:
+    """Write the files of a tokenizer, and config.json with some fields changed if they differ."""
+    for name, content in vocab.files.items():
+        if name == "config.json":
+            stored = json.loads(content)
+            if any(stored.get(field) != value for field, value in changes.items()):
+                content = (json.dumps(stored | dict(changes), indent=2) + "\n").encode()
+        (folder / name).write_bytes(content)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_file(path, most=_FILE_BYTES)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}; copy or download it again") from error

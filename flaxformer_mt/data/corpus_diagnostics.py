@@ -1,0 +1,150 @@
+"""Text that a vocabulary cannot produce: references that are not the same after tokenizing and detokenizing.
+
+A model with such a vocabulary cannot score 100, whatever it has learned.
+"""
+
+import collections
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from flaxformer_mt.corpus.cleaning import mix_hashes, occur_in
+from flaxformer_mt.corpus.pairs import Pairs
+from flaxformer_mt.vocab import Vocab
+
+# Lines that are looked at, evenly spaced over the set, and numbers of examples and of characters in a report.
+_MOST = 5000
+_EXAMPLES, _CHARACTERS = 5, 10
+_SHORT = 120
+
+
+class _Pairs(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
+    """Tokenize and detokenize targets, and report those that come back as other text.
+
+    Runs of spaces, and spaces at the ends, are no loss: they are one space, and none, in every translation.
+
+    Args:
+      pairs: pairs, or more than 5,000 of which as many are looked at; each has `.target`.
+
+    Returns:
+      {"lines": number of lines looked at, "lost": number of those that change, "characters": the characters
+      that most changed lines lack, each with its name and the number of lines, "examples": the first changed
+      lines, each with its number in `pairs` from 1 on and with the text that comes back}.
+    """
+    numbers = np.unique(np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST)).astype(int)).tolist()
+    texts = [" ".join(filter(None, pairs[number].target.split(" "))) for number in numbers]
+    back = list(map(vocab.detokenize, vocab.tokenize_all(texts)))
+    changed = [
+        (number, text, found)
+        for number, text, found in zip(numbers, texts, back, strict=True)
+        if text != found
+    ]
+    missing = collections.Counter(
+        character for _, text, found in changed for character in _find_missing(text, found)
+    )
+    return {
+        "lines": len(texts),
+        "lost": len(changed),
+        "characters": [
+            {"character": _name(character), "lines": count}
+            for character, count in missing.most_common(_CHARACTERS)
+        ],
+        "examples": [
+            {"number": number + 1, "text": text[:_SHORT], "back": found[:_SHORT]}
+            for number, text, found in changed[:_EXAMPLES]
+        ],
+    }
+
+
+def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
+    """Return a warning if references of the validation set cannot be produced, with characters and an
+    example.
+    """
+    if not report or not report["lost"]:
+        return []
+    characters = ", ".join(f"{one['character']} ({one['lines']:,})" for one in report["characters"][:3])
+    example: Mapping[str, Any] = report["examples"][0]
+    shown = "; ".join(
+        [
+            f"lines lack {characters}" if characters else "characters are in another order",
+            f"line {example['number']} {example['text'][:60]!r} becomes {example['back'][:60]!r}",
+        ]
+    )
+    share = report["lost"] / report["lines"]
+    return [
+        f"{report['lost']:,} of {report['lines']:,} targets of the validation set ({share:.1%}) cannot be "
+        f"produced with this vocabulary: {shown}. A vocabulary keeps its targets with "
+        "vocab.target_normalization=identity, vocab.byte_fallback=True and vocab.character_coverage=1"
+    ]
+
+
+def _find_missing(text: str, found: str) -> Sequence[str]:
+    """Return the characters that occur more often in a text than in what comes back of it."""
+    return list(collections.Counter(text) - collections.Counter(found))
+
+
+def _name(character: str) -> str:
+    return f"U+{ord(character):04X} {unicodedata.name(character, '')}".rstrip()
+
+
+_EMPTY = np.frombuffer(hashlib.blake2b(digest_size=8).digest(), "<u8")[0]
+
+
+def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[str, int]]:
+    """Count the pairs and the sources of each split that also occur in the training set, by their hashes.
+
+    Without a source language, the sentences are counted as pairs, and `sources` is 0.
+
+    Returns:
+      For each split {"of": number of its pairs, "pairs": ..., "sources": ...}.
+    """
+    wanted = {name: _gather(pairs.read_hashes()) for name, pairs in held_out.items()}
+    known = [np.sort(np.concatenate(both)) for both in zip(*wanted.values(), strict=True)]
+    found = {name: [np.zeros(len(one), bool) for one in both] for name, both in wanted.items()}
+    for part in train.read_hashes():
+        for which, values in enumerate(_gather([part]) if known else ()):
+            present = values[occur_in(values, known[which])]
+            for name, both in wanted.items():
+                found[name][which] |= np.isin(both[which], present)
+    return {
+        name: {
+            "of": len(pairs),
+            "pairs": int(found[name][0].sum()),
+            "sources": int(found[name][1].sum()),
+        }
+        for name, pairs in held_out.items()
+    }
+
+
+def _gather(parts: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hashes of the pairs, and of the sources that are not empty; tags belong to a source."""
+    mixed, sources = [], []
+    for tags, hashes in parts:
+        tagged = np.uint64(sum(_hash(tag) for tag in tags) % (1 << 64))
+        mixed.append(mix_hashes(hashes) + tagged)
+        sources.append(hashes[:, 0][hashes[:, 0] != _EMPTY] + tagged)
+    return np.concatenate(mixed), np.concatenate(sources)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def describe_overlap(overlap: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a warning for each split with pairs that also occur in the training set."""
+    return [
+        f"{found['pairs']:,} of the {found['of']:,} pairs of the {name} set "
+        f"({found['pairs'] / found['of']:.1%}) also occur in the training set, so their scores show what the "
+        "model remembers; remove them from one of the sets"
+        for name, found in overlap.items()
+        if found["pairs"]
+    ]

@@ -1,0 +1,320 @@
+"""Figures from arrays: position tables, training curves and attention weights.
+
+Owns the import of matplotlib; takes numbers and their names. Figures are made without pyplot, which would
+need a display and keep every figure in memory.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from flax import linen as nn
+
+from flaxformer_mt.model.scanned_layers import unstack_layers
+from flaxformer_mt.shapes import Array, Batch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Dimensions of a table that are drawn as curves: of low enough frequency to be seen, high enough to vary.
+_CURVE_DIMENSIONS = range(4, 8)
+
+_DOTS_PER_INCH = 100
+
+# Attention figures: the most heads of a figure, the inches that a label needs, the least inches of a head,
+# the most inches of all heads along one axis, and the most characters of a label.
+_MAX_HEADS = 32
+_LABEL_INCHES = 0.14
+_MIN_HEAD_INCHES = 1.4
+_MAX_INCHES = 28.0
+_MAX_LABEL_LENGTH = 20
+
+# The font that matplotlib ships.
+_SHIPPED_FONT = "DejaVu Sans"
+
+# (steps, values), of the same length.
+Curve = tuple[Sequence[int], Sequence[float]]
+
+
+class TokenAxis(NamedTuple):
+    """One axis of a matrix of attention weights: its title, and the piece of each token."""
+
+    name: str
+    pieces: Sequence[str]
+
+
+def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
+    """Write a figure as a PNG file, with a title above it."""
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
+
+
+# ---- positions ----
+
+
+def draw_position_curves(
+    tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
+) -> "Figure":
+    """Plot columns 4 to 7 of tables [P, D] over positions, 15 x 5 inches per table.
+
+    A table of less than 8 columns shows those that it has, and a table of at most 4 columns shows all.
+
+    Args:
+      tables: by the name of their owner, which is the title when there are several tables.
+      first_position: the position of the first row.
+      column: the name of a column, for the legend: "dimension 4", ...
+    """
+    figure = _make_figure(15, 5 * len(tables))
+    for number, (name, table) in enumerate(tables.items(), start=1):
+        axes = figure.add_subplot(len(tables), 1, number)
+        positions = np.arange(first_position, first_position + len(table))
+        width = table.shape[1]
+        for index in [i for i in _CURVE_DIMENSIONS if i < width] if width > 4 else range(width):
+            axes.plot(positions, table[:, index], label=f"{column} {index}")
+        axes.set(xlabel="position", ylabel="value", title=name if len(tables) > 1 else "")
+        axes.margins(x=0.01)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return figure
+
+
+def draw_position_tables(
+    tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
+) -> "Figure":
+    """Draw tables [P, D] as images, positions down and columns across; 0 is white.
+
+    Args:
+      tables: by the name of their owner, which is the title when there are several tables.
+      first_position: the position of the first row.
+      column: the name of a column, for the axis.
+    """
+    figure = _make_figure(10, 6 * len(tables))
+    for number, (name, table) in enumerate(tables.items(), start=1):
+        axes = figure.add_subplot(len(tables), 1, number)
+        largest = float(np.abs(table).max()) or 1.0
+        rows, width = table.shape
+        image = axes.imshow(
+            table,
+            cmap="RdBu_r",
+            vmin=-largest,
+            vmax=largest,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(-0.5, width - 0.5, first_position + rows - 0.5, first_position - 0.5),
+        )
+        _whole_numbers(axes.xaxis)
+        _whole_numbers(axes.yaxis)
+        axes.set(xlabel=column, ylabel="position", title=name if len(tables) > 1 else "")
+        figure.colorbar(image, ax=axes, label="value", pad=0.02)
+    return figure
+
+
+# ---- training ----
+
+
+def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
+    """Draw panels below each other over the same steps, each with its curves.
+
+    Args:
+      panels: by the name of the quantity, with curves by the name of the data set. Panels and curves without
+        a finite value are left out; a non-finite value is a gap.
+    """
+    drawn = {name: {label: c for label, c in curves.items() if _finite(c)} for name, curves in panels.items()}
+    drawn = {name: curves for name, curves in drawn.items() if curves}
+    figure = _make_figure(10, max(2.4 * len(drawn), 3))
+    shared = None
+    for number, (name, curves) in enumerate(drawn.items(), start=1):
+        axes = figure.add_subplot(len(drawn), 1, number, sharex=shared)
+        shared = shared or axes
+        for label, (steps, values) in curves.items():
+            marker = "." if len(steps) <= 100 else ""
+            axes.plot(steps, values, label=label, marker=marker, linewidth=1.2)
+        axes.set_ylabel(name)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        if number == len(drawn):
+            axes.set_xlabel("step")
+            _whole_numbers(axes.xaxis)
+        else:
+            axes.tick_params(labelbottom=False)
+    return figure
+
+
+def _finite(curve: Curve) -> bool:
+    return bool(np.isfinite(np.asarray(curve[1], np.float64)).any())
+
+
+# ---- attention ----
+
+
+def draw_attention(
+    layers: Sequence[np.ndarray],
+    *,
+    queries: TokenAxis,
+    memory: TokenAxis,
+    boundary: int | None = None,
+    darkest: float | None = None,
+) -> dict[str, "Figure"]:
+    """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
+
+    All layers share one figure, "", with one row per layer. If it would have too many heads, or no space for
+    the labels, each layer has its own figure: "layer_0", "layer_1", ... All figures have the same colour
+    scale: white is 0, and the darkest colour is `darkest`.
+
+    Args:
+      layers: the weights of each layer, from the first layer on.
+      queries: the Q pieces that attend.
+      memory: the M pieces that are attended to.
+      darkest: the weight of the darkest colour. None: the largest weight.
+      boundary: index of the first token of a second text on both axes; lines are drawn before it.
+    """
+    heads = layers[0].shape[0]
+    titled = [
+        [(f"layer {number}, head {head}", weights[head]) for head in range(heads)]
+        for number, weights in enumerate(layers)
+    ]
+    one_grid = _Grid(queries, memory, rows=len(layers), columns=heads)
+    if len(layers) == 1 or len(layers) * heads > _MAX_HEADS or not one_grid.fits_labels:
+        columns = math.ceil(math.sqrt(heads))
+        grid = _Grid(queries, memory, rows=math.ceil(heads / columns), columns=columns)
+        figures = {f"layer_{number}" if len(layers) > 1 else "": row for number, row in enumerate(titled)}
+    else:
+        grid, figures = one_grid, {"": [panel for row in titled for panel in row]}
+    if darkest is None:
+        darkest = max(float(weights.max()) for weights in layers)
+    return {name: grid.draw(panels, darkest, boundary) for name, panels in figures.items()}
+
+
+class _Grid:
+    """Heads in rows and columns; all have the same labels, which only the left and bottom heads show."""
+
+    def __init__(self, queries: TokenAxis, memory: TokenAxis, *, rows: int, columns: int) -> None:
+        self._queries, self._memory = queries, memory
+        self._rows, self._columns = rows, columns
+        # The size of one head, in inches.
+        self._height = self._inches(len(queries.pieces), rows)
+        self._width = self._inches(len(memory.pieces), columns)
+        # Every n-th piece has a label.
+        self._query_step = math.ceil(len(queries.pieces) * _LABEL_INCHES / self._height)
+        self._memory_step = math.ceil(len(memory.pieces) * _LABEL_INCHES / self._width)
+
+    @property
+    def fits_labels(self) -> bool:
+        """Tell whether every piece has a label."""
+        return self._query_step == self._memory_step == 1
+
+    def draw(
+        self, panels: Sequence[tuple[str, np.ndarray]], largest: float, boundary: int | None
+    ) -> "Figure":
+        """Draw the figure of titled weights [Q, M]."""
+        families, missing = _choose_fonts({*"".join(self._queries.pieces), *"".join(self._memory.pieces)})
+        labels = [[_spell(p, missing) for p in side.pieces] for side in (self._queries, self._memory)]
+        figure = _make_figure(self._columns * self._width + 2.5, self._rows * (self._height + 0.3) + 1.5)
+        all_axes = []
+        for number, (title, weights) in enumerate(panels):
+            axes = figure.add_subplot(self._rows, self._columns, number + 1)
+            all_axes.append(axes)
+            image = axes.imshow(
+                weights, cmap="Blues", vmin=0, vmax=largest, aspect="auto", interpolation="nearest"
+            )
+            axes.set_title(title, fontsize=8)
+            style: Any = {"fontsize": 7, "fontfamily": families, "parse_math": False}
+            ticks = range(0, len(labels[0]), self._query_step)
+            axes.set_yticks(ticks, labels[0][:: self._query_step], **style)
+            ticks = range(0, len(labels[1]), self._memory_step)
+            axes.set_xticks(ticks, labels[1][:: self._memory_step], rotation=90, **style)
+            axes.tick_params(
+                length=0,
+                labelleft=number % self._columns == 0,
+                labelbottom=number + self._columns >= len(panels),  # nothing is below it
+            )
+            if boundary is not None:
+                axes.axhline(boundary - 0.5, color="tab:orange", linewidth=0.8)
+                axes.axvline(boundary - 0.5, color="tab:orange", linewidth=0.8)
+        figure.supylabel(self._queries.name, fontsize=9)
+        figure.supxlabel(self._memory.name, fontsize=9)
+        figure.colorbar(image, ax=all_axes, label="weight", pad=0.02, shrink=0.8)
+        return figure
+
+    @staticmethod
+    def _inches(pieces: int, panels: int) -> float:
+        return min(max(pieces * _LABEL_INCHES, _MIN_HEAD_INCHES), _MAX_INCHES / panels)
+
+
+def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
+    """Choose font families with glyphs for the characters; also return the characters without a glyph."""
+    from matplotlib import font_manager
+
+    missing = {character for character in characters if character.isprintable()}
+    installed = {entry.name for entry in font_manager.fontManager.ttflist}
+    families = []
+    for family in [_SHIPPED_FONT, *sorted(installed - {_SHIPPED_FONT})]:
+        if not missing:
+            break
+        if "Last Resort" in family:  # its glyph of every character is a box
+            continue
+        path = font_manager.findfont(font_manager.FontProperties(family=family))
+        found = {c for c in missing if ord(c) in font_manager.get_font(path).get_charmap()}
+        if found:
+            families.append(family)
+            missing -= found
+    return families, missing | {character for character in characters if not character.isprintable()}
+
+
+def _spell(piece: str, missing: set[str]) -> str:
+    """Spell a piece as a label of limited length, with characters in `missing` as U+1F415."""
+    spelled = "".join(f"U+{ord(c):04X}" if c in missing else c for c in piece)
+    return spelled if len(spelled) <= _MAX_LABEL_LENGTH else spelled[: _MAX_LABEL_LENGTH - 1] + "…"
+
+
+# ---- shared by all figures ----
+
+
+def _make_figure(width: float, height: float) -> "Figure":
+    """Make a figure of this size in inches that is rendered without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _whole_numbers(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+class AttentionMaps(NamedTuple):
+    """Attention weights, one array [B, H, Q, M] per layer from the first to the last; rows sum to 1.
+
+    encoder [B, H, S, S], decoder [B, H, T, T], cross [B, H, T, S]. A decoder-only model has only decoder
+    maps, over source and target concatenated: [B, H, S + T, S + T]. A recurrent decoder has no decoder maps.
+    """
+
+    encoder: list[Array]
+    decoder: list[Array]
+    cross: list[Array]
+
+
+def attention_maps(model: nn.Module, params: Any, batch: Batch) -> AttentionMaps:
+    """Compute the attention weights of each head and layer for a batch, without dropout."""
+    _, variables = model.apply(
+        {"params": params}, batch, deterministic=True, method="hidden", mutable=["intermediates"]
+    )
+    intermediates = unstack_layers(variables["intermediates"])
+    return AttentionMaps(
+        _weights(intermediates.get("encoder", {}), "self_attention"),
+        _weights(intermediates.get("decoder", {}), "self_attention"),
+        _weights(intermediates.get("decoder", {}), "cross_attention"),
+    )
+
+
+def _weights(stack: dict[str, Any], attention: str) -> list[Array]:
+    layers = [stack[f"layers_{number}"] for number in range(len(stack))]
+    return [layer[attention]["attention_weights"][0] for layer in layers if attention in layer]

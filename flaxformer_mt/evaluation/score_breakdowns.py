@@ -1,0 +1,156 @@
+"""Scores of a model of several directions: those of each direction, and their means.
+
+BLEU of different target languages counts different tokens, so that the scores of all sentences together would
+say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from flaxformer_mt.config import TrainConfig
+from flaxformer_mt.config.directions import Direction
+from flaxformer_mt.corpus.pairs import Pairs
+from flaxformer_mt.errors import warn_user
+from flaxformer_mt.evaluation.evaluation_set import Translations
+from flaxformer_mt.evaluation.metrics import SCRIPT_SAMPLE, choose_score_options, score_translations
+
+
+class _Rows(NamedTuple):
+    """The sentences of one direction, and the options of `score_translations` for them."""
+
+    direction: Direction
+    start: int
+    stop: int
+    options: dict[str, Any]
+
+
+class DirectionScorer:
+    """Scores translations of the pairs of a set, each direction by itself."""
+
+    def __init__(self, pairs: Pairs, config: TrainConfig) -> None:
+        """Choose the tokenizer of each target language, with a warning for one that is not installed."""
+        self._rows, start = list[_Rows](), 0
+        for part, languages in zip(pairs.parts, pairs.languages, strict=True):
+            direction = Direction(*languages)
+            first = [pairs[number].target for number in range(start, start + min(part.size, SCRIPT_SAMPLE))]
+            options = choose_score_options(config, direction.target, first, warn=warn_user)
+            self._rows.append(_Rows(direction, start, start + part.size, options))
+            start += part.size
+
+    def score(self, translations: Translations) -> dict[str, float]:
+        """Return the means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
+        found = {}
+        for direction, start, stop, options in self._rows:
+            part = translations.choose(range(start, stop))
+            found[direction.name] = score_translations(part.hypotheses, part.references, **options)
+        values = {
+            "bleu": fmean(scores.bleu for scores in found.values()),
+            "chrf": fmean(scores.chrf for scores in found.values()),
+        }
+        if len(found) > 1:
+            for name, scores in found.items():
+                values |= {f"bleu_{name}": scores.bleu, f"chrf_{name}": scores.chrf}
+        return values
+
+
+def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the report of several directions: means, sum, and the report of each under `directions`."""
+    first = next(iter(reports.values()))
+    means = {metric: fmean(report[metric] for report in reports.values()) for metric in _METRICS}
+    sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
+    same = {field: first[field] for field in ("checkpoint", "method", "beam_size", "length_penalty")}
+    return {
+        "name": name,
+        **same,
+        **means,
+        **sums | {"seconds": round(sums["seconds"], 1)},
+        "directions": dict(reports),
+    }
+
+
+_METRICS = ("bleu", "chrf", "ter")
+_SUMS = ("sentences", "truncated", "seconds")
+
+
+def describe_directions(report: Mapping[str, Any]) -> str:
+    """Format the scores of each direction, and their means, as a table.
+
+    direction  sentences    BLEU    chrF     TER
+    en-de            500   30.10   52.20   55.00
+    en-fr            500   34.30   56.40   50.00
+    mean                   32.20   54.30   52.50
+    """
+    width = max(len("direction"), *map(len, report["directions"]))
+    lines = [f"{'direction':<{width}}  sentences    BLEU    chrF     TER"]
+    rows = [*report["directions"].items(), ("mean", {**report, "sentences": ""})]
+    for name, scores in rows:
+        numbers = "".join(f"{scores[metric]:>8.2f}" for metric in _METRICS)
+        lines.append(f"{name:<{width}}  {scores['sentences']:>9}{numbers}")
+    return "\n".join(lines)
+
+
+# The longest source of each bucket, in words; one more bucket contains all longer sources.
+_LONGEST: tuple[int, ...] = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
+
+
+def score_by_length(translations: Translations, *, lowercase: bool, tokenize: str) -> list[dict[str, Any]]:
+    """Compute BLEU, chrF and mean lengths in words for each bucket, as JSON values.
+
+    Omits buckets without sentences. Example of an item; `to` is None in the bucket of the longest sources:
+
+        {"from": 6, "to": 10, "sentences": 72, "bleu": 35.1, "chrf": 58.0,
+         "hypothesis_length": 8.2, "reference_length": 8.4}
+    """
+    rows = []
+    for (start, end), part in split_by_length(translations).items():
+        scores = score_translations(part.hypotheses, part.references, lowercase=lowercase, tokenize=tokenize)
+        rows.append(
+            {
+                "from": start,
+                "to": end,
+                "sentences": len(part.sources),
+                "bleu": scores.bleu,
+                "chrf": scores.chrf,
+                "hypothesis_length": round(fmean(map(_count_words, part.hypotheses)), 2),
+                "reference_length": round(fmean(map(_count_words, part.references)), 2),
+            }
+        )
+    return rows
+
+
+def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:
+    """Return the sentences of each bucket that has any, by the words of its shortest and longest source."""
+    lengths = [*map(_count_words, translations.sources)]
+    starts = [0, *(longest + 1 for longest in _LONGEST)]
+    found = {}
+    for start, end in zip(starts, [*_LONGEST, None], strict=True):
+        indices = [i for i, n in enumerate(lengths) if start <= n and (end is None or n <= end)]
+        if indices:
+            found[start, end] = translations.choose(indices)
+    return found
+
+
+def _count_words(line: str) -> int:
+    return len(line.split())
+
+
+def name_bucket(start: int, end: int | None) -> str:
+    """Return the range of a bucket as it is shown: "6-10", "101 or more"."""
+    return f"{start} or more" if end is None else f"{start}-{end}"
+
+
+def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
+    """Format the buckets as a table, one per line.
+
+    source words  sentences    BLEU    chrF  words in translation  in reference
+            6-10         72   35.10   58.00                   8.2           8.4
+    """
+    lines = ["source words  sentences    BLEU    chrF  words in translation  in reference"]
+    for row in rows:
+        words = name_bucket(row["from"], row["to"])
+        lines.append(
+            f"{words:>12}  {row['sentences']:>9}  {row['bleu']:>6.2f}  {row['chrf']:>6.2f}  "
+            f"{row['hypothesis_length']:>20.1f}  {row['reference_length']:>12.1f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""The loss of guided alignment: cross-entropy between attention and given word alignments."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int, UInt8
+
+from flaxformer_mt.kernels.cross_entropy import Mixture, Output
+from flaxformer_mt.shapes import Array, TeacherTokens, typed
+
+
+class AlignmentSums(NamedTuple):
+    """Sum of the loss of alignments over target tokens; weight is the number of aligned target tokens."""
+
+    loss_sum: Float[Array, ""]
+    weight: Float[Array, ""]
+
+
+@typed
+def alignment_cross_entropy(
+    scores: Float[Array, "B T S"], links: UInt8[Array, "B T S8"], *, delay: int = 0
+) -> AlignmentSums:
+    """Compute the cross-entropy between attention and alignments (Garg et al. 2019), in nats.
+
+    The source tokens that a target token is aligned with have equal shares of its distribution; target tokens
+    without alignment are left out.
+
+    Args:
+      scores: of the attention before its softmax, very negative where it is masked.
+      links: the alignments as bits, see `Batch`.
+      delay: number of steps after the one that predicts a token whose attention aligns it: 1 for the step
+        that reads it (Chen et al. 2020). A sequence ends in eos, which is not aligned, so this many of its
+        steps exist for each other token, also in packed rows.
+    """
+    scores, links = scores[:, delay:], links[:, : links.shape[1] - delay]
+    bits = (jnp.asarray(links)[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & 1
+    linked = bits.reshape(*links.shape[:2], -1)[..., : scores.shape[2]] > 0
+    count = linked.sum(axis=-1)
+    loss = -jnp.where(linked, jax.nn.log_softmax(scores, axis=-1), 0).sum(axis=-1) / jnp.maximum(count, 1)
+    return AlignmentSums(loss.sum(), (count > 0).sum(dtype=jnp.float32))
+
+
+def mix_teacher(teacher: TeacherTokens, *, weight: float, smoothing: float) -> Mixture:
+    """Mix the smoothed target with a teacher's distribution (word-level distillation, Kim and Rush 2016).
+
+    The smoothed target has 1 - `weight` of the mass, and the teacher's distribution the rest: its k most
+    probable tokens have their probabilities, and what these leave is spread over the whole vocabulary, as
+    that of label smoothing is. Where the teacher has no scores, the target has all mass.
+    """
+    probs = jnp.asarray(teacher.probs).astype(jnp.float32)
+    covered = probs.sum(axis=-1)
+    share = jnp.where(covered > 0, weight, 0.0)
+    left = jnp.maximum(1 - covered, 0.0)
+    # float16 may round probabilities to a sum above 1.
+    probs = probs / jnp.maximum(covered, 1.0)[..., None]
+    even = (1 - share) * smoothing + share * left
+    return Mixture((1 - share) * (1 - smoothing), even, share[..., None] * probs, jnp.asarray(teacher.ids))
+
+
+class TokenSums(NamedTuple):
+    """Sums of a loss over real tokens; weight is the number of real tokens, or the sum of their weights.
+
+    correct_sum: the number of tokens whose most probable word is the target; None if not counted.
+    """
+
+    loss_sum: Float[Array, ""]
+    weight: Float[Array, ""]
+    correct_sum: Float[Array, ""] | None = None
+
+
+@typed
+def sum_over_tokens(
+    module: Any,
+    hidden: Float[Array, "B T D"],
+    target: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    smoothing: float,
+    chunk_tokens: int,
+    count: bool,
+    token_weights: Float[Array, "B T"] | None = None,
+    mixture: Mixture | None = None,
+) -> TokenSums:
+    """Sum the cross-entropy in nats, and with `count` the correct tokens, of a model's hidden states.
+
+    Args:
+      module: the model, bound to its parameters, with the method `output_layer` and its `kernels`.
+      smoothing: label smoothing (Szegedy et al. 2016, section 7).
+      chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
+      token_weights: weights of the tokens in all sums. None: 1.
+      mixture: the distributions to learn instead of the smoothed targets.
+    """
+    weights = jnp.asarray(mask, jnp.float32)
+    if token_weights is not None:
+        weights = weights * token_weights
+    totals = module.kernels.cross_entropy(
+        hidden,
+        Output(*module.output_layer()),
+        jnp.asarray(target),
+        weights,
+        smoothing=smoothing,
+        chunk_tokens=chunk_tokens or target.size,
+        count=count,
+        mixture=mixture,
+    )
+    return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)

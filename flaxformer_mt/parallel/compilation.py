@@ -1,0 +1,301 @@
+"""The time in which JAX compiles programs, in any thread, so that rates of work can leave it out."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from flaxformer_mt.cpu import describe_processor
+from flaxformer_mt.errors import UserError
+
+# The monitoring events of JAX whose time is compile time.
+_COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
+
+
+class CompileClock:
+    """A context manager that measures compile time; what several threads compile at a time counts once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start at the present time of `clock`, in seconds."""
+        self._clock, self._start = clock, clock()
+        # Start and end of each time in which programs were compiled; they do not overlap.
+        self._compiled: list[tuple[float, float]] = []
+        self._lock = threading.Lock()
+
+    def compiling(self) -> float:
+        """Return the seconds of compilation so far."""
+        with self._lock:
+            return sum(end - start for start, end in self._compiled)
+
+    def working(self) -> float:
+        """Return the time of a clock that stands still while programs are compiled."""
+        return self._clock() - self.compiling()
+
+    def listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        """Add the time of an event that ends now, less what others, in other threads, have of it."""
+        if event not in _COMPILING:
+            return
+        with self._lock:
+            end = self._clock()
+            start = max(self._start, end - duration_secs)
+            while self._compiled and self._compiled[-1][1] >= start:
+                start = min(start, self._compiled.pop()[0])
+            self._compiled.append((start, end))
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self.listen)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        jax.monitoring.unregister_event_duration_listener(self.listen)
+
+
+_PLATFORMS = ("cpu", "gpu", "tpu")
+
+
+def read_compiler_options(flags: Sequence[str], platform: str) -> dict[str, str | bool]:
+    """Return the options for programs of a platform: {"xla_gpu_enable_nccl_user_buffers": True}.
+
+    Flags that are named for another platform, as xla_tpu_... is on a GPU, are left out.
+
+    Args:
+      flags: `parallel.xla_flags`, each NAME=VALUE.
+    """
+    options: dict[str, str | bool] = {}
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if not any(name.startswith(f"xla_{other}_") for other in _PLATFORMS if other != platform):
+            options[name] = {"true": True, "false": False}.get(value.lower(), value)
+    return options
+
+
+def check_compiler_options(options: Mapping[str, str | bool]) -> None:
+    """Compile a small program with each of the options for the default devices.
+
+    Raises:
+      UserError: the compiler does not know an option, or refuses its value.
+    """
+    for name, value in options.items():
+        try:
+            jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0][:200]
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise UserError(
+                f"parallel.xla_flags has {name}={shown}, which XLA of JAX {jax.__version__} refuses on "
+                f"{jax.default_backend()} ({reason}); remove it from parallel.xla_flags"
+            ) from error
+
+
+# Maximum number of files; those that were used longest ago are removed.
+_MAX_FILES = 200
+
+# Maximum size of a file in bytes. The program of a big model has a few megabytes.
+_MAX_BYTES = 1 << 30
+
+# A file begins with the digest of the rest.
+_DIGEST_BYTES = 32
+
+# The threads that compile outside of JAX's cache, and the setting that the last of them restores.
+_outside_lock = threading.Lock()
+_num_outside, _cached_from = 0, 0.0
+
+# Settings of JAX, by the beginnings of their names, that no program depends on.
+_UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_enable_compilation_cache", "jax_log")
+
+
+def kept_folder() -> Path | None:
+    """Return the folder of kept files; None if JAX keeps nothing, or if there are several processes."""
+    settings = jax.config.values
+    folder = settings["jax_compilation_cache_dir"]
+    if not folder or "://" in folder or not settings["jax_enable_compilation_cache"]:
+        return None
+    return Path(folder) / "kept" if jax.process_count() == 1 else None
+
+
+def keep_json(kind: str, facts: Any, make: Callable[[], Any]) -> Any:
+    """Return the JSON value that `make` returned in this process or an earlier one for equal facts."""
+    path = _find_path(kind, facts)
+    if (data := _read(path)) is None:
+        data = json.dumps(make()).encode()
+        _write(path, data)
+    return json.loads(data)
+
+
+def compile_kept(
+    function: Callable[..., Any], arguments: tuple[Any, ...], facts: Any, devices: Sequence[jax.Device]
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """Return a compiled program: a kept one, or the compiled `function`, which is then kept.
+
+    Args:
+      function: a result of `jax.jit`, without static arguments, that returns a tuple of arrays.
+      arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
+        run on them, with zeros in place of shapes.
+      facts: what the program depends on, apart from its arguments, this package, JAX and the machine.
+      devices: the devices that the program runs on.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(arguments)
+    shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
+    path = _find_path("program", [facts, shapes, [device.id for device in devices]])
+    if (data := _read(path)) is not None:
+        with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
+            return _load(data, arguments, devices)
+    lowered = function.lower(*arguments)  # type: ignore[attr-defined]
+    if path is None:
+        return lowered.compile()
+    with _outside_of_jax_cache():
+        compiled = lowered.compile()
+    _keep(path, compiled, arguments, devices)
+    return compiled
+
+
+def _keep(path: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> None:
+    """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
+    from jax.experimental.serialize_executable import serialize
+
+    with contextlib.suppress(ValueError, TypeError, RuntimeError):
+        program, _, structure = serialize(compiled)
+        data = json.dumps(structure.num_leaves).encode() + b"\n" + program
+        arguments = jax.tree.map(_make_zeros, arguments)
+        copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
+        if all(np.array_equal(*pair, equal_nan=True) for pair in zip(copied, own, strict=True)):
+            _write(path, data)
+
+
+def _make_zeros(argument: Any) -> Any:
+    if not isinstance(argument, jax.ShapeDtypeStruct):
+        return argument
+    return jax.device_put(np.zeros(argument.shape, argument.dtype), argument.sharding)
+
+
+def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> Callable[..., Any]:
+    from jax.experimental.serialize_executable import deserialize_and_load
+
+    count, _, program = data.partition(b"\n")
+    return deserialize_and_load(
+        program,
+        jax.tree.structure((arguments, {})),
+        jax.tree.structure((0,) * json.loads(count)),
+        backend=devices[0].client,
+        execution_devices=tuple(devices),
+    )
+
+
+@contextlib.contextmanager
+def _outside_of_jax_cache() -> Iterator[None]:
+    """Keep programs out of JAX's cache: a program that came from there cannot be copied on CPUs.
+
+    Several threads may be inside; the first and the last of them change the setting.
+    """
+    global _num_outside, _cached_from
+    name = "jax_persistent_cache_min_compile_time_secs"
+    with _outside_lock:
+        if _num_outside == 0:
+            _cached_from = jax.config.values[name]
+            jax.config.update(name, float("inf"))
+        _num_outside += 1
+    try:
+        yield
+    finally:
+        with _outside_lock:
+            _num_outside -= 1
+            if _num_outside == 0:
+                jax.config.update(name, _cached_from)
+
+
+def _find_path(kind: str, facts: Any) -> Path | None:
+    folder = kept_folder()
+    if folder is None:
+        return None
+    text = json.dumps([kind, facts, _describe_surroundings()], sort_keys=True, default=_describe)
+    return folder / f"{kind}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def _describe(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else str(value)  # type: ignore[arg-type]
+
+
+def _describe_surroundings() -> dict[str, Any]:
+    """Return what any program depends on."""
+    devices = jax.local_devices()
+    settings = {
+        name: str(value) for name, value in jax.config.values.items() if not name.startswith(_UNRELATED)
+    }
+    return {
+        "code": _digest_code(),
+        "versions": [sys.version, jax.__version__, jax.lib.__version__, devices[0].client.platform_version],
+        "settings": settings,
+        "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        "processor": describe_processor(),
+        "devices": [device.device_kind for device in devices],
+    }
+
+
+@functools.cache
+def _digest_code() -> str:
+    """Digest the modules that programs are traced from: a checkout may change without its version."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.blake2b(digest_size=16)
+    for wing in ("model", "kernels", "search", "decoding", "parallel", "shapes.py", "config/schema.py"):
+        files = [package / wing] if wing.endswith(".py") else sorted((package / wing).rglob("*.py"))
+        for file in files:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path | None) -> bytes | None:
+    """Read a file; None if it is absent or damaged."""
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
+            content = path.read_bytes()
+            digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+            if digest == hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest():
+                with contextlib.suppress(OSError):  # a folder that may only be read
+                    os.utime(path)
+                return data
+    return None
+
+
+def _write(path: Path | None, data: bytes) -> None:
+    """Write a file at once; without space or permission, nothing is kept."""
+    if path is None:
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                file.write(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest() + data)
+                file.close()
+                Path(file.name).replace(path)
+            except OSError:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+        _remove_oldest(path.parent)
+
+
+def _remove_oldest(folder: Path) -> None:
+    files = [(path.stat().st_mtime, path) for path in folder.iterdir()]
+    for _, path in sorted(files)[:-_MAX_FILES]:
+        path.unlink(missing_ok=True)

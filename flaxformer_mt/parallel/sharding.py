@@ -1,0 +1,257 @@
+"""Sharding inside a traced program, by the letters of axes: all that models and kernels say about devices.
+
+The mesh is the one in JAX's context (`jax.sharding.get_abstract_mesh`). Training splits the rows of a batch,
+and parameters over fsdp, by `Parallel.over_rows`: a program sees its own rows and its own part of each
+parameter. The other axes of the mesh are left to XLA. Without a mesh, as on one device, all functions do
+nothing.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from flaxformer_mt.shapes import Array
+
+# Letter of an axis -> mesh axis over which XLA splits it. Only the mesh of a search with split parameters
+# (split_parameters.py) has an axis `width`: it sends activations in place of parameters.
+_MESH_AXES = {"D": "width", "H": "tensor", "F": "tensor", "V": "tensor"}
+
+# Mesh axis over which a program has parts of parameters, along their axis D.
+_GATHERED = "fsdp"
+
+
+def constrain(x: Array, letters: str) -> Array:
+    """Pin the sharding of an activation by the letters of its axes, as in constrain(x, "BTD")."""
+    return jax.lax.with_sharding_constraint(x, _make_spec(x.shape, letters)) if is_split() else x
+
+
+def is_split() -> bool:
+    """Tell whether XLA splits the program that is being traced over devices."""
+    return bool(_split_axes())
+
+
+def gather(parameter: Array, letters: str) -> Array:
+    """Gather a parameter of which the program has a part along D, by the letters of its axes.
+
+    The gradient is summed over the devices, and each receives its part of the sum.
+    """
+    if not is_gathered(letters):
+        return parameter
+    axis = letters.index("D")
+
+    def gather_part(part: Array) -> Array:
+        return jax.lax.all_gather(part, _GATHERED, axis=axis, tiled=True)
+
+    # By map_parts, since XLA would gather the axes that it splits itself as well.
+    return map_parts(gather_part, (parameter, letters), result=(parameter.shape, letters))
+
+
+def gather_after(earlier: tuple[Array, str], parameter: Array, letters: str) -> Array:
+    """Gather a parameter as `gather` does, but not before an array, with its letters, has been computed.
+
+    XLA's CPU compiler removes barriers before it decides on the order of a program, and would use the copy
+    that was gathered for the forward pass. It cannot know that the minimum is always 0 (or NaN, where the
+    update is not finite anyway, and is skipped).
+    """
+    if not is_gathered(letters):
+        return parameter
+
+    def tie(part: Array, computed: Array) -> Array:
+        return part + jnp.minimum(jnp.abs(computed.ravel()[:1]), 0).sum().astype(part.dtype)
+
+    return gather(map_parts(tie, (parameter, letters), earlier, result=(parameter.shape, letters)), letters)
+
+
+def sum_to_parts(gradient: Array, letters: str) -> Array:
+    """Sum the gradient of a gathered parameter over the devices, each of which receives its own part."""
+    if not is_gathered(letters):
+        return gradient
+    axis = letters.index("D")
+
+    def sum_part(part: Array) -> Array:
+        return jax.lax.psum_scatter(part, _GATHERED, scatter_dimension=axis, tiled=True)
+
+    return map_parts(sum_part, (gradient, letters), result=(gradient.shape, letters))
+
+
+def is_gathered(letters: str) -> bool:
+    """Tell whether the program has only parts of parameters with these letters."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return "D" in letters and _GATHERED in mesh.manual_axes and mesh.shape[_GATHERED] > 1
+
+
+def map_parts(
+    function: Callable[..., Array], *inputs: tuple[Array, str], result: tuple[tuple[int, ...], str]
+) -> Array:
+    """Apply a function to the part of each input that a device holds: for kernels that XLA cannot split.
+
+    Args:
+      inputs: arrays with the letters of their axes.
+      result: the shape of the result, and the letters of its axes.
+    """
+    arrays = [array for array, _ in inputs]
+    if not is_split():
+        return function(*arrays)
+    specs = tuple(_make_spec(array.shape, letters) for array, letters in inputs)
+    mapped = jax.shard_map(
+        function,
+        in_specs=specs,
+        out_specs=_make_spec(*result),
+        axis_names=set(_split_axes()),
+        check_vma=False,
+    )
+    return mapped(*arrays)
+
+
+def _split_axes() -> dict[str, int]:
+    """Return sizes of the mesh axes that are left to XLA."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {axis: mesh.shape[axis] for axis in mesh.auto_axes if mesh.shape[axis] > 1}
+
+
+def _make_spec(shape: tuple[int, ...], letters: str) -> PartitionSpec:
+    """Make the spec of an array; a dimension that is not divisible by its mesh axis is not split.
+
+    Raises:
+      ValueError: the letters are not as many as the dimensions.
+    """
+    if len(letters) != len(shape):
+        raise ValueError(f"{letters} names {len(letters)} dimensions, but the array has the shape {shape}")
+    sizes = _split_axes()
+    axes = (_MESH_AXES.get(letter, "") for letter in letters)
+    return PartitionSpec(
+        *(
+            axis if size % sizes.get(axis, math.inf) == 0 else None
+            for axis, size in zip(axes, shape, strict=True)
+        )
+    )
+
+
+# For each dimension, the axis over which it is split, or None.
+Axes = tuple[str | None, ...]
+
+# Pattern of the end of a path -> axes of the last dimensions. Matrices are split over fsdp along the model
+# width and over tensor along heads, feed-forward width or vocabulary; vectors of the model width are
+# replicated, since they are small.
+RULES: tuple[tuple[str, Axes], ...] = (
+    (r"(shared|source|target|token)_embedding/embedding", ("tensor", "fsdp")),  # [V, D]
+    (r"(shared|source|target|token)_embedding/bias", (None,)),  # [D]
+    (r"positions/embedding", (None, "fsdp")),  # [positions, D]
+    (r"relative_positions/embedding", (None, "tensor")),  # [buckets, H]
+    (r"positions/bias", (None,)),  # [D]
+    (r"(self|cross)_attention/(query|key|value)/kernel", ("fsdp", "tensor", None)),  # [D, H, K]
+    (r"(self|cross)_attention/(query|key|value)/bias", ("tensor", None)),  # [H, K]
+    (r"(self|cross)_attention/output/kernel", ("tensor", None, "fsdp")),  # [H, E, D]
+    (r"(self|cross)_attention/output/bias", (None,)),  # [D]
+    (r"recurrence/(input|forget)/kernel", ("fsdp", "tensor")),  # [D, D]
+    (r"recurrence/forget/bias", ("tensor",)),  # [D]
+    (r"feedforward/(input|gate)/kernel", ("fsdp", "tensor")),  # [D, F]
+    (r"feedforward/(input|gate)/bias", ("tensor",)),  # [F]
+    (r"feedforward/output/kernel", ("tensor", "fsdp")),  # [F, D]
+    (r"feedforward/output/bias", (None,)),  # [D]
+    (r"(final_|embedding_)?norm/(scale|bias)", (None,)),  # [D]
+    (r"output_kernel", ("fsdp", "tensor")),  # [D, V]
+    (r"output_bias", ("tensor",)),  # [V]
+)
+
+# Patterns of matrices -> axes of the factors of their changes (optim.lora): down is split as the matrix is
+# along its inputs, up as it is along its outputs; the rank is not split.
+_FACTOR_RULES = tuple(
+    rule
+    for pattern, axes in RULES
+    if pattern.endswith(("kernel", "embedding"))
+    for rule in (
+        (rf"{pattern}/down", (axes[0], None)),  # [I, R]
+        (rf"{pattern}/up", (None, next(filter(None, axes[1:]), None))),  # [R, O]
+    )
+)
+# The rows of chosen tokens (optim.lora.tokens) are split along the width, as tables are.
+_ROW_RULES = tuple(
+    rule
+    for pattern in (r"(shared|source|target|token)_embedding/embedding", r"output_kernel")
+    for rule in ((rf"{pattern}/rows", (None, "fsdp")), (rf"{pattern}/ids", (None,)))  # [N, D], [N]
+)
+RULES += (*_FACTOR_RULES, *_ROW_RULES, (r"lora/scale", ()))
+
+_PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axes in RULES)
+
+
+class Placement(NamedTuple):
+    """The rule that a parameter matches, and the sharding that results."""
+
+    pattern: str
+    shape: tuple[int, ...]
+    spec: PartitionSpec
+
+
+def spec_of(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
+    """Return the PartitionSpec of the array at a path; an array that matches no rule is replicated.
+
+    A dimension that is not divisible by its axis is not split. An array with fewer dimensions than its rule
+    is replicated (for example the factors that Adafactor keeps of a matrix).
+
+    With {"fsdp": 2, "tensor": 4}, `layers_0/feedforward/input/kernel` [6, 8] is split ("fsdp", "tensor"), and
+    `step` [] is replicated.
+    """
+    axes = next((axes for pattern, axes in _PATTERNS if pattern.search(path)), ())
+    if len(shape) < len(axes):
+        return PartitionSpec()
+    aligned = (None,) * (len(shape) - len(axes)) + axes
+    kept = [
+        axis if axis and sizes[axis] > 1 and size % sizes[axis] == 0 else None
+        for axis, size in zip(aligned, shape, strict=True)
+    ]
+    while kept and kept[-1] is None:
+        kept.pop()
+    return PartitionSpec(*kept)
+
+
+def fsdp_axis(path: str, dimensions: int) -> int | None:
+    """Return the dimension of the array at a path that is split over fsdp; None if none is.
+
+    `layers_0/feedforward/output/kernel` [F, D] has 1, and [L, F, D] of stacked layers 2.
+    """
+    axes = next((axes for pattern, axes in _PATTERNS if pattern.search(path)), ())
+    if "fsdp" not in axes or dimensions < len(axes):
+        return None
+    return dimensions - len(axes) + axes.index("fsdp")
+
+
+def choose_placements(
+    shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]
+) -> dict[str, Placement]:
+    """Return the placement of each parameter, by path.
+
+    Raises:
+      ValueError: a path matches no rule or several rules, because a parameter was renamed without its rule.
+    """
+    placements = {}
+    for path, shape in shapes.items():
+        matching = [
+            rule[0] for rule, (pattern, _) in zip(RULES, _PATTERNS, strict=True) if pattern.search(path)
+        ]
+        if len(matching) != 1:
+            raise ValueError(f"the parameter {path} matches {len(matching)} sharding rules: {matching}")
+        placements[path] = Placement(matching[0], shape, spec_of(path, shape, sizes))
+    return placements
+
+
+def describe_placements(placements: Mapping[str, Placement], sizes: Mapping[str, int]) -> list[str]:
+    """Return the table for the log, one line each: rule, number of parameters, shape, axes and one path."""
+    rows: dict[tuple[Any, ...], tuple[int, str]] = {}
+    for path, placement in placements.items():
+        key = (placement.pattern, tuple(placement.spec), placement.shape)
+        count = rows[key][0] + 1 if key in rows else 1
+        rows[key] = (count, path)
+    width = max((len(pattern) for pattern, _, _ in rows), default=0)
+    lines = []
+    for (pattern, spec, shape), (count, path) in rows.items():
+        split = [f"{axis} {sizes[axis]}" if axis else "-" for axis in spec]
+        sharding = ", ".join(split + ["-"] * (len(shape) - len(split))) if split else "whole on every device"
+        lines.append(f"  {pattern:<{width}}  {count:>4} x {list(shape)}: {sharding} (as {path})")
+    return lines

@@ -1,0 +1,146 @@
+"""Writing systems: the script of a text, whether it has spaces between words, and whether it shows anything.
+
+Pure functions of text. What Unicode says of a character comes from Python's table, by the character's name
+and category.
+"""
+
+import collections
+import functools
+import unicodedata
+from collections.abc import Iterable
+
+from flaxformer_mt.errors import UserError
+
+# Scripts that are written without spaces between words, by the first word of their characters' names: those
+# whose line breaks need a dictionary (Line_Break=SA) or may be at any character (ID), and Tibetan, Javanese
+# and Balinese. "TAI" are Tai Le, Tai Tham and Tai Viet; "NEW" is New Tai Lue.
+_WITHOUT_SPACES = frozenset(
+    "AHOM BALINESE BOPOMOFO CJK HIRAGANA JAVANESE KATAKANA KHMER LAO MYANMAR NEW NUSHU TAI TANGUT THAI "
+    "TIBETAN YI".split()
+)
+# Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt that is no format or control character:
+# the grapheme joiner, fillers of Hangul, vowels of Khmer without a form, variation selectors, unassigned.
+_IGNORABLE = frozenset(
+    map(
+        chr,
+        (
+            0x034F,
+            0x115F,
+            0x1160,
+            0x17B4,
+            0x17B5,
+            *range(0x180B, 0x1810),
+            0x2065,
+            0x3164,
+            *range(0xFE00, 0xFE10),
+            0xFFA0,
+            *range(0xFFF0, 0xFFF9),
+            *range(0xE0000, 0xE1000),
+        ),
+    )
+)
+# Prepended_Concatenation_Mark of Unicode's PropList.txt: signs around numbers, which are drawn although they
+# are format characters.
+_DRAWN = frozenset(
+    map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
+)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def find_script(character: str) -> str:
+    """Return the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
+    if unicodedata.category(character)[0] not in "LM":
+        return ""
+    first = unicodedata.name(character, "").partition(" ")[0]
+    # Letters of several scripts, and forms of letters, are named by what they are.
+    return "" if first in ("COMBINING", "MODIFIER", "FULLWIDTH", "HALFWIDTH", "MATHEMATICAL") else first
+
+
+def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
+    """Count the letters of texts by script."""
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        for character, number in collections.Counter(text).items():
+            if script := find_script(character):
+                counts[script] += number
+    return counts
+
+
+def find_main_script(texts: Iterable[str]) -> str:
+    """Return the script that most letters of texts are of; "" without letters."""
+    counts = count_scripts(texts)
+    return max(counts, key=counts.__getitem__, default="")
+
+
+def lacks_spaces(texts: Iterable[str]) -> bool:
+    """Return whether most letters of texts are of scripts without spaces between words."""
+    counts = count_scripts(texts)
+    return 2 * sum(counts[script] for script in _WITHOUT_SPACES) > counts.total()
+
+
+def is_blank(text: str) -> bool:
+    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks and
+    so on.
+    """
+    return not text or text.isspace() or all(map(_is_invisible, text))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _is_invisible(character: str) -> bool:
+    if character in _DRAWN:
+        return False
+    category = unicodedata.category(character)
+    return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE
+
+
+# Bytes that are looked at.
+BEGINNING = 4096
+_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32LE",
+    b"\x00\x00\xfe\xff": "UTF-32BE",
+    b"\xff\xfe": "UTF-16LE",
+    b"\xfe\xff": "UTF-16BE",
+}
+# Of UTF-16 in scripts below U+2000, at least this share of the high bytes are control characters, and at most
+# that of the low ones.
+_HIGH, _LOW = 0.9, 0.4
+
+
+def find_encoding(beginning: bytes) -> str:
+    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these.
+
+    Args:
+      beginning: the first bytes of a file; `BEGINNING` of them are looked at.
+    """
+    for mark, name in _MARKS.items():
+        if beginning.startswith(mark):
+            return name
+    beginning = beginning[:BEGINNING]
+    if 0 not in beginning or not any(beginning):
+        return ""
+    four = [beginning[start::4][: len(beginning) // 4] for start in range(4)]
+    if len(four[0]) > 1:
+        if not any(four[2] + four[3]):
+            return "UTF-32LE"
+        if not any(four[0] + four[1]):
+            return "UTF-32BE"
+    even, odd = (beginning[start::2][: len(beginning) // 2] for start in range(2))
+    if len(even) > 1:
+        if _count_controls(odd) >= _HIGH * len(odd) and _count_controls(even) <= _LOW * len(even):
+            return "UTF-16LE"
+        if _count_controls(even) >= _HIGH * len(even) and _count_controls(odd) <= _LOW * len(odd):
+            return "UTF-16BE"
+    return ""
+
+
+def check_encoding(beginning: bytes, name: str) -> None:
+    """Raise UserError if a file, `name` in the message, begins as one in UTF-16 or UTF-32."""
+    if encoding := find_encoding(beginning):
+        raise UserError(
+            f"{name} is in {encoding}, not in UTF-8; convert it, as with "
+            f"`iconv -f {encoding} -t UTF-8 {name} > {name}.utf8`"
+        )
+
+
+def _count_controls(text: bytes) -> int:
+    return sum(byte < 32 for byte in text)
