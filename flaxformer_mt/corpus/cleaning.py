@@ -72,9 +72,6 @@ def clean(
       digests: whether sentences are digested.
       hands: who checks the pairs.
       progress: where it is shown how many are checked.
-
-    Raises:
-      UserError: a rule refuses a pair; the message has each such rule, with its count and first locations.
     """
     actions = {name: getattr(rules, name) for name in _PROBLEMS}
     if not may_drop:
@@ -149,9 +146,6 @@ def load_or_clean(
 def describe_rules(rules: CleanConfig) -> dict[str, Any]:
     """Return the values that results depend on: those of the config, and the digest of the model of
     languages.
-
-    Raises:
-      UserError: the model cannot be loaded.
     """
     described = rules.describe()
     if "language" in described:

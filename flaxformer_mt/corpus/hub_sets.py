@@ -43,9 +43,6 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
     """Open one split of the set `name`, which begins with `hf:`; download what the cache does not have.
 
     `valid` and `validation` are interchangeable. Without a source language only targets are read.
-
-    Raises:
-      UserError: datasets is not installed, or there is no such set, split or language.
     """
     path, config = _read_name(name)
     real_split = match_split(split, present := _list_splits(name))
@@ -75,11 +72,7 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
 
 
 def has_hub_split(name: str, split: str) -> bool:
-    """Return whether the set has the split.
-
-    Raises:
-      UserError: datasets is not installed, or there is no such set.
-    """
+    """Return whether the set has the split."""
     return match_split(split, _list_splits(name)) is not None
 
 

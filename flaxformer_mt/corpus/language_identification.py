@@ -34,11 +34,7 @@ class LanguageIdentifier:
     """A model; `digest` changes whenever the file does."""
 
     def __init__(self, path: str) -> None:
-        """Load a file.
-
-        Raises:
-          UserError: the package is not installed, or the file is missing, damaged or no fastText model.
-        """
+        """Load a file."""
         self.path, file = path, Path(path).expanduser()
         with importing("languages", what="data.clean.language_model"):
             import fasttext
@@ -67,9 +63,6 @@ class LanguageIdentifier:
 
         Args:
           least: the probability from which on another language counts.
-
-        Raises:
-          UserError: the model does not know the language.
         """
         codes = self._find_codes(language)
         found = map(self.identify, texts)
@@ -99,11 +92,7 @@ def load_identifier(path: str) -> LanguageIdentifier:
 
 
 def _read_elsewhere(path: str, file: Path) -> None:
-    """Read a model in a process of its own first: one that is cut off may crash fastText, or never end.
-
-    Raises:
-      UserError: the process has crashed, or does not end.
-    """
+    """Read a model in a process of its own first: one that is cut off may crash fastText, or never end."""
     command = [sys.executable, "-c", _TRIAL, str(file)]
     try:
         status = subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS).returncode

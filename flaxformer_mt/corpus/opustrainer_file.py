@@ -26,9 +26,6 @@ def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
     """Read the stages of a curriculum, each with its noise.
 
     A warning tells of `seed` and `trainer`, which have no effect.
-
-    Raises:
-      UserError: the file cannot be read, is malformed, or asks for something that there is not here.
     """
     values = _load(Path(path).expanduser())
     try:

@@ -62,9 +62,6 @@ def hold_out(
       kept: rows of each that cleaning has kept (None: all).
       keys: digests of the sentences of all rows of each, uint64 [N, 2]; see `digest_sentence`.
       sizes: numbers of pairs of `valid` and `test` of each direction; 0: none.
-
-    Raises:
-      UserError: a data set has less than twice as many different sentences.
     """
     rows = [
         np.arange(len(split)) if chosen is None else np.asarray(chosen)
@@ -124,9 +121,6 @@ def copy_text(url: str, config: DataConfig) -> Path:
     scores.
 
     Files that have not changed in the store are not fetched again.
-
-    Raises:
-      UserError: there is no file at the URL, or the store cannot be read.
     """
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
@@ -175,9 +169,6 @@ def read_pairs(
       tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
       hands: who checks the pairs of a set that has not been checked.
       progress: where it is shown how far this is.
-
-    Raises:
-      UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
     """
     members, weights = _choose_members(config, split), config.weights
     if split == "train" and weights and len(weights) != len(members):
@@ -282,11 +273,7 @@ def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
 
 
 def open_train_set(config: DataConfig) -> RawSplit:
-    """Open all rows of the training split of a config's only data set, before cleaning.
-
-    Raises:
-      UserError: there are several data sets, or see `read_pairs`.
-    """
+    """Open all rows of the training split of a config's only data set, before cleaning."""
     members = read_members(config)
     if len(members) > 1:
         raise UserError(
@@ -348,9 +335,6 @@ def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile |
 def has_split(config: DataConfig, split: Split) -> bool:
     """Return whether the first set of `data.dataset` has the split; of several directions, that of any of
     them.
-
-    Raises:
-      UserError: the data set is missing.
     """
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
@@ -383,11 +367,7 @@ def _hold_out(
 
 
 def _is_held_out(member: Member, config: DataConfig, split: Split) -> bool:
-    """Return whether the pairs of a split are held out from the training split of a set.
-
-    Raises:
-      UserError: they are to be held out, but the set has the split as well.
-    """
+    """Return whether the pairs of a split are held out from the training split of a set."""
     size = {"train": 0, "valid": config.valid_pairs, "test": config.test_pairs}[split]
     if size and _stores_split(member, config, split):
         raise UserError(

@@ -62,11 +62,7 @@ def checksum(tokens: np.ndarray) -> int:
 
 
 def open_score_file(path: Path) -> ScoreFile:
-    """Map a file.
-
-    Raises:
-      UserError: the file is missing, damaged, or no file of scores; the message names it.
-    """
+    """Map a file."""
     if not path.is_file():
         raise UserError(
             f"there are no teacher scores {path} (data.teacher_scores); make them with distil "

@@ -26,11 +26,7 @@ from flaxformer_mt.unicode_text import BEGINNING, check_encoding
 
 
 def open_zst(path: Path) -> io.BufferedReader:
-    """Open a .zst file for reading its unpacked bytes, which cannot be sought.
-
-    Raises:
-      OSError: also later: the file cannot be read, or, without `errno`, is damaged or not complete.
-    """
+    """Open a .zst file for reading its unpacked bytes, which cannot be sought."""
     import pyarrow
 
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 18)
@@ -52,9 +48,6 @@ def read_parquet_pairs(
 
     Args:
       languages: without a source, which is "", all sources are empty.
-
-    Raises:
-      UserError: the table is damaged, or lacks the text of a language.
     """
     with _open_table(path) as table:
         columns = _find_columns(path, table, languages)
@@ -129,11 +122,7 @@ def name_unpacked(path: Path) -> str:
 
 @contextlib.contextmanager
 def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
-    """Open a file for reading its unpacked bytes from number `start` on.
-
-    Raises:
-      UserError: inside of the context too: the file cannot be read, or is damaged or not complete.
-    """
+    """Open a file for reading its unpacked bytes from number `start` on."""
     packing = find_packing(path)
     try:
         with contextlib.ExitStack() as stack:
@@ -184,11 +173,7 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """Return the files of a split: (source, target), or one (table,); (target,) if `languages[0]` is "".
-
-    Raises:
-      UserError: the folder or a file is missing, or the choice of files is ambiguous.
-    """
+    """Return the files of a split: (source, target), or one (table,); (target,) if `languages[0]` is ""."""
     _require(folder)
     wanted = [language for language in languages if language]
     present = {suffix: find_file(folder, f"{split}.{suffix}") for suffix in (*wanted, *TABLES)}
@@ -213,11 +198,7 @@ def find_table(path: Path) -> str:
 
 
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
-    """Return whether the folder holds any file of the split.
-
-    Raises:
-      UserError: the folder does not exist.
-    """
+    """Return whether the folder holds any file of the split."""
     _require(folder)
     return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), *TABLES))
 
@@ -272,11 +253,7 @@ def _present(folder: Path, wanted: str) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    r"""Yield the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start.
-
-    Raises:
-      UserError: the file cannot be read, or a packed file is damaged.
-    """
+    r"""Yield the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start."""
     for number, text in enumerate(_find_blocks(path)):
         yield from _split(text, first=number == 0)
 
@@ -308,12 +285,7 @@ def _find_blocks(path: Path) -> Iterator[bytes]:
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
-    """Read a file once, in constant memory, and return its counts and digest.
-
-    Raises:
-      UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns, or
-        three if the first line has three.
-    """
+    """Read a file once, in constant memory, and return its counts and digest."""
     if find_table(path) == "parquet":
         rows = count_parquet_rows(path)
         return Scan(rows, digest_file(path), tuple(range(0, rows, BLOCK)), 0, False)

@@ -41,9 +41,6 @@ def read_json_pairs(
 
     Args:
       first_line: number of the first line of the block, for messages.
-
-    Raises:
-      UserError: a line is not a JSON object with the texts of the languages.
     """
     for number, line in enumerate(block, first_line):
         try:
@@ -74,10 +71,6 @@ def load_weights(
       files, scan: the text files of the split, and the scan of the first of them.
       lines: number of pairs.
       cache: the cache folder, where a copy is read instead of the text.
-
-    Raises:
-      UserError: a line has no weight, the file has another number of lines, or there are both a third column
-        and a file SPLIT.weights.
     """
     path = find_file(folder, f"{split}.weights")
     if path is not None and scan.weighted:
@@ -95,12 +88,7 @@ def load_weights(
 
 
 def read_weights(path: Path) -> np.ndarray:
-    """Read the last column of each line as the weight of a pair, float32.
-
-    Raises:
-      UserError: a weight is neither 0 nor between SMALLEST_WEIGHT and LARGEST_WEIGHT; the message names the
-        line.
-    """
+    """Read the last column of each line as the weight of a pair, float32."""
     weights = array.array("f")
     for number, line in enumerate(read_lines(path), start=1):
         text = line.rsplit(b"\t", 1)[-1].strip()
@@ -163,11 +151,7 @@ class TextRows:
         return self._lines
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Return the (source, target) bytes of rows, in that order.
-
-        Raises:
-          UserError: a file cannot be read, or has changed since its scan.
-        """
+        """Return the (source, target) bytes of rows, in that order."""
         size, found = text_files.BLOCK, list[tuple[bytes, bytes]]()
         with self._lock:
             if isinstance(indices, range) and indices and indices.step == 1:
@@ -230,11 +214,6 @@ def open_parallel_text(
 
     Without a source language only the target's file is read. Weights of pairs are read for the train split,
     which is the one that `may_drop`.
-
-    Raises:
-      UserError: a file is missing or empty; line counts differ (unless `clean` drops the surplus lines of a
-        train split); a line of a .tsv file has not two columns, or three; a weight is invalid; or there is no
-        source language and only a .tsv file.
     """
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)

@@ -26,11 +26,7 @@ _DESCRIPTION_BYTES = 1 << 26
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the folder of prepared data: data.cache_dir, else the user's own cache folder.
-
-    Raises:
-      UserError: data.cache_dir is a file.
-    """
+    """Return the folder of prepared data: data.cache_dir, else the user's own cache folder."""
     if not config.cache_dir:
         return user_cache_dir()
     folder = folder_of_arrays(config.cache_dir)
@@ -71,11 +67,7 @@ def match_split(split: str, present: Collection[str]) -> str | None:
 
 
 def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
-    """Return the name of a split (or slice) in the builder, and its rows.
-
-    Raises:
-      UserError: the data set `name` lacks the split, or the slice is out of range.
-    """
+    """Return the name of a split (or slice) in the builder, and its rows."""
     real_split = match_split(split, builder.info.splits)
     if real_split is None:
         raise UserError(f"{name} has no split {split}; it has {', '.join(sorted(builder.info.splits))}")

@@ -35,10 +35,6 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
 
     `split` may be a slice, as `train[:1%]`; `valid` and `validation` are interchangeable. Languages are names
     of the set's features; without a source language every set with a text feature can be used.
-
-    Raises:
-      UserError: the set is unknown, not prepared or not in ArrayRecord format, or it lacks the split or a
-        language.
     """
     builder = _open_builder(name, folder)
     features = builder.info.features.items()
@@ -58,11 +54,7 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
 
 
 def has_tfds_split(name: str, split: str, *, folder: Path) -> bool:
-    """Return whether the set has the split.
-
-    Raises:
-      UserError: the set is unknown, not prepared or not in ArrayRecord format.
-    """
+    """Return whether the set has the split."""
     return match_split(split, _open_builder(name, folder).info.splits) is not None
 
 

@@ -303,10 +303,6 @@ def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> W
     Args:
       may_drop: whether lines after the last pair are left out, as `unequal_lines=drop` leaves out surplus
         lines of the text.
-
-    Raises:
-      UserError: the file is missing, has another number of lines than the split has pairs, or has a damaged
-        point or one outside of its pair; the message names file and line.
     """
     if not path.is_file():
         raise UserError(
@@ -348,9 +344,6 @@ def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tup
     Args:
       sizes: number of source and target words.
       where: file and line, for messages.
-
-    Raises:
-      UserError: something is no point, or a point is outside of the sentences.
     """
     found: set[tuple[int, int]] = set()
     for text in line.split():

@@ -268,9 +268,6 @@ def plan_epoch(
         more with probability w - floor(w). None: every pair occurs once.
       shapes: the batch shapes; None: those of `make_training_shapes`. Pairs that fit no shape are skipped.
       drawn: the numbers of the pairs of the epoch, in any order; None: all pairs, as the weights say.
-
-    Raises:
-      UserError: every pair exceeds `config.max_source_length` or `config.max_target_length`.
     """
     if shapes is None:
         shapes = make_training_shapes(source_lengths, target_lengths, config=config)

@@ -75,9 +75,6 @@ def make_training_shapes(
         for the longest sentences of shuffled batches; pack: one shape, with the maximum lengths.
       headroom: whether lengths vary from epoch to epoch, as they do with subword sampling. The last shape
         then has the maximum lengths, so that the shapes hold the pairs of every epoch.
-
-    Raises:
-      UserError: every pair exceeds `config.max_source_length` or `config.max_target_length`.
     """
     longest = make_longest_shape(config)
     if config.batching == "pack":

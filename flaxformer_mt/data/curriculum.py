@@ -108,10 +108,6 @@ class Curriculum:
 def make_curriculum(
     data: DataConfig, parts: Sequence[Part], *, seed: int, accumulation: int
 ) -> Curriculum | None:
-    """Return the curriculum of a config; None if it has no stages.
-
-    Raises:
-      UserError: a stage is malformed, or names no set of data.dataset.
-    """
+    """Return the curriculum of a config; None if it has no stages."""
     stages = read_stages(data)
     return Curriculum(stages, parts, seed=seed, accumulation=accumulation) if stages else None

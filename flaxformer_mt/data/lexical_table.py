@@ -63,11 +63,7 @@ class ShortlistRequest(NamedTuple):
 
 
 def write_shortlist(request: ShortlistRequest, store: TokenStore, vocabs: Vocabs) -> dict[str, Any]:
-    """Make a shortlist and write it to a file; return its facts as JSON values.
-
-    Raises:
-      UserError: there are no sources, or a number is negative.
-    """
+    """Make a shortlist and write it to a file; return its facts as JSON values."""
     path, candidates, common = request
     for name, number in (("candidates", candidates), ("common", common)):
         if number < 0:

@@ -173,9 +173,6 @@ def train_batches(
     plan of the next epoch, and with subword sampling or noise its token store, is built while the current
     epoch is in use. Closing the iterator ends the threads. `accumulation` is the number of batches of an
     update, in which the steps of stages are counted.
-
-    Raises:
-      UserError: every pair exceeds the maximum lengths, or `start` is beyond the end of its epoch.
     """
     import grain  # imported late: the import takes half a second
 

@@ -85,9 +85,6 @@ def prepare(
       shortlist: file and sizes of a shortlist, learned from the training set; None: none is made.
       progress: where it is shown how far this is.
       hands: who checks and tokenizes a large training set; what is written does not depend on it.
-
-    Raises:
-      UserError: the data, the vocabulary or the run directory is invalid.
     """
     if run_dir is not None:
         run_dir = open_copy(run_dir)

@@ -174,11 +174,7 @@ class TeacherScores:
     """
 
     def __init__(self, pairs: Pairs, vocab: Vocab, tokens: np.ndarray, offsets: np.ndarray) -> None:
-        """Find the scores of each pair.
-
-        Raises:
-          UserError: a file is of another vocabulary, or of other text; one line names file and row.
-        """
+        """Find the scores of each pair."""
         self.files: Sequence[ScoreFile | None] = pairs.scores
         present = [file for file in self.files if file is not None]
         for file in present:
@@ -325,9 +321,6 @@ class TokenStore:
             `BuildStopped`.
           hands: who tokenizes. The store does not depend on it.
           count: receives the numbers of pairs that have been written.
-
-        Raises:
-          UserError: there are no pairs, `root` is not writable, or a teacher's scores are of other targets.
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")

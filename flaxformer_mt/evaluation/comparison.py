@@ -54,11 +54,7 @@ class ComparedSystem:
 
 
 def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
-    """Parse RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is.
-
-    Raises:
-      UserError: no folder or file has that name, the folder is not a run, or the run is a language model.
-    """
+    """Parse RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is."""
     if isinstance(name, ComparedSystem):
         return name
     name = str(name)
@@ -82,11 +78,7 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
 
 @dataclass(frozen=True)
 class ResamplingOptions:
-    """Options of resampling: the number of samples, and the test that compares two systems.
-
-    Raises:
-      UserError: a number is out of range.
-    """
+    """Options of resampling: the number of samples, and the test that compares two systems."""
 
     # Number of bootstrap samples, for confidence intervals and for the paired bootstrap test; 0: none.
     samples: int = 0
@@ -112,9 +104,6 @@ def make_resampling_options(
 
     Args:
       compared: the names given to --against.
-
-    Raises:
-      UserError: a number is out of range, a flag has no effect, or --against names a system twice.
     """
     if paired is not None and not compared:
         raise UserError(f"--paired={paired} has no effect without --against=RUN; give one or leave it out")
@@ -146,9 +135,6 @@ def read_compared_files(
     Args:
       own: the directory of the evaluated run, its config, and the set to score.
       split: the split that the set comes from; None: the set comes from files, which any run can translate.
-
-    Raises:
-      UserError: the split of a run differs from the set, or a file has another number of lines.
     """
     found = {}
     for system in systems:

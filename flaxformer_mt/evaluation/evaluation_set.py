@@ -146,10 +146,6 @@ def read_sets(
     Args:
       vocab_tags: see `choose_line_tags`.
       languages: `source_language` and `target_language`, which choose among the directions; None: all.
-
-    Raises:
-      UserError: the split or a file is absent, one file is missing, or their numbers of lines differ; the
-        model does not have a language, or it is not said into which language files are to be translated.
     """
     given = {name: language for name, language in languages.items() if language is not None}
     tags = choose_line_tags(config.data, **given, vocab_tags=vocab_tags)

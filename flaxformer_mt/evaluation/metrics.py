@@ -48,9 +48,6 @@ def score_translations(
     Args:
       lowercase: ignore case in both scores.
       tokenize: sacreBLEU's tokenizer for BLEU; chrF compares characters and needs none.
-
-    Raises:
-      UserError: the numbers of sentences are 0 or differ, or the tokenizer is unknown or not installed.
     """
     _check_lines(hypotheses, references)
     bleu, chrf = _make_bleu(lowercase, tokenize), _make_chrf(lowercase)
@@ -140,10 +137,6 @@ def resample_scores(
       lowercase: ignore case in BLEU and chrF; TER always ignores case.
       only: the metrics. TER is the translation edit rate, edits per 100 words of the references, so lower is
         better; with sacreBLEU's defaults: words between spaces, with shifts of phrases. It takes most time.
-
-    Raises:
-      UserError: as `score_translations`.
-      ValueError: there are too few samples.
     """
     from sacrebleu.metrics.ter import TER
     from sacrebleu.significance import PairedTest
@@ -223,9 +216,6 @@ def choose_tokenizer(
       warn: receives a warning if the tokenizer for the language is not installed, if the code of the language
         is not known to need another than 13a while the references do, or if `tokenize` is one that splits
         text at spaces while the language needs another.
-
-    Raises:
-      UserError: the tokenizer is unknown, or is requested by name and not installed.
     """
     fitting = _find_fitting(language)
     is_unknown = fitting == "13a" and lacks_spaces(references[:SCRIPT_SAMPLE])

@@ -26,11 +26,7 @@ class OwnerLock:
     """The lock of one process; `check` before each publication."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Take the lock, at once or after the silence of an owner that no longer lives.
-
-        Raises:
-          UserError: another process has the lock, or the store cannot be written to.
-        """
+        """Take the lock, at once or after the silence of an owner that no longer lives."""
         self._store, self._end = store, threading.Event()
         self._me = {"host": socket.gethostname(), "process": os.getpid(), "token": secrets.token_hex(8)}
         # A process number means nothing on another machine, in another container or after a restart.

@@ -241,9 +241,6 @@ def open_copy(run: str | Path) -> Path:
     """Return the folder of a run: that of a path, with its ~ expanded, or the local copy of the run at a URL.
 
     The copy is made equal to the store, but for the arrays of checkpoints, which follow when they are read.
-
-    Raises:
-      UserError: the store cannot be read.
     """
     if url := find_url(run):
         with _guard:
@@ -257,11 +254,7 @@ def open_copy(run: str | Path) -> Path:
 
 @contextlib.contextmanager
 def own_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of the run in its store while the body runs; upload its changed files at the end.
-
-    Raises:
-      UserError: another process trains the run.
-    """
+    """Hold the lock of the run in its store while the body runs; upload its changed files at the end."""
     if (copy := _find(folder)) is None:
         yield
         return
@@ -340,11 +333,7 @@ _EQUAL = ".equal.json"
 
 
 def fetch_input(path: str | Path) -> Path:
-    """Return the path with its ~ expanded; for a URL, a local copy of the file or folder there.
-
-    Raises:
-      UserError: there is nothing at the URL, or the store cannot be read.
-    """
+    """Return the path with its ~ expanded; for a URL, a local copy of the file or folder there."""
     if not (url := find_url(path)):
         return local_path(path)
     above, _, name = url.rpartition("/")
@@ -392,9 +381,6 @@ def open_output(path: str | Path, *, empty: bool = False) -> Path:
 
     Args:
       empty: whether there must be nothing at the URL.
-
-    Raises:
-      UserError: there is something, or the store cannot be read.
     """
     if not (url := find_url(path)):
         return local_path(path)

@@ -162,9 +162,6 @@ def connect(
       processes: number of processes.
       process: index of this process, from 0.
       detect: let JAX detect the three values, on Slurm, GKE, TPU pods and under Open MPI.
-
-    Raises:
-      UserError: inconsistent arguments, or processes that cannot connect in time.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in given.items() if value is None]
@@ -301,9 +298,6 @@ def decide_once(decide: Callable[[], T]) -> T:
 
     Args:
       decide: returns JSON values.
-
-    Raises:
-      UserError: `decide` raised it in process 0; then it is raised in all processes.
     """
     if process_count() == 1:
         return decide()
@@ -324,10 +318,6 @@ def work_in_all(work: Callable[[], T], *, what: str) -> T:
 
     Args:
       what: the task, as in "process 1 of 2 cannot WHAT: ...".
-
-    Raises:
-      UserError: `work` raised it in some process; then it is raised in all processes, with the message of the
-        first of them.
     """
     if process_count() == 1:
         return work()
@@ -344,11 +334,7 @@ def work_in_all(work: Callable[[], T], *, what: str) -> T:
 
 
 def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:
-    """Block until all processes have reached this barrier; `name` distinguishes barriers.
-
-    Raises:
-      jax.errors.JaxRuntimeError: a process has not reached the barrier in time.
-    """
+    """Block until all processes have reached this barrier; `name` distinguishes barriers."""
     if jax.process_count() > 1:
         barrier = f"flaxformer_mt/{name}/{_count_visit(name)}"
         _client().wait_at_barrier(barrier, timeout_in_ms=int(1000 * seconds))

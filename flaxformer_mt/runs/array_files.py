@@ -40,9 +40,6 @@ def write_item(folder: Path, leaves: Leaves) -> None:
 
     Orbax copies all numpy arrays twice before it writes them; arrays of a device, such as the CPU, it copies
     a few at a time. Large items are therefore written as arrays of the CPU device.
-
-    Raises:
-      OSError: the disk is full or read-only.
     """
     sizes = [np.asarray(leaf).nbytes for leaf in leaves.values()]
     options = {}
@@ -73,9 +70,6 @@ def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
 
     Returns:
       A function that waits until the shards are on disk.
-
-    Raises:
-      OSError: the disk is full or read-only; also raised by the function that is returned.
     """
     import orbax.checkpoint as ocp
     from etils import epath  # the paths of orbax, which brings it along

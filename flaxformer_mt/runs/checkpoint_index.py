@@ -48,9 +48,6 @@ class CheckpointIndex:
         """Return the step with the best score, the earliest of equal ones; None if no checkpoint has a score.
 
         The score of a damaged checkpoint is unknown: the best is then what a later checkpoint recorded.
-
-        Raises:
-          UserError: a damaged checkpoint is newer than all others, so that the best is unknown.
         """
         steps = self.steps()
         damages = {step: damage for step in steps if (damage := self._find_damage(self.folder(step), ()))}
@@ -84,11 +81,7 @@ class CheckpointIndex:
         return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of([IMPORTED_STEP, *steps])})
 
     def resolve(self, which: int | str) -> Path:
-        """Return the folder of the checkpoint "best", "last", "average" or a step.
-
-        Raises:
-          UserError: the checkpoint is absent; the message lists the existing ones.
-        """
+        """Return the folder of the checkpoint "best", "last", "average" or a step."""
         word = str(which)
         name: int | str | None
         if word == "best":
@@ -134,9 +127,6 @@ class CheckpointIndex:
         """Return the newest undamaged step, and a warning that names newer, damaged steps.
 
         The step is None if there is no checkpoint; the warning is "" if no checkpoint is damaged.
-
-        Raises:
-          UserError: checkpoints exist, but all of them are damaged.
         """
         damages: list[str] = []
         for step in reversed(self.steps()):

@@ -101,9 +101,6 @@ class SharedSave:
             processes share; called in process 0.
           publish: makes the folder visible, given the digests of files that their writers have flushed;
             called in process 0, once all shards are on disk.
-
-        Raises:
-          UserError: `begin` raised it; then all processes raise it.
         """
         folder = decide_once(lambda: working_copies.to_url(begin()))
         self._folder, self._names = working_copies.to_local(folder), list(trees)
@@ -119,11 +116,7 @@ class SharedSave:
             self._error = error
 
     def complete(self) -> None:
-        """Wait until the checkpoint is published; a thread of each process calls it.
-
-        Raises:
-          OSError: some process could not write.
-        """
+        """Wait until the checkpoint is published; a thread of each process calls it."""
         problem = let_first_conclude("save", json.dumps(self._finish_own_shards()), self._conclude)
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error
@@ -214,9 +207,6 @@ class Checkpoints:
           trees: by name, such as {"params": ..., "opt_state": ...}; leaves are arrays of any sharding, or
             numbers. Their buffers may be donated or overwritten as soon as this method returns.
           progress: JSON values, which `restore` returns.
-
-        Raises:
-          UserError: an earlier checkpoint could not be written, for example because the disk is full.
         """
         self._join_writer()
         progress = json.loads(json.dumps(progress))  # as it is now, and as it is read
@@ -255,10 +245,6 @@ class Checkpoints:
           which: "best", "last", "average" or a step.
           targets: by name, trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on
             the default device; numpy leaves stay on the host. Other stored trees are skipped.
-
-        Raises:
-          UserError: the checkpoint is absent, damaged, or differs from the targets in structure, shape or
-          dtype.
         """
         folder = self.resolve(which)
         wanted = {name: make_specs(flatten_tree(target)) for name, target in targets.items()}
@@ -270,21 +256,13 @@ class Checkpoints:
         return trees, read_progress(folder)
 
     def read_specs(self, which: int | str) -> dict[str, Specs]:
-        """Return the types and shapes of all arrays of a checkpoint, by tree and path.
-
-        Raises:
-          UserError: the checkpoint is absent or damaged.
-        """
+        """Return the types and shapes of all arrays of a checkpoint, by tree and path."""
         folder = self.resolve(which)
         self._index.check_undamaged(folder, ())
         return atomic_folder.read_facts(folder)["trees"]
 
     def parameter_bytes(self, which: int | str) -> int:
-        """Return the bytes of the parameters that `restore_params` reads.
-
-        Raises:
-          UserError: the checkpoint is absent or damaged.
-        """
+        """Return the bytes of the parameters that `restore_params` reads."""
         likes = map(make_like, self._inference_tree(self.resolve(which))[1].values())
         return sum(like.size * like.dtype.itemsize for like in likes)
 
@@ -302,9 +280,6 @@ class Checkpoints:
 
         Args:
           sharding_of: the sharding of an array, by its path and shape. None: the default device.
-
-        Raises:
-          UserError: the checkpoint is absent or damaged, or not finite, without `allow_nonfinite`.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
@@ -327,10 +302,6 @@ class Checkpoints:
         Sums in float64 and casts back to the dtype of the parameters; leaves that are not floating-point are
         taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps":
         [...], "averaged_tree": "params" or "ema_params"}.
-
-        Raises:
-          UserError: there are fewer checkpoints than `last`, or one of them is damaged, differs in shape, or
-            has NaN or infinite parameters and not `allow_nonfinite`.
         """
         steps = [step for step in self.steps() if step > IMPORTED_STEP]
         if not 1 <= last <= len(steps):
@@ -374,9 +345,6 @@ class Checkpoints:
         First removes what a killed process left behind, checkpoints that it would have deleted included, so
         only the training process may call this method. Sets `warning` to the names of newer, damaged
         checkpoints.
-
-        Raises:
-          UserError: checkpoints exist, but all of them are damaged.
         """
         self._join_writer()
         self._sweep()
@@ -386,11 +354,7 @@ class Checkpoints:
         return step
 
     def resolve(self, which: int | str) -> Path:
-        """Return the folder of the checkpoint "best", "last", "average" or a step (a number or its digits).
-
-        Raises:
-          UserError: the checkpoint is absent; the message lists the existing ones.
-        """
+        """Return the folder of "best", "last", "average" or a step (a number or its digits)."""
         self._join_writer()
         return self._index.resolve(which)
 

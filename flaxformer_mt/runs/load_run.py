@@ -102,10 +102,6 @@ def load_trained(
         without instructions for bfloat16.
       allow_nonfinite: whether parameters may be NaN or infinite.
       may_split: whether to split parameters that are too large for one device over all devices.
-
-    Raises:
-      UserError: the run directory or the checkpoint is absent, or the parameters do not match the config, or
-        are not finite.
     """
     run_dir = working_copies.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -201,9 +197,6 @@ def write_new_run(
     Args:
       params: nested dicts of arrays, the same in all processes, of which the first writes them.
       origin: the `format` and the `path` that the parameters come from.
-
-    Raises:
-      UserError: the directory cannot be written to, or is a run with another config.
     """
 
     def write() -> None:

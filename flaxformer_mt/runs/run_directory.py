@@ -153,9 +153,6 @@ def open_run(run_dir: Path, config: Config) -> None:
     A changed config is recorded in history.jsonl; if the run has been trained, a warning says what changes.
     Call this function after the data has been read, so that a run whose data are invalid leaves no directory
     behind.
-
-    Raises:
-      UserError: the run was made with another config, or the directory is not writable.
     """
     check_run(run_dir, config)
     path = run_dir / "config.json"
@@ -267,9 +264,6 @@ def lock_run(run_dir: Path) -> Iterator[None]:
     """Hold the lock of a run while the body runs; create the run directory if it is absent.
 
     Directories that this function creates and that are empty afterwards are removed again.
-
-    Raises:
-      UserError: another process holds the lock, or the directory is not writable.
     """
     absent = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
@@ -344,11 +338,7 @@ def find_vocab_damage(folder: Path) -> str:
 
 
 def load_sealed_vocabs(folder: Path) -> Vocabs:
-    """Load the vocabularies of a run.
-
-    Raises:
-      UserError: the vocabularies are absent or damaged.
-    """
+    """Load the vocabularies of a run."""
     if damage := find_vocab_damage(folder):
         raise UserError(
             f"the vocabulary {folder} is damaged: {damage}; restore its files from a copy of the run, or "

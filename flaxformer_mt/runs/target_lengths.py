@@ -104,11 +104,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 
 
 def read_target_lengths(run_dir: Path) -> TargetLengths | None:
-    """Read the line of a run; None if it has none.
-
-    Raises:
-      UserError: the file is damaged, or cannot be read.
-    """
+    """Read the line of a run; None if it has none."""
 
     def read(found: dict[str, Any]) -> TargetLengths:
         line = TargetLengths(*(float(found[name]) for name in TargetLengths._fields))
@@ -120,11 +116,7 @@ def read_target_lengths(run_dir: Path) -> TargetLengths | None:
 
 
 def read_several_sentences(run_dir: Path) -> float | None:
-    """Read the share of training lines with several sentences; None if the run does not say.
-
-    Raises:
-      UserError: the file is damaged, or cannot be read.
-    """
+    """Read the share of training lines with several sentences; None if the run does not say."""
 
     def read(found: dict[str, Any]) -> float | None:
         if "several_sentences" not in found:  # written by an earlier version

@@ -59,11 +59,7 @@ class Identity:
 
 
 def import_service(name: str) -> Callable[[Identity], Service]:
-    """Import the service of this name; return what begins, or goes on with, the record of a run in it.
-
-    Raises:
-      UserError: its package is not installed, or cannot be imported, as wandb without a home folder.
-    """
+    """Import the service of this name; return what begins, or goes on with, the record of a run in it."""
     try:
         make: Callable[[Identity], Service] = importlib.import_module(
             f"flaxformer_mt.tracking.{name}_run"
@@ -81,11 +77,7 @@ def import_service(name: str) -> Callable[[Identity], Service]:
 
 
 def open_service(name: str, run_dir: Path) -> Service:
-    """Begin, or go on with, the record of a run in the service of this name.
-
-    Raises:
-      UserError: its package is not installed, or it refuses to begin, as wandb without a login.
-    """
+    """Begin, or go on with, the record of a run in the service of this name."""
     make = import_service(name)
     try:
         return make(Identity(run_dir, name))

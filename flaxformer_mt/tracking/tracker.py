@@ -65,9 +65,6 @@ class Tracker:
           trackers: the names of other services that record the run.
           stream: where progress lines go; None: nowhere.
           clock: the time, in seconds, by which the time left is estimated. None: the real one.
-
-        Raises:
-          UserError: the package of a service is not installed.
         """
         self._clock = clock or time.monotonic
         self._total_steps, self._start_step = total_steps, start_step
@@ -220,11 +217,7 @@ class Tracker:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out.
-
-    Raises:
-      UserError: the file does not exist, or a line in it is damaged.
-    """
+    """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out."""
     path = Path(run_dir) / _METRICS_NAME
     if not path.is_file():
         raise UserError(f"{path} does not exist; train in {run_dir} first, or name another run directory")

@@ -140,11 +140,7 @@ class PretrainedVocab(Vocab):
     def __init__(
         self, facts: PretrainedFacts, files: Mapping[str, bytes], *, name: str = "the vocabulary"
     ) -> None:
-        """Make the segmenter; error messages refer to the files as those of `name`.
-
-        Raises:
-          UserError: a file is missing or damaged, or contradicts the facts.
-        """
+        """Make the segmenter; error messages refer to the files as those of `name`."""
         facts.check(name)
         self.facts, self.files = facts, dict(files)
         self._segmenter = make_segmenter(facts.kind, files, name=name)
@@ -194,11 +190,7 @@ class PretrainedVocab(Vocab):
 
     @classmethod
     def load_files(cls, directory: Path) -> "PretrainedVocab":
-        """Load what `save_files` wrote.
-
-        Raises:
-          UserError: a file is missing or damaged.
-        """
+        """Load what `save_files` wrote."""
         path = directory / FACTS_NAME
         try:
             stored = read_json_object(path)

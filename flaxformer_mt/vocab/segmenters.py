@@ -39,11 +39,7 @@ class Segmenter(Protocol):
 
 
 def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segmenter:
-    """Make the segmenter of a kind from the bytes of its files, by name; `name` names the folder in messages.
-
-    Raises:
-      UserError: a file is missing or damaged, or the package tokenizers is not installed.
-    """
+    """Make a segmenter from the bytes of its files, by name; `name` names the folder in messages."""
     if kind == "json":
         return JsonSegmenter(_take(files, TOKENIZER_JSON, name), name=f"{name}/{TOKENIZER_JSON}")
     if kind == "bytes":

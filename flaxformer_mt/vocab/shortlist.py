@@ -48,9 +48,6 @@ class Shortlist:
         """Read a file of lines `n-gram of source pieces<TAB>target pieces`, separated by spaces.
 
         The line without source pieces has the candidates of all sentences.
-
-        Raises:
-          UserError: the file cannot be read, has lines of another form, or pieces that the vocabularies lack.
         """
         try:
             text = read_file(path, most=_MAX_BYTES).decode("utf-8")

@@ -52,11 +52,7 @@ def check_tags(vocab: Segmenter, parts: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_language_tags(vocab: Vocab, tags: Iterable[str]) -> None:
-    """Check that the vocabulary has a piece for each tag, which stands before a text.
-
-    Raises:
-      UserError: a tag is several pieces, or unknown.
-    """
+    """Check that the vocabulary has a piece for each tag, which stands before a text."""
     for tag in tags:
         if tag in vocab.tags or " " in tag:  # a tag with spaces is text, as `translate English to German:`
             continue

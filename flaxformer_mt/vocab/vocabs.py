@@ -47,11 +47,7 @@ class Vocabs:
 
     @classmethod
     def load(cls, directory: str | Path) -> "Vocabs":
-        """Load the vocabularies that `save` wrote.
-
-        Raises:
-          UserError: the models are absent or damaged, or both joint and separate models exist.
-        """
+        """Load the vocabularies that `save` wrote."""
         directory = Path(directory)
         joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
         separate = source.is_file() and target.is_file()
@@ -86,9 +82,6 @@ def make_vocabs(
     Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
     trained on the targets, whatever `config.joint` says. The models of a joint vocabulary have the same
     pieces, and differ in the normalization of the text.
-
-    Raises:
-      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
     """
     directory = Path(directory)
     if target_only:

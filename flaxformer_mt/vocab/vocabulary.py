@@ -94,11 +94,7 @@ class Vocab:
     num_forced: int = 0
 
     def __init__(self, model: bytes, *, name: str = "the vocabulary") -> None:
-        """Load a serialized model; error messages refer to it as `name`.
-
-        Raises:
-          UserError: `model` is not a SentencePiece model, or has no pad or eos symbol.
-        """
+        """Load a serialized model; error messages refer to it as `name`."""
         self._processor = load_processor(model, name=name)
         self.size: int = self._processor.get_piece_size()
         self.pad_id: int = self._processor.pad_id()
@@ -123,11 +119,7 @@ class Vocab:
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
-        """Load a `.model` file; `name` says in error messages where the path came from.
-
-        Raises:
-          UserError: the file is absent or unreadable, is not a model, or has no pad or eos symbol.
-        """
+        """Load a `.model` file; `name` says in error messages where the path came from."""
         try:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
@@ -158,9 +150,6 @@ class Vocab:
             2020), or the smoothing alpha of samples from all segmentations of a unigram model (Kudo 2018).
           seed: the seed of sampling; the same texts, sampling and seed give the same ids in every process.
           threads: number of threads without sampling; -1: one for each core.
-
-        Raises:
-          UserError: a text is not valid Unicode, or `sampling` is on for a char or word model.
         """
         if sampling and seed is None:
             raise ValueError("sampling needs a seed")
@@ -206,11 +195,7 @@ class Vocab:
 
 
 def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePieceProcessor:
-    """Load a serialized SentencePiece model; error messages refer to it as `name`.
-
-    Raises:
-      UserError: the bytes are no such model, or one without pieces.
-    """
+    """Load a serialized SentencePiece model; error messages refer to it as `name`."""
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     processor = sentencepiece.SentencePieceProcessor()
     try:
@@ -241,11 +226,7 @@ def check_unicode(texts: Iterable[str]) -> None:
 
 
 def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
-    """Train a model without normalization on text that is normalized as that of its side.
-
-    Raises:
-      UserError: the text is too little for the config, or for the kind of model.
-    """
+    """Train a model without normalization on text that is normalized as that of its side."""
     lines, model = _Lines(config, pairs, sides), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)

@@ -28,11 +28,7 @@ class Attention(NamedTuple):
 
 
 def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[int]) -> list[Attention]:
-    """Translate the sentences of these numbers, from 1, and return the weights that alignments use.
-
-    Raises:
-      UserError: there is no such sentence, or the model cannot be loaded.
-    """
+    """Translate the sentences of these numbers, from 1, and return the weights that alignments use."""
     count = len(translations.sources)
     for number in numbers:
         if not 1 <= number <= count:
@@ -78,10 +74,6 @@ def report_runs(
       name: of the set of translations, RUN/translations/NAME.hypothesis.
       attention: numbers of the sentences, from 1, whose attention is shown.
       samples: bootstrap samples of the intervals.
-
-    Raises:
-      UserError: a run cannot be read, `output` is a folder or in one that cannot be written to, or there are
-        no such sentences.
     """
     output = Path(output).expanduser()
     if output.is_dir():

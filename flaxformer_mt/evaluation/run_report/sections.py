@@ -50,9 +50,6 @@ def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
 
     Args:
       name: of the set of translations, RUN/translations/NAME.hypothesis.
-
-    Raises:
-      UserError: a run is absent or named twice, a file of it is damaged, or there are too many.
     """
     if not 1 <= len(run_dirs) <= MOST_RUNS:
         raise UserError(f"a page shows 1 to {MOST_RUNS} runs, but {len(run_dirs)} are given; leave some out")
