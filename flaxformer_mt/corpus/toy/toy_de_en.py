@@ -40,7 +40,6 @@ class ToyDeEn(tfds.core.GeneratorBasedBuilder):
 
 
 def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Open a split of the set, generated if missing; without a source language, targets alone."""
     if not set(filter(None, languages)) <= set(_LANGUAGES):
         raise UserError(
             f"toy_de_en is German and English, not {' -> '.join(filter(None, languages))}; "
