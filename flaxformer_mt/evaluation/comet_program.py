@@ -17,7 +17,6 @@ _PROGRAM = "comet-score"
 
 
 def check_comet(model: str | Path) -> Path:
-    """Return the path of a COMET model."""
     path = Path(model).expanduser()
     if path.suffix != ".ckpt" or not path.is_file():
         what = "is not a .ckpt file" if path.exists() else "does not exist"
@@ -36,7 +35,7 @@ def check_comet(model: str | Path) -> Path:
 def score_comet(
     model: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> float:
-    """Return the COMET of translations, the mean over sentences; computed on the CPU.
+    """The mean over sentences; computed on the CPU.
 
     The model is loaded by PyTorch with pickle: use only one that you trust.
     """
