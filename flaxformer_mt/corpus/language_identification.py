@@ -54,15 +54,15 @@ class LanguageIdentifier:
     def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
         """For each text the other language that it is in, at `least` so probable; "" if in `language`."""
         codes = self._find_codes(language)
-        found = map(self.identify, texts)
+        guesses = map(self.identify, texts)
         return [
-            one.language if one.probability >= least and _find_base(one.language) not in codes else ""
-            for one in found
+            guess.language if guess.probability >= least and _find_base(guess.language) not in codes else ""
+            for guess in guesses
         ]
 
-    def is_same(self, one: str, language: str) -> bool:
+    def is_same(self, identified: str, language: str) -> bool:
         """Return whether a language, as the model calls it, is this one of the config."""
-        return _find_base(one) in find_codes(language)
+        return _find_base(identified) in find_codes(language)
 
     def _find_codes(self, language: str) -> frozenset[str]:
         codes = find_codes(language)

@@ -204,8 +204,8 @@ class Checkpoints:
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
             with self._explain_failed_write():
-                facts = atomic_folder.read_facts(folder)
-                atomic_folder.replace_facts(folder, {**facts, "progress": progress})
+                metadata = atomic_folder.read_facts(folder)
+                atomic_folder.replace_facts(folder, {**metadata, "progress": progress})
 
     def wait(self) -> None:
         """Wait until the last `save` is on disk; with several processes, on all of them."""
@@ -386,7 +386,7 @@ class Checkpoints:
             self._prune(step)
 
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        filled = {name: kept for name, leaves in trees.items() if (kept := without_empty(leaves))}
+        filled = {name: nonempty for name, leaves in trees.items() if (nonempty := without_empty(leaves))}
         shared = SharedSave(filled, begin=begin, publish=publish)
 
         def write() -> None:

@@ -58,10 +58,10 @@ class Vocabs:
             vocab = Vocab.load(joint)
             return cls(vocab, vocab, joint=True)
         if separate:
-            one, other = Vocab.load(source), Vocab.load(target)
-            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
+            shared, other = Vocab.load(source), Vocab.load(target)
+            alike = shared.pieces(range(shared.size)) == other.pieces(range(other.size))
             # Different models with the same pieces are one imported vocabulary with two segmentations.
-            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
+            return cls(shared, other, joint=alike and shared.fingerprint != other.fingerprint)
         raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
