@@ -1,6 +1,6 @@
 """`recipes/pipeline.sh`: each step once and in order, and the same files after SIGKILL at any moment.
 
-Commands are stood for by a script that writes the files of each; .ci/full kills a tiny pipeline of the real ones.
+Commands are stood for by a script that writes the files of each; .ci/full kills a real pipeline as well.
 """
 
 import json
