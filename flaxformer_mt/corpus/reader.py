@@ -286,10 +286,7 @@ def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | 
     """Read the alignments of each set; [] if data.alignments is empty."""
     if not any(config.alignments):
         return []
-    options: dict[str, Any] = {
-        "may_drop": config.clean.unequal_lines == "drop",
-        "cache": cache_dir(config),
-    }
+    options: dict[str, Any] = {"may_drop": config.clean.unequal_lines == "drop", "cache": cache_dir(config)}
     return [
         None if path is None else load_links(path, split, **options)
         for path, split in zip(find_alignments(config), splits, strict=True)

@@ -100,11 +100,7 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
             for name, both in wanted.items():
                 matches[name][which] |= np.isin(both[which], present)
     return {
-        name: {
-            "of": len(pairs),
-            "pairs": int(matches[name][0].sum()),
-            "sources": int(matches[name][1].sum()),
-        }
+        name: {"of": len(pairs), "pairs": int(matches[name][0].sum()), "sources": int(matches[name][1].sum())}
         for name, pairs in held_out.items()
     }
 

@@ -33,13 +33,7 @@ ALL_ROWS = RowShare(1, (0,))
 
 
 def make_batch(
-    store: TokenStore,
-    plan: EpochPlan,
-    index: int,
-    *,
-    pad_id: int,
-    bos_id: int,
-    share: RowShare = ALL_ROWS,
+    store: TokenStore, plan: EpochPlan, index: int, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
 ) -> Batch:
     """Build batch `index` of `plan` as int32 and bool arrays, in the layout described at `Batch`.
 

@@ -168,10 +168,7 @@ def translate_compared_systems(
         translator = Translator.load(
             system.run, checkpoint=system.checkpoint, search=system.search, **options
         )
-        languages: dict[str, Any] = {
-            "source_language": direction.source,
-            "target_language": direction.target,
-        }
+        languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
         facts = {"name": system.name, "checkpoint": translator.checkpoint}

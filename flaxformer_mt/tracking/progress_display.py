@@ -67,12 +67,7 @@ def announce_if_slow(text: str, say: Callable[[str], object]) -> Iterator[None]:
 
 
 def format_train_line(
-    step: int,
-    total_steps: int,
-    values: Mapping[str, Any],
-    seconds_left: float,
-    *,
-    width: int | None = None,
+    step: int, total_steps: int, values: Mapping[str, Any], seconds_left: float, *, width: int | None = None
 ) -> str:
     """`step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`; some values give way to `width`."""
     left = [f"{format_duration(seconds_left)} left"] if math.isfinite(seconds_left) else []

@@ -53,7 +53,7 @@ class Chart(NamedTuple):
 
 
 def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
-    """Curves over the same axis; None if no curve has two finite points."""
+    """Curves over the same axis; [] if no curve has two finite points."""
     drawn = [line._replace(points=_choose_points(line.points)) for line in lines]
     drawn = [line for line in drawn if len(line.points) > 1]
     if not drawn:
@@ -77,7 +77,7 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]
 
 
 def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
-    """Groups of bars, one of each run, of scores up to 100, with whiskers for intervals; None without any."""
+    """Groups of bars, one of each run, of scores up to 100, with whiskers for intervals; [] without any."""
     bars = [bar for group in groups.values() for _, bar in group]
     if not bars:
         return []

@@ -104,8 +104,11 @@ def make_parts(
         )
     shown: sections.Blocks = []
     if attention:
-        filled = find_attention(compared[0].run_dir, compared[0].translations, attention)
-        shown = [("paragraph", f"Model: {compared[0].name}."), *(("attention", first) for first in filled)]
+        attentions = find_attention(compared[0].run_dir, compared[0].translations, attention)
+        shown = [
+            ("paragraph", f"Model: {compared[0].name}."),
+            *(("attention", block) for block in attentions),
+        ]
     left_out = [run.name for run in runs if run.translations.sources and run not in compared]
     note = f"Other sentences than the others have: {', '.join(left_out)}."
     parts = {
