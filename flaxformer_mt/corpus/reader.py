@@ -162,8 +162,10 @@ def read_pairs(
     if any(_is_held_out(member, config, split) for member in members):
         stored = "train"
     may_drop = stored == "train"
-    held_out = _held_out_identity(config) if may_drop else []
-    splits, row_lists, keys, hashes, reports, identities = [], [], [], [], [], []
+    sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
+    held_out = may_drop and any(sizes.values())
+    splits, row_lists, keys, hashes, reports = [], [], [], [], []
+    identities: list[Any] = []
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
@@ -173,7 +175,7 @@ def read_pairs(
             raw,
             config.clean,
             may_drop=may_drop,
-            digests=bool(held_out),
+            digests=held_out,
             folder=folder,
             hands=hands,
             progress=progress,
@@ -203,16 +205,16 @@ def read_pairs(
         identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
     if held_out:
-        row_lists, reports = _hold_out(splits, row_lists, keys, reports, config, split)
-        identities += held_out
-    sizes = [report["pairs"] for report in reports]
+        row_lists, reports = _hold_out(splits, row_lists, keys, reports, sizes, split)
+        identities.append(["held_out", list(sizes.values())])
+    counts = [report["pairs"] for report in reports]
     rules = describe_rules(config.clean) if may_drop else None
     return Pairs(
         splits,
         row_lists,
-        weights=choose_weights(config, sizes) if split == "train" else (1.0,) * len(members),
+        weights=choose_weights(config, counts) if split == "train" else (1.0,) * len(members),
         fingerprint=digest([split, rules, *identities]),
-        report={"split": split, "pairs": sum(sizes), "parts": reports},
+        report={"split": split, "pairs": sum(counts), "parts": reports},
         hashes=hashes,
         links=_read_links(splits, config) if split == "train" else (),
         scores=_open_scores(splits, config) if split == "train" else (),
@@ -263,11 +265,7 @@ def open_train_set(config: DataConfig) -> RawSplit:
     return _open(members[0], config, "train")
 
 
-def find_alignments(config: DataConfig) -> list[Path | None]:
-    return _find_files(config, config.alignments)
-
-
-def _find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | None]:
+def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | None]:
     """The file of each data set, or None; a name without a folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
     files = configured * (len(names) if len(configured) == 1 else 1)
@@ -286,10 +284,10 @@ def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | 
     """Read the alignments of each set; [] if data.alignments is empty."""
     if not any(config.alignments):
         return []
-    options: dict[str, Any] = {"may_drop": config.clean.unequal_lines == "drop", "cache": cache_dir(config)}
+    may_drop, cache = config.clean.unequal_lines == "drop", cache_dir(config)
     return [
-        None if path is None else load_links(path, split, **options)
-        for path, split in zip(find_alignments(config), splits, strict=True)
+        None if path is None else load_links(path, split, may_drop=may_drop, cache=cache)
+        for path, split in zip(find_files(config, config.alignments), splits, strict=True)
     ]
 
 
@@ -297,7 +295,7 @@ def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile |
     """Open the teacher scores of each set; [] if data.teacher_scores is empty."""
     if not any(config.teacher_scores):
         return []
-    files = _find_files(config, config.teacher_scores)
+    files = find_files(config, config.teacher_scores)
     opened = [None if path is None else open_score_file(path) for path in files]
     for file, split in zip(opened, splits, strict=True):
         if file is not None and len(file) != len(split):
@@ -315,21 +313,15 @@ def has_split(config: DataConfig, split: Split) -> bool:
     return bool(members) if several else _has_split(members[0], config, split)
 
 
-def _held_out_identity(config: DataConfig) -> list[Any]:
-    sizes = [config.valid_pairs, config.test_pairs]
-    return [["held_out", sizes]] if any(sizes) else []
-
-
 def _hold_out(
     splits: list[RawSplit],
     cleaned: list[Any],
     keys: list[Any],
     reports: list[dict[str, Any]],
-    config: DataConfig,
+    sizes: Mapping[str, int],
     split: Split,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """Return the rows of a split, where some training pairs are held out, and the reports of the sets."""
-    sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
     parts = hold_out(splits, cleaned, keys, sizes)
     rows = getattr(parts, split)
     described = []

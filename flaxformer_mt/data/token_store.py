@@ -59,8 +59,7 @@ class GrowingArray:
             self._file.seek(0)
             self._write_header()
             assert self._file.tell() == self._start, "the .npy header exceeds its reserved space"
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self.flush()
 
     def _write_header(self) -> None:
         np.lib.format.write_array_header_1_0(
