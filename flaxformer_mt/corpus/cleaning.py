@@ -83,10 +83,10 @@ def clean(
         ]
 
     work = carry(CheckBlocks(rules, actions, split.languages, digests))
-    chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
+    checkers = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
-        open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew,
+        open_crew(work, workers=checkers.workers, ray=checkers.ray) as crew,
     ):
         count(0)
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")

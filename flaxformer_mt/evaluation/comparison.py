@@ -116,7 +116,7 @@ def make_resampling_options(
 
 def read_compared_files(
     systems: Sequence[ComparedSystem],
-    own: tuple[Path, Config, ScoredSet],
+    evaluated: tuple[Path, Config, ScoredSet],
     *,
     split: Literal["test", "valid"] | None,
 ) -> dict[str, tuple[str, ...]]:
@@ -124,17 +124,17 @@ def read_compared_files(
 
     Without a split, the set comes from files, which any run can translate.
     """
-    translations = {}
+    scored, translations = evaluated[2], {}
     for system in systems:
         if system.run is not None:
             if split is not None:
-                check_same_set(split, own, (system.run, read_config(system.run / "config.json")))
+                check_same_set(split, evaluated, (system.run, read_config(system.run / "config.json")))
             continue
         lines = read_sentences(system.name)
-        count = len(own[2].sources)
+        count = len(scored.sources)
         if len(lines) != count:
             raise UserError(
-                f"{system.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
+                f"{system.name} has {len(lines)} lines, but {scored.name} has {count} sentences; line N must "
                 "be the translation of sentence N"
             )
         translations[system.name] = tuple(lines)
@@ -258,10 +258,10 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     runs/b      35.00 ± 1.10  p=0.0020     56.90 ± 0.80  p=0.0310     46.95 ± 1.04  p=0.0040
     """
     confidence, systems = result.get("confidence", {}), result.get("against", [])
-    own = {
+    evaluated = {
         metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
     }
-    rows = [(name, own), *((system["name"], system) for system in systems)]
+    rows = [(name, evaluated), *((system["name"], system) for system in systems)]
     width = max(len(row) for row, _ in rows)
     lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
     for row, scores in rows:
