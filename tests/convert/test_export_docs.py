@@ -82,7 +82,7 @@ def make_run(folder: Path, root: Path, **model: object) -> Config:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, one_device):
+def place(tmp_path, monkeypatch):
     """A working directory with the runs and the files that the page speaks of."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "my_data")

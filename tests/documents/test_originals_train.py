@@ -11,14 +11,10 @@ import pytest
 
 from flaxformer_mt.config import Config, ParallelConfig
 from flaxformer_mt.config.files import load_config
-from flaxformer_mt.decoding import engine
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
-
-pytestmark = pytest.mark.usefixtures("one_device", "shared_programs")
 
 ROOT = Path(__file__).resolve().parents[2]
 FIVE_CHINESE_PAIRS = ROOT.parent / "shared" / "data" / "tiny_zh_en"
@@ -33,24 +29,6 @@ FIVE = [
     ("Anna kauft Äpfel", "Anna buys apples"),
     ("kommt ihr morgen", "will you come tomorrow"),
 ]
-
-
-@pytest.fixture(scope="module")
-def programs() -> dict[str, SearchPrograms]:
-    return {}
-
-
-@pytest.fixture
-def shared_programs(programs, monkeypatch):
-    """Translators with equal models, search options and vocabulary sizes share their compiled programs."""
-
-    def make(*arguments, **options):
-        key = repr((arguments, options))
-        if key not in programs:
-            programs[key] = SearchPrograms(*arguments, **options)
-        return programs[key]
-
-    monkeypatch.setattr(engine, "SearchPrograms", make)
 
 
 @pytest.fixture
