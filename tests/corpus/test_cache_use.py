@@ -17,6 +17,7 @@ from flaxformer_mt.corpus import caches, read_pairs
 from flaxformer_mt.corpus.caches import read_arrays, read_cached, use_cache, write_arrays, write_cached
 from flaxformer_mt.corpus.reader import copy_text, has_split
 from flaxformer_mt.corpus.text_files import find_files, read_lines
+from flaxformer_mt.corpus.toy import toy_de_en
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore
 
@@ -201,8 +202,9 @@ def test_damaged_results_of_cleaning_are_computed_again(tmp_path):
         assert np.load(rows).tolist() == [0, 1, 3] and np.load(hashes).shape == (4, 2)
 
 
-def test_a_prepared_set_with_pipes_or_devices_is_prepared_again(tmp_path):
+def test_a_prepared_set_with_pipes_or_devices_is_prepared_again(tmp_path, monkeypatch):
     """TFDS would wait for the pipe, and read the device until memory ends."""
+    monkeypatch.setitem(toy_de_en.SIZES, "train", 100)
     config = DataConfig(dataset="toy_de_en", cache_dir=str(tmp_path / "cache"))
     expected = list(read_pairs(config, "test"))
     for name, replace in [

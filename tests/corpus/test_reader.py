@@ -21,6 +21,7 @@ from flaxformer_mt.corpus.mixture_weights import choose_weights, describe_shares
 from flaxformer_mt.corpus.pair_checks import digest_sentence
 from flaxformer_mt.corpus.pairs import Part
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, tfds_dir
+from flaxformer_mt.corpus.toy import toy_de_en
 from flaxformer_mt.data.prepare import find_overlap
 from flaxformer_mt.errors import UserError
 
@@ -319,7 +320,9 @@ READ = """
 import os, signal, sys, time
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus import read_pairs
-from flaxformer_mt.corpus.toy.toy_de_en import ToyDeEn
+from flaxformer_mt.corpus.toy.toy_de_en import SIZES, ToyDeEn
+
+SIZES["train"] = 100
 
 def generate(self, pairs, original=ToyDeEn._generate_examples):
     for number, row in original(self, pairs):
@@ -336,7 +339,8 @@ print(len(read_pairs(DataConfig("toy_de_en", cache_dir=sys.argv[1]), "test")))
 """
 
 
-def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path):
+def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(toy_de_en.SIZES, "train", 100)
     cache = tmp_path / "cache"
     process = run(READ, cache, "die")
     process.communicate()
