@@ -883,7 +883,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
     assert report["extras"]["gpu"]["get"] == f"{sys.executable} -m pip install 'jax[cuda13]>=0.10.2,<0.13'"
 
 
-@pytest.mark.parametrize("flags", [["--version"], ["doctor"], ["--print-completion", "bash"]])
+@pytest.mark.parametrize("flags", [["--version"], ["--print-completion", "bash"]])
 def test_a_full_disk_behind_standard_output_is_one_line(flags):
     """Also where the output is longer than the stream's buffer."""
     with open("/dev/full", "wb") as full:

@@ -96,21 +96,7 @@ def test_a_random_model_learns_and_goes_out_again(name, languages, tmp_path):
     assert (tmp_path / "out" / "config.json").read_bytes() == (tmp_path / "hub" / "config.json").read_bytes()
 
 
-def test_frozen_embeddings_stay(tmp_path):
-    MAKERS["t5"](tmp_path / "hub")
-    write_text(tmp_path / "text")
-    import_run(tmp_path / "hub", format_name="hf", run_dir=tmp_path / "base")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        config = make_config(tmp_path, steps=2, freeze=("*_embedding",))
-        fit(config, tmp_path / "tuned", init=str(tmp_path / "base"))
-    before, after = (
-        flatten_tree(load_trained(tmp_path / run, checkpoint="last").params) for run in ("base", "tuned")
-    )
-    same = {path for path in before if np.array_equal(before[path], after[path])}
-    assert same == {"shared_embedding/embedding"}
-
-
+@pytest.mark.slow
 def test_a_new_vocabulary_replaces_the_pretrained_one(tmp_path):
     MAKERS["t5"](tmp_path / "hub")
     write_text(tmp_path / "text")

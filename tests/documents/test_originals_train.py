@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
+from tiny_experiment import mark_slow
 
 from flaxformer_mt.config import Config, ParallelConfig
 from flaxformer_mt.config.files import load_config
@@ -100,7 +101,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", [*SMALL, "language_model"])
+@pytest.mark.parametrize("name", mark_slow([*SMALL, "language_model"], "handbuilt", "decoder_only", "aiayn"))
 def test_each_recipe_lowers_its_loss(name, tmp_path, loaded):
     recipe = "decoder_only" if name == "language_model" else name
     write_text(tmp_path, PAIRS, ("de", "en"))
@@ -140,7 +141,7 @@ def test_each_recipe_lowers_its_loss(name, tmp_path, loaded):
         assert epochs[-1]["loss"] < epochs[0]["loss"] and 0 < epochs[-1]["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("which", ["german", "chinese"])
+@pytest.mark.parametrize("which", mark_slow(["german", "chinese"], "chinese"))
 def test_handbuilt_learns_five_pairs_by_heart(which, tmp_path, loaded):
     pairs, languages = FIVE, ("de", "en")
     if which == "chinese":
