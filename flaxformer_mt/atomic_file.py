@@ -11,9 +11,6 @@ def write_atomically(path: Path, *parts: bytes | memoryview, sync: bool = False)
     Args:
       parts: the content, one after the other.
       sync: whether the content is on disk, whatever happens to the machine, before the file appears.
-
-    Raises:
-      OSError: the disk is full, or the folder cannot be written to; it names the file.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

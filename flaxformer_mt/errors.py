@@ -81,11 +81,7 @@ def find_cloud_path(path: str | Path) -> str:
 
 
 def local_path(path: str | Path) -> Path:
-    """Return the path with its ~ expanded.
-
-    Raises:
-      UserError: it is that of an object store, such as gs://bucket/run, or there is no home folder for its ~.
-    """
+    """Return the path with its ~ expanded."""
     if problem := find_cloud_path(path):
         raise UserError(problem)
     try:
@@ -95,11 +91,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def folder_of_arrays(path: str | Path) -> Path:
-    """Return the path with its ~ expanded, of a run or a cache: the libraries that store arrays need UTF-8.
-
-    Raises:
-      UserError: as for `local_path`, or the name is not UTF-8.
-    """
+    """Return the path with its ~ expanded, of a run or a cache: the libraries that store arrays need UTF-8."""
     folder = local_path(path)
     name = os.fsencode(folder.absolute())
     try:

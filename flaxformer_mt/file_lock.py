@@ -29,10 +29,6 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
       file: its descriptor.
       shared: together with others that ask for the same, instead of alone.
       wait: until the others release it.
-
-    Raises:
-      BlockingIOError: another process has locked it, without `wait`.
-      FileHasNoLock: the file system has no locks; the caller decides whether to go on without one.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -46,11 +42,6 @@ def open_locked(path: Path) -> BinaryIO:
     """Open a file for reading and writing, without changing it, and lock it until it is closed.
 
     The file is created if it is absent.
-
-    Raises:
-      BlockingIOError: another process has locked the file.
-      FileHasNoLock: the file system has no locks; the caller decides whether to go on without one.
-      OSError: the file cannot be opened.
     """
     while True:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")

@@ -76,9 +76,6 @@ def doctor(run: str | Path | None = None) -> dict[str, Any]:
 
     Args:
       run: the run directory of a translation model, whose search programs the report lists.
-
-    Raises:
-      UserError: `run` is not a run directory.
     """
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}

@@ -46,9 +46,6 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
     """Convert the text of a flag to a value: "1,2" for tuple[float, ...] is (1.0, 2.0).
 
     Which values a field accepts is for `config.field_values.read_value` to say: a choice stays as it is.
-
-    Raises:
-      UserError: the text is no number or truth value, or the file of stages cannot be read.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
@@ -86,9 +83,6 @@ _INPUTS = ("input", "prefix", "required", "source", "reference", "target", "voca
 def expand_path(name: str, path: Path) -> Path:
     """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local
     folder.
-
-    Raises:
-      UserError: it is in an object store, but must not be, or cannot be read.
     """
     if name == "run":
         return open_copy(path)
@@ -152,10 +146,6 @@ def parse_flags(
       prog: the name of the command in its help.
       words: the options that may be given as words without a flag, in this order.
       examples: for the help: flags -> what the command does with them.
-
-    Raises:
-      UserError: an unknown flag (the message suggests a similar one), or a value of the wrong type or out of
-        bounds.
     """
     known = list_flag_types(kind)
     given = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
@@ -227,9 +217,6 @@ def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
     """Return the flags without --quiet and --log_level, which main.py obeys, and how much they let a command
     say: info, warning or error.
-
-    Raises:
-      UserError: there is no such level.
     """
     rest, level, tokens = [], "info", iter(flags)
     for token in tokens:
@@ -254,9 +241,6 @@ def _split_line(
     With words=("run", "input"), ["runs/a", "--json", "--seed", "3"] has "runs/a" for --run, nothing for
     --json and "3" for --seed. A flag without = is followed by its value: by none if it is a switch, by any
     number if it has several. The last flag of a name counts, but options with several values are joined.
-
-    Raises:
-      UserError: there are more words than `words` names.
     """
     given: dict[str, list[str]] = {}
     names, takes = list(words), 0.0
@@ -295,11 +279,7 @@ def _has_several(flag: str, known: Mapping[str, Any]) -> bool:
 
 
 def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> str:
-    """Return what was given for a flag as one text, with commas between several values.
-
-    Raises:
-      UserError: there is no such flag, or nothing was given.
-    """
+    """Return what was given for a flag as one text, with commas between several values."""
     if flag not in known:
         _refuse_unknown(flag, list(known))
     if not texts and _is_switch(flag, known):
@@ -337,9 +317,6 @@ def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog:
     Args:
       shells: one of bash, zsh and fish.
       kinds: the dataclass of the options of each command.
-
-    Raises:
-      UserError: there is not one shell, or another one.
     """
     if len(shells) != 1 or shells[0] not in _SHELLS:
         raise UserError(

@@ -107,9 +107,6 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
       files: two files of text, or one table.
       languages: codes of the languages, source first; None: by the names of the files.
       links: folder for links to files whose names no config can spell.
-
-    Raises:
-      UserError: a file is absent, there are more or fewer of them, or a language is unknown.
     """
     if len(files) not in (1, 2):
         raise UserError(
@@ -205,11 +202,7 @@ _PERCENTAGE = 99.9
 
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
-    """Run the command; return the config's file, the numbers of pairs and the command that trains.
-
-    Raises:
-      UserError: the files, their languages or the output are wrong, or the corpus has too few pairs.
-    """
+    """Run the command; return the config's file, the numbers of pairs and the command that trains."""
     file = options.run.with_name(f"{options.run.name}.py")
     if file.exists() and not options.overwrite:
         raise UserError(f"{file} exists; give --overwrite to replace it, or another --run=DIR")

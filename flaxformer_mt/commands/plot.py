@@ -68,10 +68,6 @@ def plot(
       output: the folder for the files, created if necessary. None: RUN/plots.
       checkpoint: the source of learned parameters: best, last, average or a step. None: as in the run's
         config.
-
-    Raises:
-      UserError: the run or the checkpoint does not exist, the sentence cannot be translated, or the output is
-        a file or cannot be written to.
     """
     run_dir = open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -109,9 +105,6 @@ def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
 
     Args:
       output: the folder for the files, created if necessary. None: plots.
-
-    Raises:
-      UserError: the width is less than 1, or the output is a file or cannot be written to.
     """
     if width < 1:
         raise UserError(f"--positions is {width}, but the width of an encoding must be at least 1")

@@ -20,11 +20,7 @@ from flaxformer_mt.errors import UserError, find_cloud_path
 
 
 def validate(config: Config) -> None:
-    """Check the bounds of fields and the constraints between them, and report all problems together.
-
-    Raises:
-      UserError: the config is invalid; one line for each problem, with both values and the remedy.
-    """
+    """Check the bounds of fields and the constraints between them, and report all problems together."""
     problems = _find_problems(config, _conflicts)
     if problems:
         raise UserError("\n".join(problems))
@@ -336,9 +332,6 @@ def check_search(search: SearchConfig, *, model: ModelConfig | None = None, wher
     Args:
       model: config of the model, to check coverage_layer against. None: that check is skipped.
       where: prefix of the field names in messages, "search." or "--".
-
-    Raises:
-      UserError: the options are invalid; one line for each problem.
     """
     if problems := _find_problems(search, lambda valid: _search_conflicts(valid, model, where), where):
         raise UserError("\n".join(problems))
@@ -444,9 +437,6 @@ def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None
 
     Args:
       where: goes before the names of options in the message; "--" where they are flags.
-
-    Raises:
-      UserError: n_best is less than 1, or more than the search keeps.
     """
     if n_best < 1:
         raise UserError(f"{where}n_best is {n_best}; it must be at least 1")

@@ -41,11 +41,7 @@ class Member(NamedTuple):
 
 
 def read_members(data: DataConfig) -> list[Member]:
-    """Return the data sets of `data.dataset`; those without a direction have that of the config.
-
-    Raises:
-      UserError: a name is empty.
-    """
+    """Return the data sets of `data.dataset`; those without a direction have that of the config."""
     members = []
     for name in (name.strip() for name in data.dataset.split(",")):
         dataset, direction = name, Direction(data.source_language, data.target_language)
@@ -71,11 +67,7 @@ def common_languages(directions: Iterable[Direction]) -> Direction:
 
 
 def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
-    """Return the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>").
-
-    Raises:
-      UserError: the style of tags has no code for a language, or a language is none that a tag can have.
-    """
+    """Return the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>")."""
     if not direction.source:
         return ()
     if data.tag_style != "opus":
@@ -104,11 +96,7 @@ def _check_code(language: str) -> str:
 
 
 def choose_target_tag(data: DataConfig, direction: Direction) -> str:
-    """Return the tag that the targets of a direction begin with; "" if they begin with none.
-
-    Raises:
-      UserError: the style of tags has no code for the language.
-    """
+    """Return the tag that the targets of a direction begin with; "" if they begin with none."""
     if data.tag_style not in BOTH_SIDES or data.target_tags == "never":
         return ""
     return spell_tag(data.tag_style, direction.target)

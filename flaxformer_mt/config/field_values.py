@@ -32,9 +32,6 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
       kind: the dataclass to build.
       values: the fields by name, those of sections as dicts.
       where: dotted name of the section in messages, "config.model".
-
-    Raises:
-      UserError: an unknown field (the message suggests the most similar one) or a value of the wrong type.
     """
     hints = typing.get_type_hints(kind)
     built = {}
@@ -46,11 +43,7 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 
 def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """Return a section with other values of some fields, which are named by their dotted paths.
-
-    Raises:
-      UserError: as `make_section`.
-    """
+    """Return a section with other values of some fields, which are named by their dotted paths."""
     found: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     hints = typing.get_type_hints(type(section))
@@ -93,9 +86,6 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
       value: of any type.
       hint: the type of the field.
       where: name of the field in messages, "config.model.norm" or "--method".
-
-    Raises:
-      UserError: the value is not of the type, no choice of it, or too large.
     """
     shown = _show(value)
     if dataclasses.is_dataclass(hint):

@@ -36,11 +36,7 @@ _SHORT = reprlib.Repr()
 
 
 def _load_config_file(path: str | Path) -> Config:
-    """Run a config file (Python with `get_config() -> Config`) and return its config.
-
-    Raises:
-      UserError: the file is missing, raises an exception, or has no `get_config` that returns a Config.
-    """
+    """Run a config file (Python with `get_config() -> Config`) and return its config."""
     path = Path(path)
     if (path / "config.json").is_file():
         raise UserError(f"{path} is a run directory, not a config file; give --run={path}")
@@ -98,11 +94,7 @@ def _digest_of(values: dict[str, Any]) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Read a config that `save_config` wrote; files of earlier versions have no digest to verify.
-
-    Raises:
-      UserError: the file is missing or damaged, or its values are not those that were written.
-    """
+    """Read a config that `save_config` wrote; files of earlier versions have no digest to verify."""
     try:
         values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
@@ -130,12 +122,7 @@ def read_config(path: Path) -> Config:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file whose top level is an object.
-
-    Raises:
-      ValueError: the file is too large, not UTF-8, not JSON, nested too deeply, or another kind of value.
-      OSError: the file is absent or cannot be read.
-    """
+    """Read a JSON file whose top level is an object."""
     content = read_file(path)
     try:
         value = json.loads(content)
@@ -153,10 +140,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
     """Return the content of a file that should be small, such as JSON: of no pipe or device, which may never
     end.
-
-    Raises:
-      ValueError: it is not a file, or has more than `most` bytes.
-      OSError: it is absent or cannot be read.
     """
     # A pipe that nobody writes to would keep an ordinary `open` waiting.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -203,11 +186,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Find a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME.
-
-    Raises:
-      UserError: `name` is none of the three; the message suggests the most similar recipe.
-    """
+    """Find a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME."""
     given, recipes = Path(name).expanduser(), list_recipes()
     if given.is_file() or (given / "config.json").is_file() or given.parent != Path("."):
         return given  # files.load_config reports a missing file, and a run directory
@@ -245,9 +224,6 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
     is to start, does, else the default recipe is used.
     Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
     ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
-
-    Raises:
-      UserError: the config file is missing or invalid, or the run directory is a file.
     """
     run_dir = local_path(run) if run else None
     if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
@@ -264,9 +240,6 @@ def user_cache_dir() -> Path:
     """Return the user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt.
 
     A user without a home folder, as in a container that runs with a number for a user, has a temporary one.
-
-    Raises:
-      UserError: $FLAXFORMER_MT_CACHE is in an object store, or the temporary folder is not the user's own.
     """
     given = os.environ.get("FLAXFORMER_MT_CACHE", "")
     if given:

@@ -697,10 +697,5 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def replace(self, changes: Mapping[str, Any]) -> "Config":
-        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}.
-
-        Raises:
-          UserError: a field is unknown (the message suggests the most similar one), or a value has the wrong
-            type.
-        """
+        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}."""
         return replace_fields(self, changes, "config")

@@ -28,11 +28,7 @@ class Stage(NamedTuple):
 
 
 def read_stages(data: DataConfig) -> tuple[Stage, ...]:
-    """Read the stages of a config; () if it has none.
-
-    Raises:
-      UserError: a stage is malformed, or names a set that data.dataset has not, or has twice.
-    """
+    """Read the stages of a config; () if it has none."""
     members = read_members(data)
     return tuple(_read_stage(stage, members, data.noise) for stage in data.stages)
 

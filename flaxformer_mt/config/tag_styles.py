@@ -68,9 +68,6 @@ def spell_tag(style: TagStyle, language: str) -> str:
     """Return the tag of a language: of de `>>de<<` (opus), `<2de>`, `__de__`, `deu_Latn` or `de_DE`.
 
     A language may be a two-letter code, or the code of the family itself.
-
-    Raises:
-      UserError: the style has no code for the language.
     """
     if style in _AROUND:
         return _AROUND[style].format(language)
@@ -100,11 +97,7 @@ def looks_like_tag(style: TagStyle, piece: str) -> bool:
 
 
 def spell_task(source: str, target: str) -> str:
-    """Return what T5 reads before a source: `translate English to German:`.
-
-    Raises:
-      UserError: T5 has not learned to translate one of the languages.
-    """
+    """Return what T5 reads before a source: `translate English to German:`."""
     for language in (source, target):
         if language not in _T5:
             raise UserError(

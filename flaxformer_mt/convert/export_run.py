@@ -233,11 +233,7 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    """Check that the format can express the model.
-
-    Raises:
-      UserError: one line per reason why the format cannot express the model, or an unknown quantization.
-    """
+    """Check that the format can express the model."""
     problems = target.problems(weights.config)
     if problems:
         raise UserError("\n".join(f"{target.name} cannot express this model: {line}" for line in problems))
@@ -248,11 +244,7 @@ def check_expressible(target: Format, weights: Weights, quantization: str) -> No
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Write the format into a folder, replacing its contents, and compare the outputs of both systems.
-
-    Raises:
-      UserError: the largest difference is above the tolerance.
-    """
+    """Write the format into a folder, replacing its contents, and compare the outputs of both systems."""
     _clear(folder)
     target.write(weights, folder, "none")
     assert target.open is not None
@@ -267,11 +259,7 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
 
 
 def check_output(output: Path) -> None:
-    """Check that the output folder is absent or empty.
-
-    Raises:
-      UserError: a file or a non-empty folder exists at this path.
-    """
+    """Check that the output folder is absent or empty."""
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
 

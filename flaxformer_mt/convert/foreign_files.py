@@ -33,11 +33,7 @@ _POSITION_NUMBERS = 1 << 27
 
 
 def check_network(config: Config, folder: Path) -> None:
-    """Check that a network is valid and not larger than the files of `folder` can hold.
-
-    Raises:
-      UserError: one line for each field that is invalid or too large, with its value and the bound.
-    """
+    """Check that a network is valid and not larger than the files of `folder` can hold."""
     validate(config)
     fields = flatten(config)
     problems = [
@@ -70,11 +66,7 @@ def stored_bytes(folder: Path) -> int:
 
 
 def check_tensors(tensors: dict[str, Any], path: Path) -> None:
-    """Check that PyTorch tensors of a file are plain floating-point arrays that the file can hold.
-
-    Raises:
-      UserError: one line for each tensor that is not, with its kind.
-    """
+    """Check that PyTorch tensors of a file are plain floating-point arrays that the file can hold."""
     size = path.stat().st_size
     problems = [
         f"{name} {problem}" for name, tensor in tensors.items() if (problem := _problem(tensor, size))
@@ -99,11 +91,7 @@ def _problem(tensor: Any, size: int) -> str:
 
 
 def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
-    """Check that what a file says of its network is what its config implies.
-
-    Raises:
-      UserError: the first value that differs, with both values.
-    """
+    """Check that what a file says of its network is what its config implies."""
     if not isinstance(stored, dict):
         raise UserError(f"{path} does not describe the arguments of the foreign model")
     for name, value in expected.items():
@@ -112,11 +100,7 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
 
 
 def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
-    """Check fields of a foreign config.json: None, or a number of a kind (int or float) between two bounds.
-
-    Raises:
-      UserError: one line for each field of another type or size, with its value and what is accepted.
-    """
+    """Check fields of a foreign config.json: None, or a number of a kind (int or float) between two bounds."""
     problems = []
     for name, (kind, low, high) in kinds.items():
         value = facts.get(name)

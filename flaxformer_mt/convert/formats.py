@@ -150,11 +150,7 @@ def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: 
 
 
 def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Read config.json, or another file of settings; return {} if the file does not exist.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """Read config.json, or another file of settings; return {} if the file does not exist."""
     path = folder / name
     try:
         return read_json_object(path)
@@ -167,11 +163,7 @@ def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
 
 
 def find_config(folder: Path, given: Given) -> Config:
-    """Return the config of a foreign model: the given one, or that in config.json.
-
-    Raises:
-      UserError: no config was given and config.json has none.
-    """
+    """Return the config of a foreign model: the given one, or that in config.json."""
     if given.config is not None:
         return given.config
     entry = read_config_json(folder).get(OUR_KEY)
@@ -188,11 +180,7 @@ def find_config(folder: Path, given: Given) -> Config:
 
 
 def find_vocabs(folder: Path, given: Given) -> Vocabs:
-    """Return the vocabularies of a foreign model: the given ones, or those in the folder vocab.
-
-    Raises:
-      UserError: no vocabularies were given and the folder vocab does not exist.
-    """
+    """Return the vocabularies of a foreign model: the given ones, or those in the folder vocab."""
     if given.vocabs is not None:
         return given.vocabs
     if not (folder / VOCAB_NAME).is_dir():
@@ -297,12 +285,7 @@ EXTRAS = {
 
 
 def find_format(name: str) -> Format:
-    """Return the format of a name.
-
-    Raises:
-      UserError: the name is unknown (the message suggests the closest one), or a package that the format
-        needs is not installed.
-    """
+    """Return the format of a name."""
     if name not in _MODULES:
         near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"

@@ -28,9 +28,6 @@ def fetch_model(name: str) -> Path:
 
     Args:
       name: see `find_hub_name`.
-
-    Raises:
-      UserError: huggingface_hub is not installed, or there is no such model that can be read.
     """
     hub = _import_hub(f"--input={PREFIX}{name}")
     repository, _, revision = name.partition("@")
@@ -50,11 +47,7 @@ def fetch_model(name: str) -> Path:
 
 
 def push_model(folder: Path, name: str) -> str:
-    """Upload the files of a folder as a model of the Hub; return its address.
-
-    Raises:
-      UserError: huggingface_hub is not installed, or the model cannot be written to.
-    """
+    """Upload the files of a folder as a model of the Hub; return its address."""
     hub = _import_hub(f"--push={PREFIX}{name}")
     try:
         api = hub.HfApi()

@@ -69,11 +69,7 @@ _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
 def find_format_name(path: Path) -> str:
-    """Return the name of the format of a model's folder or of its weights file.
-
-    Raises:
-      UserError: the files do not say it; the message asks for --format.
-    """
+    """Return the name of the format of a model's folder or of its weights file."""
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
     folder = path if path.is_dir() else path.parent
@@ -156,9 +152,6 @@ def read_given_vocabs(path: Path) -> Vocabs:
     Args:
       path: a folder with joint.model, or with source.model and target.model; or a folder with joint.txt, or
         with source.txt and target.txt, which are lists of words; or the file of a joint vocabulary.
-
-    Raises:
-      UserError: files are missing or damaged, or a list lacks a special symbol or repeats a word.
     """
     if path.is_file():
         vocab = _read_vocab(path)
@@ -204,9 +197,6 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
     """Return the config of a model of many languages for the directions between some of them.
 
     A model without tags translates from the first language to the second one, whatever its files say.
-
-    Raises:
-      UserError: fewer than two languages, or the model does not have one.
     """
     data, tags = weights.config.data, weights.vocabs.target.tags
     if len(set(languages)) < 2 or len(set(languages)) < len(languages):
@@ -236,11 +226,7 @@ def check_cuttable(weights: Weights, texts: Sequence[str | Path]) -> None:
 
 
 def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
-    """Return a pretrained model with the pieces that texts have, and the tags of some languages (None: all).
-
-    Raises:
-      UserError: a file cannot be read.
-    """
+    """Return a pretrained model with the pieces that texts have, and the tags of some languages (None: all)."""
     vocab = weights.vocabs.target
     assert isinstance(vocab, PretrainedVocab)
     tags = None if languages is None else _list_tags(weights.config.data)

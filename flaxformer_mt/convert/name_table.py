@@ -143,9 +143,6 @@ class Table:
         Args:
           shapes: of all Flax parameters, by path. Rules for paths of other models are skipped.
           what: the name of the format, for error messages.
-
-        Raises:
-          UserError: no rule matches a parameter, so the format has no counterpart for it.
         """
         self._shapes, self._what = shapes, what
         self._entries: dict[str, _Entry] = {}
@@ -206,11 +203,6 @@ class Table:
             is asked for once.
           tied: names that a file may omit because another name holds the same array.
           sizes: fields of the config that are sizes, so that the message can name the one that differs.
-
-        Raises:
-          UserError: names the field that explains most wrong shapes, and the first names that are missing,
-            unexpected, of a wrong shape, different from the array that they are tied to, or different from
-            their constant.
         """
         problems = self._compare(tensors, tied)
         if problems:

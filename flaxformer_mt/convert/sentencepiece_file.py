@@ -72,10 +72,6 @@ def renumber(
     codes (>>fr<<) at the start of a text, and names that consist of characters unknown to `model`, because
     transformers looks up unknown characters by their spelling. Pieces of `model` without a name are dropped:
     text is segmented into other pieces. Names in `unused` occur in no text, neither before nor after.
-
-    Raises:
-      UserError: `model` is not a SentencePiece model, a special symbol is not in `names`, or `model` lacks
-        names and is not a unigram model: other kinds would segment text with the added pieces.
     """
     settings = read_settings(model, origin=origin)
     known = {piece.text: (piece.score, piece.kind) for piece in read_pieces(model, origin=origin)}

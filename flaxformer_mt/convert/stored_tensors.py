@@ -33,12 +33,7 @@ def _as_array(read: Callable[[], torch.Tensor], shape: tuple[int, ...]) -> Store
 
 
 def open_tensors(folder: Path) -> dict[str, StoredArray]:
-    """Return the arrays of a folder by name, as float32 when they are read.
-
-    Raises:
-      UserError: no file has them, a file is missing or damaged, or has something else than plain floating-
-        point arrays.
-    """
+    """Return the arrays of a folder by name, as float32 when they are read."""
     if _has_only_pickles(folder):
         return _open_pickles(folder)
     return open_safetensors(_find_files(folder, WEIGHTS_NAME))
@@ -75,11 +70,7 @@ def _find_files(folder: Path, name: str) -> list[Path]:
 
 
 def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
-    """Return the arrays of all these files by name, as float32 when they are read.
-
-    Raises:
-      UserError: a file is damaged, or two have an array of the same name.
-    """
+    """Return the arrays of all these files by name, as float32 when they are read."""
     tensors: dict[str, StoredArray] = {}
     for path in paths:
         with _naming_damage(path), safe_open(path, framework="pt") as file:

@@ -63,11 +63,7 @@ def naming_damage(origin: str) -> Iterator[None]:
 
 
 def read_settings(model: bytes, *, origin: str = "the file") -> Settings:
-    """Read the settings of a SentencePiece model; `origin` names the file in messages.
-
-    Raises:
-      UserError: the bytes are not a SentencePiece model.
-    """
+    """Read the settings of a SentencePiece model; `origin` names the file in messages."""
     with naming_damage(origin):
         fields = read_fields(model)
         trainer = {f.number: f.value for part in select(fields, TRAINER) for f in read_fields(part)}
@@ -81,11 +77,7 @@ def read_settings(model: bytes, *, origin: str = "the file") -> Settings:
 
 
 def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
-    """Read the pieces of a SentencePiece model, by id; `origin` names the file in messages.
-
-    Raises:
-      UserError: the bytes are not a SentencePiece model.
-    """
+    """Read the pieces of a SentencePiece model, by id; `origin` names the file in messages."""
     with naming_damage(origin):
         return [read_piece(part) for part in select(read_fields(model), PIECE)]
 

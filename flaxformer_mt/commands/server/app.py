@@ -200,22 +200,14 @@ class TranslatedFiles:
         return name
 
     def fetch(self, name: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-          Refusal: there is none of this name, or no longer.
-        """
+        """Return the content of a file."""
         if name not in self._files:
             raise Refusal(404, "there is no such file, or no longer; translate it again")
         return self._files[name]
 
 
 def find_ending(name: str) -> str:
-    """Return the ending of a file's name, one of FORMATS.
-
-    Raises:
-      Refusal: it has another.
-    """
+    """Return the ending of a file's name, one of FORMATS."""
     ending = name[name.rfind(".") :].lower()
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
@@ -452,12 +444,7 @@ def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
-    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over.
-
-    Raises:
-      ClientDisconnect: the client left.
-      Refusal: the time is over.
-    """
+    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over."""
 
     async def wait_until_left() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -76,11 +76,7 @@ class TextRequest:
 
 
 def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
-    """Return the fields of a body.
-
-    Raises:
-      Refusal: the body is not what the content type says, or the type is none of the three that are known.
-    """
+    """Return the fields of a body."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "application/json":
@@ -138,11 +134,7 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
 
 
 def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
-    """Return the typed fields of a request for translations.
-
-    Raises:
-      Refusal: a field is missing, has the wrong type or an unknown value, or the texts are too long.
-    """
+    """Return the typed fields of a request for translations."""
     texts, several = read_texts(fields, most_characters)
     if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
@@ -152,11 +144,7 @@ def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
 
 
 def read_file(fields: dict[str, Any]) -> UploadedFile:
-    """Return the file of the field file.
-
-    Raises:
-      Refusal: there is none.
-    """
+    """Return the file of the field file."""
     file = fields.get("file")
     if not isinstance(file, UploadedFile):
         raise Refusal(400, "the field file is missing: a file, sent as multipart/form-data")
@@ -164,11 +152,7 @@ def read_file(fields: dict[str, Any]) -> UploadedFile:
 
 
 def read_texts(fields: dict[str, Any], most_characters: int) -> tuple[tuple[str, ...], bool]:
-    """Return the texts of the field q, and whether it is a list.
-
-    Raises:
-      Refusal: the field is missing or no text, or the texts are too long.
-    """
+    """Return the texts of the field q, and whether it is a list."""
     if "q" not in fields:
         raise Refusal(400, "the field q is missing: the text to translate")
     several = isinstance(fields["q"], list)
@@ -267,11 +251,7 @@ def list_languages(pairs: Iterable[Pair]) -> list[dict[str, object]]:
 
 
 def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[str, Model]:
-    """Return the models that may translate a request, by their source language: one, unless it is AUTO.
-
-    Raises:
-      Refusal: there is none.
-    """
+    """Return the models that may translate a request, by their source language: one, unless it is AUTO."""
     found = {own: model for (own, to), model in models.items() if to == target and source in (own, AUTO)}
     if not found:
         known = ", ".join(f"{one}-{other}" for one, other in models)

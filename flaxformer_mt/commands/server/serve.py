@@ -26,12 +26,7 @@ _GRACE = 5.0
 
 
 def serve(options: ServeOptions) -> None:
-    """Run the command `serve` until SIGTERM or SIGINT.
-
-    Raises:
-      UserError: an option is invalid, a model cannot be loaded, two have the same languages, or the address
-        is taken.
-    """
+    """Run the command `serve` until SIGTERM or SIGINT."""
     import asyncio
 
     with importing("serve", what="serve"):
@@ -105,11 +100,7 @@ def _say(text: str) -> None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys.
-
-    Raises:
-      UserError: the file is absent, or has no key.
-    """
+    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").split("\n")
     except (FileNotFoundError, UnicodeDecodeError) as error:

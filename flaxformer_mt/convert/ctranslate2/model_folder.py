@@ -119,11 +119,7 @@ _CROSS_ATTENTION = [
 
 
 def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.TransformerSpec:
-    """Build a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens.
-
-    Raises:
-      UserError: CTranslate2 has no counterpart for a parameter.
-    """
+    """Build a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens."""
     spec = _empty_spec(config)
     leaves = dict(_adapt_leaves(config, leaves))
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
@@ -371,11 +367,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _special_tokens(vocabs: Vocabs) -> list[str]:
-    """Return spellings of unk, bos and eos.
-
-    Raises:
-      UserError: the spellings differ between the vocabularies; CTranslate2 has one for both languages.
-    """
+    """Return spellings of unk, bos and eos."""
     source, target = (v.pieces([v.unk_id, v.bos_id, v.eos_id]) for v in (vocabs.source, vocabs.target))
     if source != target:
         raise UserError(
@@ -410,11 +402,7 @@ def _open(folder: Path) -> Outputs:
 
 
 def _without_eos(ids: np.ndarray, vocab: Vocab) -> list[str]:
-    """Return pieces of a sentence without its end symbol, which CTranslate2 appends itself.
-
-    Raises:
-      ValueError: the last id is not the end symbol.
-    """
+    """Return pieces of a sentence without its end symbol, which CTranslate2 appends itself."""
     if not len(ids) or ids[-1] != vocab.eos_id:
         raise ValueError(f"sentences must end in eos, {vocab.eos_id}, but got {ids.tolist()}")
     return vocab.pieces(ids[:-1])

@@ -124,11 +124,7 @@ def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) ->
 
 
 def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read the tensors and the settings of a file; of code, it can contain only the name of the namespace.
-
-    Raises:
-      UserError: the file is damaged, or contains anything but tensors, plain values and the settings.
-    """
+    """Read the tensors and the settings of a file; of code, it can contain only the name of the namespace."""
     checkpoint = load_safely(path, what="a checkpoint", classes=[argparse.Namespace])
     state = checkpoint.get("model") if isinstance(checkpoint, dict) else None
     settings = checkpoint.get("settings") if isinstance(checkpoint, dict) else None
@@ -143,11 +139,7 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
 def make_model_config(
     base: ModelConfig, settings: dict[str, Any], tensors: Tensors, path: Path
 ) -> ModelConfig:
-    """Return the model of a file: sizes and switches of its settings, number of positions of its tables.
-
-    Raises:
-      UserError: a setting is missing or has a value of another type.
-    """
+    """Return the model of a file: sizes and switches of its settings, number of positions of its tables."""
 
     def setting(name: str, kind: type, default: Any = None) -> Any:
         value = settings.get(name, default)

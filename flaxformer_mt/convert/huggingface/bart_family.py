@@ -207,11 +207,7 @@ for _package in ("torch", "transformers"):
 
 
 def open_model(path: Path, given: Given | None = None) -> Outputs:
-    """Load a folder with transformers; return the function from batches to float32 logits [B, T, V].
-
-    Raises:
-      UserError: arrays of the files are missing, or superfluous.
-    """
+    """Load a folder with transformers; return the function from batches to float32 logits [B, T, V]."""
     import torch
     from transformers import AutoModelForSeq2SeqLM
 

@@ -122,9 +122,6 @@ def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConf
     Args:
       facts: the fields of config.json, where older models have their options.
       vocab: the target vocabulary.
-
-    Raises:
-      UserError: generation_config.json is damaged, or an option has a value of another type.
     """
     path, settings = folder / _FILE, facts
     if path.is_file():

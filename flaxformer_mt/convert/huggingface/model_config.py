@@ -203,12 +203,7 @@ def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
 
 
 def read_model_fields(folder: Path) -> dict[str, Any]:
-    """Read config.json and add the defaults of missing fields.
-
-    Raises:
-      UserError: a model that this package cannot express; the message has the fields, their values and the
-        supported ones.
-    """
+    """Read config.json and add the defaults of missing fields."""
     stored = read_config_json(folder)
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:

@@ -91,11 +91,7 @@ class Facts(NamedTuple):
 
 
 def read_facts(folder: Path, stored: Mapping[str, Any]) -> Facts:
-    """Read the fields of a config.json, and check those that this package cannot express.
-
-    Raises:
-      UserError: an unknown type of model, or one line for each field of an unsupported value.
-    """
+    """Read the fields of a config.json, and check those that this package cannot express."""
     path = folder / CONFIG_NAME
     model_type = stored.get("model_type")
     if model_type not in _FAMILY_DEFAULTS:
@@ -245,11 +241,7 @@ _FILE_BYTES = 1 << 30
 
 
 def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, Any]]:
-    """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it.
-
-    Raises:
-      UserError: a file is missing or damaged, or a tokenizer is of a kind that this package does not have.
-    """
+    """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it."""
     files = {name: _read(folder / name) for name in _KEPT if (folder / name).is_file()}
     settings = read_tokenizer_config(folder)
     tokenizer = str(settings.get("tokenizer_class") or "").removesuffix("Fast")

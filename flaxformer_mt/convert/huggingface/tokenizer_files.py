@@ -33,11 +33,7 @@ _FACTS = "tokenizer_config.json"
 
 
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
-    """Write all files of the tokenizer.
-
-    Raises:
-      UserError: the special symbols of the two vocabularies differ; the tokenizer has one set for both.
-    """
+    """Write all files of the tokenizer."""
     specials = [_specials_of(vocab) for vocab in (vocabs.source, vocabs.target)]
     if specials[0] != specials[1]:
         raise UserError(
@@ -79,10 +75,6 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
 
     Args:
       facts: fields of config.json: vocabulary sizes and ids of special symbols.
-
-    Raises:
-      UserError: files are missing or damaged, an id has no row in the embedding, or config.json and the
-        vocabulary disagree about a special symbol.
     """
     tokenizer_config = read_tokenizer_config(folder)
     joint = not tokenizer_config.get("separate_vocabs", False)

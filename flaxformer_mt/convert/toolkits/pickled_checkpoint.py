@@ -47,11 +47,7 @@ def _make_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, which is a dict; tensors of a zip archive stay in the file until they are used.
-
-    Raises:
-      UserError: the file is absent, damaged, claims more than it has, or is no checkpoint.
-    """
+    """Read a checkpoint, which is a dict; tensors of a zip archive stay in the file until they are used."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
@@ -85,9 +81,6 @@ def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor
 
     Args:
       what: the name of the part, for messages.
-
-    Raises:
-      UserError: the part is no dict of plain floating-point tensors.
     """
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()

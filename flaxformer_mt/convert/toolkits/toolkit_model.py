@@ -62,9 +62,6 @@ def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = 
     Args:
       what: what the file has, for messages.
       without: the end of names that do not fit.
-
-    Raises:
-      UserError: no file fits, or several files fit the same pattern.
     """
     if path.is_file():
         return path
@@ -96,9 +93,6 @@ def check_options(
       numbers: kind and bounds of options that are numbers; None is accepted.
       supported: accepted values of options; one that is absent or None is accepted.
       equal: pairs of options that must have the same value.
-
-    Raises:
-      UserError: one line for each option that is absent, or has a value that this package cannot express.
     """
     if missing := [name for name in required if options.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the file of a complete Transformer model")
@@ -141,9 +135,6 @@ def make_weights(
       path: the file of the tensors.
       what: the name of the format.
       tied: names that a file may omit because another name holds the same array.
-
-    Raises:
-      UserError: the network is larger than the file, or arrays are missing, unexpected or of a wrong shape.
     """
     names = {
         "source_language": languages.source or DataConfig.source_language,
@@ -294,10 +285,6 @@ def read_vocabs(
     Args:
       lists: those of the source and of the target side.
       models: the SentencePiece model of each side. None: those in the folder.
-
-    Raises:
-      UserError: a list repeats a piece or lacks a special symbol, or the folder has SentencePiece models of
-        which it is not clear which one belongs to a side.
     """
     source, target = lists
     joint = list(source.names) == list(target.names)
@@ -343,11 +330,7 @@ def _find_models(folder: Path, languages: Languages) -> dict[str, Path]:
 
 
 def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: Path) -> dict[str, Path]:
-    """Return the file of each side, by names such as source.model or vocab.de.yml; a single file has both.
-
-    Raises:
-      UserError: several files, whose names do not say the side.
-    """
+    """Return the file of each side, by names such as source.model or vocab.de.yml; a single file has both."""
     if len(found) == 1:
         return dict.fromkeys(_SIDES, found[0])
     marks = {
@@ -385,9 +368,6 @@ def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, A
     Args:
       name: of the file, for messages.
       as_text: whether all keys and values stay text, as the words of a vocabulary: `no` is not a truth value.
-
-    Raises:
-      UserError: the text is no YAML, no mapping, or has references with which few bytes claim much.
     """
     try:
         found = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506

@@ -183,11 +183,7 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Read a safetensors file as float32 arrays, converting other types.
-
-    Raises:
-      UserError: the file is absent or damaged.
-    """
+    """Read a safetensors file as float32 arrays, converting other types."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give the folder of {TENSORS_NAME} or the file itself")
     try:

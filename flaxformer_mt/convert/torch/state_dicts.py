@@ -113,11 +113,7 @@ class StateDictFormat:
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
 
     def check_config(self, config: Config) -> None:
-        """Check that the class can express a model.
-
-        Raises:
-          UserError: one line for each reason why it cannot.
-        """
+        """Check that the class can express a model."""
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
@@ -154,11 +150,7 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Read a state dict as float32 arrays, converting other types; executes no code from the file.
-
-    Raises:
-      UserError: the file is absent or damaged, or contains anything but named tensors.
-    """
+    """Read a state dict as float32 arrays, converting other types; executes no code from the file."""
     state = load_safely(path, what="a state dict")
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
@@ -170,9 +162,6 @@ def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
     """Read a file of torch.save that contains tensors, plain values and instances of `classes` only.
 
     Executes no code from the file, and takes little more memory than the file has bytes.
-
-    Raises:
-      UserError: the file is absent or damaged, or contains anything else; `what` says what it should be.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
