@@ -148,12 +148,7 @@ def install_command(*packages: str, extra: str = "") -> str:
 
 @contextlib.contextmanager
 def importing(extra: str, *, what: str) -> Iterator[None]:
-    """Import in the body: a missing package is a UserError that says how to install it.
-
-    Args:
-      extra: the extra that has the package.
-      what: what needs it, the first word of the message.
-    """
+    """Import in the body: a missing package is a UserError that says how to install it."""
     try:
         yield
     except ImportError as error:

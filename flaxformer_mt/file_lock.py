@@ -23,13 +23,7 @@ class FileHasNoLock(Exception):
 
 
 def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file or folder until it is closed, in place of a lock that this process has on it.
-
-    Args:
-      file: its descriptor.
-      shared: together with others that ask for the same, instead of alone.
-      wait: until the others release it.
-    """
+    """Lock an open file or folder until it is closed, in place of a lock that this process has on it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:

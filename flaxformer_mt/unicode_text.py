@@ -107,11 +107,7 @@ _HIGH, _LOW = 0.9, 0.4
 
 
 def find_encoding(beginning: bytes) -> str:
-    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these.
-
-    Args:
-      beginning: the first bytes of a file; `BEGINNING` of them are looked at.
-    """
+    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these."""
     for mark, name in _MARKS.items():
         if beginning.startswith(mark):
             return name

@@ -72,11 +72,7 @@ EXTRAS = {
 
 
 def doctor(run: str | Path | None = None) -> dict[str, Any]:
-    """Check the installation and return a report; `problems` is empty if everything required works.
-
-    Args:
-      run: the run directory of a translation model, whose search programs the report lists.
-    """
+    """Check the installation and return a report; `problems` is empty if everything required works."""
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}
     if packages["jax"] is not None:

@@ -139,13 +139,6 @@ def parse_flags(
     """Parse the flags of a command into its options; --config.* flags override the values of its config.
 
     With --help, or --help=TOPIC (a section of the config, or all), prints the help and raises SystemExit(0).
-
-    Args:
-      kind: the dataclass of the command's options.
-      flags: the command line after the command's name.
-      prog: the name of the command in its help.
-      words: the options that may be given as words without a flag, in this order.
-      examples: for the help: flags -> what the command does with them.
     """
     known = list_flag_types(kind)
     given = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
@@ -312,12 +305,7 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:
-    """Return the script that completes commands, flags and choices in a shell.
-
-    Args:
-      shells: one of bash, zsh and fish.
-      kinds: the dataclass of the options of each command.
-    """
+    """Return the script that completes commands, flags and choices in a shell."""
     if len(shells) != 1 or shells[0] not in _SHELLS:
         raise UserError(
             f"--print-completion needs a shell, but got {' '.join(shells)!r} ({', '.join(_SHELLS)})"

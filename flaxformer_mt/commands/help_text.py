@@ -64,18 +64,7 @@ def format_help(
     default: Any = None,
     run_config: Config | None = None,
 ) -> str:
-    """Return the help of a command: usage, description, examples, and its flags in groups.
-
-    Args:
-      kind: the dataclass of the command's options.
-      usage: the command line.
-      description: paragraphs, separated by empty lines.
-      examples: command line -> what it does.
-      topic: what is shown of the config: "" the fields that most experiments set, a section such as model, or
-        all.
-      default: an instance of `kind` whose values are the defaults; None: the defaults of the class.
-      run_config: the config of the run that --run names, whose values are the defaults of some flags.
-    """
+    """Return the help of a command: usage, description, examples, and its flags in groups."""
     config = getattr(default, "config", None)
     parts: list[str | FlagHelp] = []
     if topic in ("", "all"):

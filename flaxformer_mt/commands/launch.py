@@ -28,9 +28,6 @@ def use_huge_pages(*, keep: bool) -> None:
     The restart is needed because the library reads the settings only when a process starts. The function
     returns without a restart if the user has set GLIBC_TUNABLES, and on any system but Linux with the GNU C
     library. Call it before standard input is read.
-
-    Args:
-      keep: whether the process keeps the pages that it no longer uses, if the machine has few cores.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ:
         return

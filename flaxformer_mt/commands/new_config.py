@@ -45,12 +45,7 @@ _WIDTH = 110
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
-    """Return the text of a config file: each choice below its reason; without one, it shares the one before.
-
-    Args:
-      summary: first line of the file.
-      description: text below it, lines of which stay as they are.
-    """
+    """Return the text of a config file: each choice below its reason; without one, it shares the one before."""
     imported = sorted({"CleanConfig", "Config", *_SECTIONS.values()})
     described = f"{summary}\n\n{description}".replace("\\", "\\\\").replace('"', '\\"')
     lines = [f'"""{described}', '"""', ""]
@@ -101,13 +96,7 @@ class CorpusFiles(NamedTuple):
 
 
 def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
-    """Say how a config reads these files.
-
-    Args:
-      files: two files of text, or one table.
-      languages: codes of the languages, source first; None: by the names of the files.
-      links: folder for links to files whose names no config can spell.
-    """
+    """Say how a config reads these files."""
     if len(files) not in (1, 2):
         raise UserError(
             f"{len(files)} files are given ({', '.join(files)}); give two, source first, as in corpus.fr "

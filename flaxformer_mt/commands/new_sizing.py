@@ -66,12 +66,7 @@ def choose_held_out(pairs: int, split: str) -> Choice:
 
 
 def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> list[Choice]:
-    """Return kind and size of the vocabulary.
-
-    Args:
-      characters: number of different characters in a sample of the text.
-      scripts: main script of either side.
-    """
+    """Return kind and size of the vocabulary."""
     size = next(size for limit, size in _VOCABULARIES if pairs < limit)
     reason = f"usual for {pairs:,} pairs: rarer pieces would be seen too seldom to learn"
     is_joint = scripts[0] == scripts[1]
@@ -140,13 +135,7 @@ def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choic
 def choose_training(
     corpus: Corpus, machine: Machine, *, longest: int, width: int, row_multiple: int
 ) -> list[Choice]:
-    """Return batches, learning rate, duration, evaluations.
-
-    Args:
-      longest: maximum length of either side in tokens.
-      width: of the model.
-      row_multiple: value of data.row_multiple.
-    """
+    """Return batches, learning rate, duration, evaluations."""
     most, why = _most_batch_tokens(machine, width)
     fewest = longest * row_multiple
     fitting = corpus.tokens // _UPDATES_AN_EPOCH

@@ -23,10 +23,6 @@ def make_flags(section: type, *names: str) -> Any:
 
     With `SearchConfig` and "beam_size", it has the one field `beam_size: int | None = None`, with the comment
     that the field has in `SearchConfig`.
-
-    Args:
-      section: a dataclass of the config.
-      names: of its fields. None given: all fields.
     """
     own = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [

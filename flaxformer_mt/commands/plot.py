@@ -61,13 +61,6 @@ def plot(
 
     The title of a figure is the name of the run, with the checkpoint if the figure depends on parameters.
     The result names the files and, with a sentence, contains its translation and the checkpoint.
-
-    Args:
-      source: a sentence to translate with the search options of the run, whose attention is drawn. Empty: no
-        attention figures.
-      output: the folder for the files, created if necessary. None: RUN/plots.
-      checkpoint: the source of learned parameters: best, last, average or a step. None: as in the run's
-        config.
     """
     run_dir = open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -101,11 +94,7 @@ def plot(
 
 
 def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
-    """Plot the sinusoidal position encoding of a width, without a run; return JSON values.
-
-    Args:
-      output: the folder for the files, created if necessary. None: plots.
-    """
+    """Plot the sinusoidal position encoding of a width, without a run; return JSON values."""
     if width < 1:
         raise UserError(f"--positions is {width}, but the width of an encoding must be at least 1")
     output = Path("plots") if output is None else output
@@ -166,10 +155,6 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
     P is 100, or the number of positions of the model if that is smaller. Sinusoidal encodings are the same in
     all stacks: one table, called "model". Rotary encodings are not added: the one table [P, K/2] contains the
     cosine of the rotation angle of each pair of dimensions.
-
-    Args:
-      config: the config of the model.
-      params: the parameters of the model; used only if its position encodings are learned.
     """
     count = min(_POSITIONS, config.longest_input or _POSITIONS)
     positions = config.first_position + np.arange(count)

@@ -299,15 +299,7 @@ def _distillation_problems(config: Config) -> Iterator[str]:
 def _side_file_problems(
     config: Config, field: str, weight_field: str, *, purpose: str, usual: float, remedy: str
 ) -> Iterator[str]:
-    """Find problems of files that say more of the training pairs, and of the weight of what is learned so.
-
-    Args:
-      field: the dotted name of the field with the files, one for each data set.
-      weight_field: that of the weight.
-      purpose: what the weight is for.
-      usual: a usual weight.
-      remedy: what to do for a weight without a file.
-    """
+    """Find problems of files that say more of the training pairs, and of the weight of what is learned so."""
     files, weight = attrgetter(field, weight_field)(config)
     sets = config.data.dataset.split(",")
     if any(files) and not weight:
@@ -327,12 +319,7 @@ def _side_file_problems(
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
-    """Check the search options and report all problems together.
-
-    Args:
-      model: config of the model, to check coverage_layer against. None: that check is skipped.
-      where: prefix of the field names in messages, "search." or "--".
-    """
+    """Check the search options and report all problems together."""
     if problems := _find_problems(search, lambda valid: _search_conflicts(valid, model, where), where):
         raise UserError("\n".join(problems))
 
@@ -433,11 +420,7 @@ def _searches_beams(options: SearchConfig) -> bool:
 
 
 def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None:
-    """Check that a search returns as many hypotheses as asked for.
-
-    Args:
-      where: goes before the names of options in the message; "--" where they are flags.
-    """
+    """Check that a search returns as many hypotheses as asked for."""
     if n_best < 1:
         raise UserError(f"{where}n_best is {n_best}; it must be at least 1")
     width = max(1, search_width(options, n_best))

@@ -26,13 +26,7 @@ _SHORT = reprlib.Repr()
 
 
 def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """Build a config, or a section of one, from nested dicts; missing fields take their defaults.
-
-    Args:
-      kind: the dataclass to build.
-      values: the fields by name, those of sections as dicts.
-      where: dotted name of the section in messages, "config.model".
-    """
+    """Build a config, or a section of one, from nested dicts; missing fields take their defaults."""
     hints = typing.get_type_hints(kind)
     built = {}
     for name, value in values.items():
@@ -80,13 +74,7 @@ def _show(value: Any) -> str:
 
 
 def read_value(value: Any, hint: Any, where: str) -> Any:
-    """Return a JSON value as the declared type: a list as a tuple, a text as a path, 1 as 1.0 for a float.
-
-    Args:
-      value: of any type.
-      hint: the type of the field.
-      where: name of the field in messages, "config.model.norm" or "--method".
-    """
+    """Return a JSON value as the declared type: a list as a tuple, a text as a path, 1 as 1.0 for a float."""
     shown = _show(value)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
@@ -176,12 +164,7 @@ def share() -> Bounds:
 
 
 def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, problem) for each number outside its bounds, and each value of a wrong type.
-
-    Args:
-      section: a config or one of its sections; all fields of its sections are checked.
-      where: prefix of the names, as in "search." or "--".
-    """
+    """Yield (dotted name, problem) for each number outside its bounds, and each value of a wrong type."""
     hints = typing.get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
         name, value, hint = f"{where}{field.name}", getattr(section, field.name), hints[field.name]

@@ -105,12 +105,7 @@ _UNITS = _by_name(
 
 
 def find_own_option(flag: str, known: set[str]) -> str | None:
-    """Return what to say of an option that another toolkit has: "here it is --config.train.steps".
-
-    Args:
-      flag: as it was given, --max-tokens or --config.data.batch_size.
-      known: the flags that the command has.
-    """
+    """Return what to say of an option that another toolkit has: "here it is --config.train.steps"."""
     name = flag.lstrip("-").rpartition(".")[2].replace("-", "_")
     own = [option for option in _SAME.get(name, "").split() if option in known]
     if own:

@@ -231,12 +231,7 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
 
 
 def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
-    """List each field whose value a format does not support: `model.norm_position is pre; supported: post`.
-
-    Args:
-      allowed: supported values by the dotted name of the field; of model.attention_scale and
-        model.source_end, True if absent.
-    """
+    """List each field whose value a format does not support: `model.norm_position is pre; supported: post`."""
     fields, usual = flatten(config), {"model.attention_scale": (True,), "model.source_end": (True,)}
     return [
         f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"

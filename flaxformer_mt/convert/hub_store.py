@@ -25,9 +25,6 @@ def fetch_model(name: str) -> Path:
     """Download the config, the tokenizer and the weights of a model; return the folder in the Hub's cache.
 
     Files that are there already are not downloaded again, and without a network those are used.
-
-    Args:
-      name: see `find_hub_name`.
     """
     hub = _import_hub(f"--input={PREFIX}{name}")
     repository, _, revision = name.partition("@")

@@ -147,12 +147,7 @@ _SPECIALS = {
 
 
 def read_given_vocabs(path: Path) -> Vocabs:
-    """Read the vocabularies at a path.
-
-    Args:
-      path: a folder with joint.model, or with source.model and target.model; or a folder with joint.txt, or
-        with source.txt and target.txt, which are lists of words; or the file of a joint vocabulary.
-    """
+    """Read the vocabularies at a path."""
     if path.is_file():
         vocab = _read_vocab(path)
         return Vocabs(vocab, vocab, joint=True)

@@ -138,12 +138,7 @@ class Table:
     """All foreign arrays of one model by name, each with the Flax parameters that it is made of."""
 
     def __init__(self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str) -> None:
-        """Expand the rules to the parameters of a model.
-
-        Args:
-          shapes: of all Flax parameters, by path. Rules for paths of other models are skipped.
-          what: the name of the format, for error messages.
-        """
+        """Expand the rules to the parameters of a model."""
         self._shapes, self._what = shapes, what
         self._entries: dict[str, _Entry] = {}
         for rule in rules:

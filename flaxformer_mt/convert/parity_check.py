@@ -148,11 +148,7 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
 def make_batch(
     sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config, lengths: tuple[int, int] = (0, 0)
 ) -> Batch:
-    """One padded batch of sentence pairs that end in eos; language models get sources of length 0.
-
-    Args:
-      lengths: of sources and of targets, to which shorter ones are padded.
-    """
+    """One padded batch of sentence pairs that end in eos; language models get sources of length 0."""
     target_pad, lead = vocabs.target.pad_id, vocabs.target.bos_id
     if config.data.source_language:
         source, source_mask = _pad(sources, vocabs.source.pad_id, lengths[0])

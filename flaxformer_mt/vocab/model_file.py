@@ -136,12 +136,7 @@ def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def set_normalization(model: bytes, name: str, rules: bytes) -> bytes:
-    """Return a model with these normalization rules under this name, in place of its own.
-
-    Args:
-      name: what the rules are called in the file.
-      rules: compiled rules, as SentencePiece stores them; empty for no rules.
-    """
+    """Return a model with these normalization rules under this name, in place of its own."""
     written = []
     for field in read_fields(model):
         if field.number == NORMALIZER and isinstance(field.value, bytes):

@@ -141,11 +141,7 @@ class Measurements:
         self._totals["characters"] += characters
 
     def format(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all counts as text for Prometheus.
-
-        Args:
-          gauges: name -> what it means, and its present value.
-        """
+        """Return all counts as text for Prometheus."""
         rows = _head("requests_total", "counter", "Requests answered.")
         for (path, status), count in sorted(self._requests.items()):
             rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -232,14 +228,7 @@ _PAGE_POLICY = (
 def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
-    """Return the application; it does not stop the models.
-
-    Args:
-      models: the model of each pair of languages.
-      options: its limits are used.
-      keys: a request for a translation must have one of them in the field api_key, unless there are none.
-      log: receives one line for each request that fails.
-    """
+    """Return the application; it does not stop the models."""
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
     answers = {
         "/": _show("page.html"),

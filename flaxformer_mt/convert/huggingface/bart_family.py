@@ -73,14 +73,7 @@ _ATTENTIONS = {
 
 
 def make_bart_table(config: Config, shapes: Any, *, what: str, positions: int, final_norm: bool) -> Table:
-    """Make the table of all arrays of a class.
-
-    Args:
-      shapes: of the Flax parameters, by path.
-      what: the name of the format, for messages.
-      positions: rows of the tables of positions, with those before the first position.
-      final_norm: whether both stacks of the class end in a norm.
-    """
+    """Make the table of all arrays of a class."""
     model = config.model
     names = _Layouts(model)
     rules: list[Rule | Constant] = [*_embedding_rules(model)]

@@ -67,11 +67,7 @@ def special_ids(vocab: Vocab) -> dict[str, Any]:
 
 
 def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_target: int) -> None:
-    """Write generation_config.json; `vocab` is the target vocabulary.
-
-    Args:
-      longest_target: the length limit of a translation in tokens, with the end symbol.
-    """
+    """Write generation_config.json; `vocab` is the target vocabulary."""
     search = config.search
     factor = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
     facts = {
@@ -117,12 +113,7 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {
 
 
 def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConfig:
-    """Return the search of a foreign model, and warn of options that this package does not have.
-
-    Args:
-      facts: the fields of config.json, where older models have their options.
-      vocab: the target vocabulary.
-    """
+    """Return the search of a foreign model, and warn of options that this package does not have."""
     path, settings = folder / _FILE, facts
     if path.is_file():
         try:

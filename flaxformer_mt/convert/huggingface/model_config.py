@@ -91,11 +91,7 @@ def find_quantization(fields: Mapping[str, Any]) -> list[str]:
 
 
 def find_oversize(folder: Path, *, vocab_size: int, width: int, layers: int, inner: int) -> list[str]:
-    """List sizes that the files of a folder cannot hold, at one byte for each number.
-
-    Args:
-      width: of the model. layers: of both stacks. inner: width of their feed-forward layers.
-    """
+    """List sizes that the files of a folder cannot hold, at one byte for each number."""
     least, size = max(vocab_size, layers * inner) * width, stored_bytes(folder)
     if least <= size:
         return []
@@ -241,12 +237,7 @@ def make_config(
     norm_position: Literal["pre", "post"],
     output_bias: bool,
 ) -> Config:
-    """Return a config for a model of another system: network, vocabulary and search, defaults elsewhere.
-
-    Args:
-      facts: result of `read_model_fields`.
-      output_bias: whether the output has a bias that is not zero.
-    """
+    """Return a config for a model of another system: network, vocabulary and search, defaults elsewhere."""
     tying: Any = {flags: name for name, flags in _TYING.items()}[
         bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
     ]

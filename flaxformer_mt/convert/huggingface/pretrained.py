@@ -148,12 +148,7 @@ def _find_oversize(facts: Facts, folder: Path) -> list[str]:
 
 
 def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelConfig:
-    """Return the network of a model.
-
-    Args:
-      tied: whether the output matrix is the embedding.
-      output_bias: whether the output has a bias that is not zero.
-    """
+    """Return the network of a model."""
     fields = facts.fields
     tying: Literal["all", "embeddings"] = "all" if tied else "embeddings"
     if facts.is_t5:
@@ -204,11 +199,7 @@ def _scales_output(facts: Facts) -> bool:
 def make_pretrained_config(
     facts: Facts, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
 ) -> Config:
-    """Return the config of an imported model: network, vocabulary and search, defaults elsewhere.
-
-    Args:
-      data: fields of the section `data`: the languages, and the style of their tags.
-    """
+    """Return the config of an imported model: network, vocabulary and search, defaults elsewhere."""
     return Config(
         data=model_config.make_data_config(model.longest_input, **data),
         vocab=VocabConfig(

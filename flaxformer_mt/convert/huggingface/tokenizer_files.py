@@ -71,11 +71,7 @@ def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
 
 
 def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
-    """Read the vocabularies of a folder that another system wrote; ids become embedding row numbers.
-
-    Args:
-      facts: fields of config.json: vocabulary sizes and ids of special symbols.
-    """
+    """Read the vocabularies of a folder that another system wrote; ids become embedding row numbers."""
     tokenizer_config = read_tokenizer_config(folder)
     joint = not tokenizer_config.get("separate_vocabs", False)
     ids = {"source": _read_ids(folder / _ID_FILES["source"])}

@@ -77,11 +77,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a part of a checkpoint by name.
-
-    Args:
-      what: the name of the part, for messages.
-    """
+    """Return the tensors of a part of a checkpoint by name."""
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):

@@ -57,12 +57,7 @@ def refuse_given(given: Given, folder: Path) -> None:
 
 
 def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = "/") -> Path:
-    """Return a file of a model: `path` itself, or the one in the folder that fits the first fitting pattern.
-
-    Args:
-      what: what the file has, for messages.
-      without: the end of names that do not fit.
-    """
+    """Return a file of a model: `path` itself, or the one in the folder that fits the first fitting pattern."""
     if path.is_file():
         return path
     for pattern in patterns:
@@ -128,14 +123,7 @@ def make_weights(
     tied: Sequence[str] = (),
     languages: Languages = Languages(),  # noqa: B008
 ) -> Weights:
-    """Return the parameters of a model, with a config for it.
-
-    Args:
-      tensors: by the names of `rules`; each has a shape, and becomes a numpy array when it is read.
-      path: the file of the tensors.
-      what: the name of the format.
-      tied: names that a file may omit because another name holds the same array.
-    """
+    """Return the parameters of a model, with a config for it."""
     names = {
         "source_language": languages.source or DataConfig.source_language,
         "target_language": languages.target or DataConfig.target_language,
@@ -203,12 +191,7 @@ def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
 
 
 def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
-    """Return the rules of an attention sublayer.
-
-    Args:
-      projections: names of the layers that compute queries, keys and values.
-      output: the name of the layer after them.
-    """
+    """Return the rules of an attention sublayer."""
     pairs = list(zip(("query", "key", "value"), projections, strict=True))
     return [
         *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in pairs),
@@ -280,12 +263,7 @@ def read_vocabs(
     *,
     models: Mapping[str, Path] | None = None,
 ) -> Vocabs:
-    """Return the vocabularies of two lists; one for both sides if the lists are equal.
-
-    Args:
-      lists: those of the source and of the target side.
-      models: the SentencePiece model of each side. None: those in the folder.
-    """
+    """Return the vocabularies of two lists; one for both sides if the lists are equal."""
     source, target = lists
     joint = list(source.names) == list(target.names)
     models = _find_models(folder, languages) if models is None else models
@@ -363,12 +341,7 @@ def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
 
 
 def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, Any]:
-    """Parse YAML that is a mapping.
-
-    Args:
-      name: of the file, for messages.
-      as_text: whether all keys and values stay text, as the words of a vocabulary: `no` is not a truth value.
-    """
+    """Parse YAML that is a mapping."""
     try:
         found = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:
