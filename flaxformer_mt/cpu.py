@@ -12,7 +12,6 @@ BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 
 
 def core_count() -> int:
-    """Return the number of CPU cores that this process may use, or of all where the system cannot tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -41,7 +40,6 @@ def describe_processor() -> list[str]:
 
 
 def processor_name() -> str:
-    """Return the name of the processor's model, or of its architecture where the system does not tell."""
     return _read_processor_facts().get("model name") or platform.processor() or platform.machine()
 
 

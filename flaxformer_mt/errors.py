@@ -81,7 +81,6 @@ def find_cloud_path(path: str | Path) -> str:
 
 
 def local_path(path: str | Path) -> Path:
-    """Return the path with its ~ expanded."""
     if problem := find_cloud_path(path):
         raise UserError(problem)
     try:
@@ -91,7 +90,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def folder_of_arrays(path: str | Path) -> Path:
-    """Return the path with its ~ expanded, of a run or a cache: the libraries that store arrays need UTF-8."""
+    """Return the path of a run or a cache: the libraries that store arrays need UTF-8."""
     folder = local_path(path)
     name = os.fsencode(folder.absolute())
     try:

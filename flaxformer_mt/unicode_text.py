@@ -57,7 +57,6 @@ def find_script(character: str) -> str:
 
 
 def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
-    """Count the letters of texts by script."""
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         for character, number in collections.Counter(text).items():

@@ -131,7 +131,6 @@ def summarize_doctor(report: dict[str, Any]) -> str:
 
 
 def _list_programs(run: str | Path) -> list[dict[str, Any]]:
-    """Return the sizes of slots for which translate, evaluate and serve compile programs."""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
     from flaxformer_mt.object_store.working_copies import open_copy
@@ -208,7 +207,6 @@ def _host_memory_gib() -> float | None:
 
 
 def _describe_bfloat16() -> str:
-    """Return whether the processor multiplies bfloat16 numbers, and what follows for `--dtype`."""
     if reason := slow_bfloat16_reason():
         return f"on this CPU models run in float32, since {reason}"
     found = " and ".join(bfloat16_instructions())

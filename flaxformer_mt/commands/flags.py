@@ -68,7 +68,6 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
 
 
 def _read_stages(path: str) -> tuple[StageConfig, ...]:
-    """Return the stages in a YAML file; none for the empty path."""
     if not path:
         return ()
     from flaxformer_mt.corpus.opustrainer_file import read_curriculum
@@ -124,7 +123,6 @@ run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
 
 
 def takes_config(kind: type) -> bool:
-    """Return whether a command with this dataclass of options accepts --config and --config.* flags."""
     return issubclass(kind, ExperimentOptions)
 
 
@@ -259,7 +257,6 @@ def _split_line(
 
 
 def _spell(flag: str) -> str:
-    """Return a flag with underscores: --beam-size is --beam_size."""
     return "--" + flag.removeprefix("--").replace("-", "_")
 
 
@@ -272,7 +269,6 @@ def _has_several(flag: str, known: Mapping[str, Any]) -> bool:
 
 
 def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> str:
-    """Return what was given for a flag as one text, with commas between several values."""
     if flag not in known:
         _refuse_unknown(flag, list(known))
     if not texts and _is_switch(flag, known):

@@ -112,7 +112,6 @@ def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
 
 
 def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the sections of the config by name, and the sections within sections, such as data.clean."""
     for field in dataclasses.fields(values):
         section = getattr(values, field.name)
         if dataclasses.is_dataclass(section):
@@ -121,7 +120,6 @@ def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:
-    """Return the comment of each field of a dataclass, those of its base classes included, by name."""
     comments: dict[str, FieldComment] = {}
     for base in reversed(kind.__mro__):
         if section := base.__dict__.get("DECLARED_IN"):
@@ -150,12 +148,10 @@ def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Return whether the flag of a field must be given."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field; MISSING where the flag must be given."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -226,7 +222,6 @@ def _format_value(value: Any) -> str:
 
 
 def _list_usual(config: Config) -> list[str | FlagHelp]:
-    """Return the fields that most experiments set, and where the others are."""
     sections = dict(list_sections(config))
     flags = [flag for name, section in sections.items() for flag in list_settings(section, f"config.{name}")]
     by_name = {flag.flag.partition("=")[0]: flag for flag in flags}
@@ -237,7 +232,6 @@ def _list_usual(config: Config) -> list[str | FlagHelp]:
 
 
 def _list_topic(config: Config | None, topic: str) -> list[str | FlagHelp]:
-    """Return the fields of a section of the config and of the sections in it, or all fields."""
     sections = {} if config is None else dict(list_sections(config))
     if topic not in ("all", *sections):
         known = ", ".join(["all", *sections])
@@ -254,7 +248,6 @@ def _list_topic(config: Config | None, topic: str) -> list[str | FlagHelp]:
 
 
 def _lay_out(part: str | FlagHelp, width: int) -> list[str]:
-    """Return the lines of a text, or of a flag with its explanation beside or below it."""
     if isinstance(part, str):
         further = _DEEPER if part.startswith(" ") else ""
         return textwrap.wrap(part, width, subsequent_indent=further, break_on_hyphens=False) or [""]

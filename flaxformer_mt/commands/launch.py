@@ -97,7 +97,6 @@ def _required_modules():  # type: ignore[no-untyped-def]
 
 
 def _refuse(reason):  # type: ignore[no-untyped-def]
-    """End the process with one line: the reason, this Python, and how to go on."""
     remedies = []
     environment = os.path.join(_ROOT, ".venv", "bin", "python")
     if os.path.exists(environment) and environment != sys.executable:

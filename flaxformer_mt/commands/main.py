@@ -134,7 +134,6 @@ def _comparison(options: EvaluateOptions) -> dict[str, Any]:
 
 
 def _check_text_options(options: EvaluateOptions) -> None:
-    """Raise UserError for flags that have no effect on the evaluation of a language model."""
     given = [
         f"--{field.name}"
         for field in dataclasses.fields(options)
@@ -164,7 +163,6 @@ class ReportOptions:
 
 
 def report(options: ReportOptions) -> dict[str, Any]:
-    """Run the command `report`."""
     from flaxformer_mt.evaluation.run_report.page import report_runs
 
     return report_runs(options.run, options.output, name=options.name, attention=options.attention)

@@ -45,7 +45,7 @@ _WIDTH = 110
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
-    """Return the text of a config file: each choice below its reason; without one, it shares the one before."""
+    """Return the text of a config file: each choice below its reason, or below the choice before."""
     imported = sorted({"CleanConfig", "Config", *_SECTIONS.values()})
     described = f"{summary}\n\n{description}".replace("\\", "\\\\").replace('"', '\\"')
     lines = [f'"""{described}', '"""', ""]
@@ -163,7 +163,6 @@ def _check_file(name: str) -> Path:
 
 
 def _guess_language(name: str, side: str) -> str:
-    """Return the language that a file's name ends in, or that it consists of (fr.txt)."""
     stem, _, ending = name.rpartition(".")
     if re.fullmatch(LANGUAGE_CODE, ending) and ending not in ("txt", "tsv", "csv"):
         return ending
@@ -285,7 +284,6 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
 
 def _fields(choices: list[Choice]) -> dict[str, Any]:
-    """Return the values of choices of one section, by the names of its fields."""
     return {choice.name.partition(".")[2]: choice.value for choice in choices}
 
 
@@ -335,9 +333,6 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
 
 
 def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
-    """Return the number of different characters, and the main script of each side, in a sample of
-    the pairs.
-    """
     from flaxformer_mt.unicode_text import find_main_script
 
     sample = [
@@ -352,7 +347,6 @@ def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
 def _describe(
     options: NewOptions, corpus: CorpusFiles, report: dict[str, Any], machine: Machine, file: Path
 ) -> tuple[str, str]:
-    """First line and text of the config's docstring."""
     pairs = report["train"]["pairs"]
     (part,) = report["train"]["parts"]
     languages = f"{corpus.source_language}-{corpus.target_language}"

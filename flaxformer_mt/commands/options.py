@@ -631,7 +631,6 @@ class NewOptions:
 
 
 def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:
-    """Return --source_language and --target_language, those that are given."""
     from flaxformer_mt.translation.language_tags import choose_line_tags
     from flaxformer_mt.vocab.pretrained import read_tags
 

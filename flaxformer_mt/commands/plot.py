@@ -232,7 +232,6 @@ def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
 
 
 def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
-    """Return the attention figures of a sentence, and its translation with the name of the checkpoint."""
     config, vocabs, params = trained.config, trained.vocabs, trained.params
     added = choose_line_tags(config.data).find([source])
     source_ids = vocabs.source.tokenize("".join(added or []) + source)

@@ -108,7 +108,6 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row with the numbers of pairs, and a row for each problem."""
     from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 
     head = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
@@ -134,7 +133,6 @@ def _first(found: Mapping[str, Any]) -> str:
 
 
 def _describe_lengths(found: Mapping[str, Any] | None) -> list[str]:
-    """Return the length that few targets exceed, and the distribution that it comes from."""
     if found is None:
         return []
     rows = [["source tokens", "pairs", "median", "99%", "99.9%", "longest target"]]

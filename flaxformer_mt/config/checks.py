@@ -148,7 +148,6 @@ def _data_problems(config: Config) -> Iterator[str]:
 
 
 def _noise_problems(config: Config) -> Iterator[str]:
-    """Find noise that the rest of the config cannot have."""
     data = config.data
     noises = {"data.noise": data.noise}
     noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
@@ -319,7 +318,6 @@ def _side_file_problems(
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
-    """Check the search options and report all problems together."""
     if problems := _find_problems(search, lambda valid: _search_conflicts(valid, model, where), where):
         raise UserError("\n".join(problems))
 

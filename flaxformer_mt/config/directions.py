@@ -103,7 +103,6 @@ def choose_target_tag(data: DataConfig, direction: Direction) -> str:
 
 
 def find_direction_problems(data: DataConfig) -> list[str]:
-    """Return what is wrong with the directions and tags of a config, one line for each problem."""
     members, problems = read_members(data), []
     for member in members:
         source, target = member.direction

@@ -26,7 +26,6 @@ _SHORT = reprlib.Repr()
 
 
 def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """Build a config, or a section of one, from nested dicts; missing fields take their defaults."""
     hints = typing.get_type_hints(kind)
     built = {}
     for name, value in values.items():
@@ -66,7 +65,6 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _show(value: Any) -> str:
-    """Return a value of any kind and size for a message."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # Python writes no number of so many digits
@@ -129,7 +127,6 @@ class Bounds:
     high_open: bool = False
 
     def contain(self, value: float) -> bool:
-        """Return whether a finite number lies in the interval."""
         above = value > self.low if self.low_open else value >= self.low
         return above and (value < self.high if self.high_open else value <= self.high)
 
@@ -149,12 +146,10 @@ def at_least(low: float) -> Bounds:
 
 
 def above(low: float, *, at_most: float = math.inf) -> Bounds:
-    """Return numbers greater than `low`, up to `at_most`."""
     return Bounds(low, at_most, low_open=True)
 
 
 def between(low: float, high: float) -> Bounds:
-    """Return numbers from `low` to `high`, both included."""
     return Bounds(low, high)
 
 

@@ -72,12 +72,10 @@ def _load_config_file(path: str | Path) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Convert a config to nested dicts of JSON values."""
     return dataclasses.asdict(config)
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """Build a config from nested dicts, as `to_dict` gives them; see `make_section`."""
     return make_section(Config, values, "config")
 
 
@@ -122,7 +120,6 @@ def read_config(path: Path) -> Config:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file whose top level is an object."""
     content = read_file(path)
     try:
         value = json.loads(content)
@@ -178,7 +175,6 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def list_recipes() -> dict[str, Path]:
-    """Return the config files that come with the package, by name."""
     # An installed wheel has configs/ inside the package, a checkout has it next to the package.
     installed, checkout = PACKAGE / "configs", PACKAGE.parent / "configs"
     folder = installed if installed.is_dir() else checkout
@@ -186,7 +182,7 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Find a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME."""
+    """Find a config file: a path, else configs/NAME.py in the working directory, else recipe NAME."""
     given, recipes = Path(name).expanduser(), list_recipes()
     if given.is_file() or (given / "config.json").is_file() or given.parent != Path("."):
         return given  # files.load_config reports a missing file, and a run directory

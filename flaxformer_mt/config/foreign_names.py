@@ -115,6 +115,5 @@ def find_own_option(flag: str, known: set[str]) -> str | None:
 
 
 def find_own_field(name: str) -> str | None:
-    """Return the field that means the same as a name of another toolkit: max_update is config.train.steps."""
     options = _SAME.get(name, "").split()
     return next((one.removeprefix("--") for one in options if one.startswith("--config.")), None)

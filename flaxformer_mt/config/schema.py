@@ -67,7 +67,6 @@ class NoiseConfig:
 
     @property
     def active(self) -> bool:
-        """Whether any line is changed."""
         return any(getattr(self, kind) for kind in (*SOURCE_NOISE, *TARGET_NOISE))
 
 

@@ -28,13 +28,11 @@ class Stage(NamedTuple):
 
 
 def read_stages(data: DataConfig) -> tuple[Stage, ...]:
-    """Read the stages of a config; () if it has none."""
     members = read_members(data)
     return tuple(_read_stage(stage, members, data.noise) for stage in data.stages)
 
 
 def find_stage_problems(data: DataConfig) -> Iterator[str]:
-    """Yield what is wrong with the stages of a config, one line for each problem."""
     members, names = read_members(data), [stage.name for stage in data.stages]
     for number, stage in enumerate(data.stages):
         wrong = [] if stage.noise is None else list(find_wrong_values(stage.noise, "noise."))

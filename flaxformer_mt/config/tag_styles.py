@@ -92,7 +92,6 @@ def find_codes(language: str) -> frozenset[str]:
 
 
 def looks_like_tag(style: TagStyle, piece: str) -> bool:
-    """Return whether a piece has the form of a tag of nllb, mbart_50 or madlad."""
     return re.fullmatch(_FORMS[style], piece) is not None
 
 

@@ -99,13 +99,11 @@ def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any
 
 
 def _list_data(data: Mapping[str, Any]) -> list[str]:
-    """Return the number of pairs of each part of the training set, as a list."""
     parts = (data.get("train") or {}).get("parts", [])
     return ["", *(f"* {part['name']}: {part['pairs']:,} training pairs" for part in parts)] if parts else []
 
 
 def _list_scores(test: Mapping[str, Any]) -> list[str]:
-    """Return the scores with their signatures, as a list; [] without any."""
     rows = []
     for direction, found in (test.get("directions") or {"": test}).items():
         for metric, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
@@ -217,7 +215,6 @@ def _read_shortlist(path: str | Path | None, target: Format, weights: Weights) -
 
 
 def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:
-    """Load the parameters of a checkpoint of a run into host memory."""
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
@@ -228,7 +225,6 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    """Check that the format can express the model."""
     problems = target.problems(weights.config)
     if problems:
         raise UserError("\n".join(f"{target.name} cannot express this model: {line}" for line in problems))
@@ -254,7 +250,6 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
 
 
 def check_output(output: Path) -> None:
-    """Check that the output folder is absent or empty."""
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
 

@@ -33,7 +33,6 @@ _POSITION_NUMBERS = 1 << 27
 
 
 def check_network(config: Config, folder: Path) -> None:
-    """Check that a network is valid and not larger than the files of `folder` can hold."""
     validate(config)
     fields = flatten(config)
     problems = [
@@ -61,7 +60,6 @@ def check_network(config: Config, folder: Path) -> None:
 
 
 def stored_bytes(folder: Path) -> int:
-    """Return the size of all files of a folder, without those of its folders."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
@@ -100,7 +98,7 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
 
 
 def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
-    """Check fields of a foreign config.json: None, or a number of a kind (int or float) between two bounds."""
+    """Check fields of config.json: None, or a number of a kind (int or float) between two bounds."""
     problems = []
     for name, (kind, low, high) in kinds.items():
         value = facts.get(name)

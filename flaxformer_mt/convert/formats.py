@@ -46,11 +46,9 @@ class Weights:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Parameters as nested dicts."""
         return nest_leaves(self.leaves)
 
     def make_model(self) -> Model:
-        """Return the Flax model, with float32 computation."""
         config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
         return make_model(
             config,
@@ -125,7 +123,6 @@ class Format:
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
-    """Return shapes of the parameters of a model, by path."""
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
     return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
 
@@ -231,7 +228,7 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
 
 
 def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
-    """List each field whose value a format does not support: `model.norm_position is pre; supported: post`."""
+    """List the fields that a format does not support: `model.norm_position is pre; supported: post`."""
     fields, usual = flatten(config), {"model.attention_scale": (True,), "model.source_end": (True,)}
     return [
         f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"
@@ -280,7 +277,6 @@ EXTRAS = {
 
 
 def find_format(name: str) -> Format:
-    """Return the format of a name."""
     if name not in _MODULES:
         near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"

@@ -44,7 +44,6 @@ def fetch_model(name: str) -> Path:
 
 
 def push_model(folder: Path, name: str) -> str:
-    """Upload the files of a folder as a model of the Hub; return its address."""
     hub = _import_hub(f"--push={PREFIX}{name}")
     try:
         api = hub.HfApi()

@@ -69,7 +69,6 @@ _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
 def find_format_name(path: Path) -> str:
-    """Return the name of the format of a model's folder or of its weights file."""
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
     folder = path if path.is_dir() else path.parent
@@ -215,13 +214,12 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
 
 
 def check_cuttable(weights: Weights, texts: Sequence[str | Path]) -> None:
-    """Raise UserError if `cut_vocabulary` cannot cut the vocabulary of a model to texts."""
     if not isinstance(weights.vocabs.target, PretrainedVocab):
         raise UserError(f"--vocab_text is {texts[0]}, but this model has no vocabulary that can be cut")
 
 
 def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
-    """Return a pretrained model with the pieces that texts have, and the tags of some languages (None: all)."""
+    """Return a model with the pieces that texts have, and the tags of some languages (None: all)."""
     vocab = weights.vocabs.target
     assert isinstance(vocab, PretrainedVocab)
     tags = None if languages is None else _list_tags(weights.config.data)
@@ -243,7 +241,6 @@ def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Seq
 
 
 def _list_tags(data: DataConfig) -> list[str]:
-    """Return the tags of all directions, on both sides."""
     tags = [
         tag
         for one in find_directions(data)
@@ -345,7 +342,6 @@ def import_run(
 
 
 def _is_hub_name(text: str) -> bool:
-    """Return whether a path looks like OWNER/NAME."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", text) is not None
 
 

@@ -138,7 +138,6 @@ class Table:
     """All foreign arrays of one model by name, each with the Flax parameters that it is made of."""
 
     def __init__(self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str) -> None:
-        """Expand the rules to the parameters of a model."""
         self._shapes, self._what = shapes, what
         self._entries: dict[str, _Entry] = {}
         for rule in rules:
@@ -157,11 +156,9 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """The foreign names, in the order of the rules."""
         return list(self._entries)
 
     def shape_of(self, name: str) -> Shape:
-        """Return the shape of a foreign array."""
         entry = self._entries[name]
         if entry.constant is not None:
             return entry.constant.shape

@@ -50,7 +50,6 @@ class Parity:
 
 
 def check_tolerance(tolerance: float) -> None:
-    """Raise UserError for a tolerance that no model can keep, before any work."""
     if tolerance < 0:
         raise UserError(f"--tolerance is {tolerance:g}; it must be at least 0")
 
@@ -80,7 +79,6 @@ def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> O
 
 
 def compare(own: OwnOutputs, theirs: Outputs) -> Parity:
-    """Compute the outputs of the foreign system, and compare them."""
     largest, output, tokens = 0.0, 0.0, 0
     for batch, ours in zip(own.batches, own.outputs, strict=True):
         found = theirs(batch)
@@ -160,7 +158,6 @@ def make_batch(
 
 
 def _pad(rows: Sequence[Sequence[int]], pad_id: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids in rows of at least this length, and which of them are no padding."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max(initial=length))[None] < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int32)
@@ -178,7 +175,6 @@ def _random_ids(vocabs: Vocabs) -> tuple[Ids, Ids]:
 
 
 def _truncate_pairs(config: Config, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
-    """Truncate sentences to the maximum lengths of the training data; the final eos is kept."""
 
     def truncate(ids: list[int], max_length: int) -> list[int]:
         return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]

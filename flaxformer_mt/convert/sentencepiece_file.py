@@ -53,12 +53,10 @@ class Specials(NamedTuple):
 
 
 def piece_of(name: str) -> str:
-    """Return the piece of a name; a language code gets the space that SentencePiece puts before a text."""
     return SPACE + name if name.startswith(">>") and name.endswith("<<") else name
 
 
 def name_of(piece: str) -> str:
-    """Return the name of a piece; the inverse of `piece_of`."""
     bare = piece.removeprefix(SPACE)
     return bare if piece_of(bare) == piece else piece
 

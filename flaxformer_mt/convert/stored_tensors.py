@@ -24,7 +24,6 @@ _PICKLE = "pytorch_model.bin"
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredArray]:
-    """Return tensors as arrays, which become float32 when they are read."""
     return {name: _as_array(tensor.detach, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
@@ -33,7 +32,6 @@ def _as_array(read: Callable[[], torch.Tensor], shape: tuple[int, ...]) -> Store
 
 
 def open_tensors(folder: Path) -> dict[str, StoredArray]:
-    """Return the arrays of a folder by name, as float32 when they are read."""
     if _has_only_pickles(folder):
         return _open_pickles(folder)
     return open_safetensors(_find_files(folder, WEIGHTS_NAME))
@@ -70,7 +68,6 @@ def _find_files(folder: Path, name: str) -> list[Path]:
 
 
 def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
-    """Return the arrays of all these files by name, as float32 when they are read."""
     tensors: dict[str, StoredArray] = {}
     for path in paths:
         with _naming_damage(path), safe_open(path, framework="pt") as file:
@@ -126,7 +123,6 @@ def _naming_damage(path: Path) -> Iterator[None]:
 
 
 def save_safetensors(tensors: Tensors, path: Path) -> None:
-    """Write arrays by name, as PyTorch's tools write them."""
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})

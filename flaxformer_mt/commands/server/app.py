@@ -80,7 +80,6 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
 
 
 def make_specification(url: str) -> dict[str, Any]:
-    """Return the OpenAPI document of a server at `url`."""
     return {
         "openapi": _VERSION,
         "info": {
@@ -129,14 +128,12 @@ class Measurements:
         self._totals = {"lines": 0, "characters": 0}
 
     def add_request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that was answered; only the durations of translations are kept."""
         self._requests[path, status] += 1
         if path == "/translate" and status == 200:
             self._durations[bisect.bisect_left(_BOUNDS, seconds)] += 1
             self._seconds += seconds
 
     def add_text(self, *, lines: int, characters: int) -> None:
-        """Count the lines and characters of a request that was translated."""
         self._totals["lines"] += lines
         self._totals["characters"] += characters
 
@@ -164,7 +161,6 @@ def _head(name: str, kind: str, meaning: str) -> list[str]:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process in bytes; 0 on systems without /proc."""
     status = Path("/proc/self/statm")
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
@@ -196,14 +192,12 @@ class TranslatedFiles:
         return name
 
     def fetch(self, name: str) -> bytes:
-        """Return the content of a file."""
         if name not in self._files:
             raise Refusal(404, "there is no such file, or no longer; translate it again")
         return self._files[name]
 
 
 def find_ending(name: str) -> str:
-    """Return the ending of a file's name, one of FORMATS."""
     ending = name[name.rfind(".") :].lower()
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
@@ -228,7 +222,6 @@ _PAGE_POLICY = (
 def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
-    """Return the application; it does not stop the models."""
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
     answers = {
         "/": _show("page.html"),
@@ -287,7 +280,6 @@ class _Server:
         return respond
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
-        """Answer a request for an unknown path, or with the wrong method."""
         assert isinstance(error, HTTPException)
         response = self._refuse(request, error.status_code, f"{error.detail}: {request.method}")
         response.headers.update(error.headers or {})
@@ -303,11 +295,9 @@ class _Server:
         return _to_json({"error": message}, status, headers)
 
     async def specify(self, request: Request) -> Response:
-        """GET /spec."""
         return _to_json(make_specification(str(request.base_url)))
 
     async def translate(self, request: Request) -> Response:
-        """POST /translate."""
         return _to_json(await self._translate(request, await self._read(request)))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
@@ -318,7 +308,6 @@ class _Server:
         return answer
 
     async def translate_file(self, request: Request) -> Response:
-        """POST /translate_file."""
         fields = await self._read(request)
         file = read_file(fields)
         ending = find_ending(file.name)
@@ -328,7 +317,6 @@ class _Server:
         return _to_json({"translatedFileUrl": f"{request.base_url}download_file/{name}"})
 
     async def download_file(self, request: Request) -> Response:
-        """GET /download_file/NAME."""
         name = request.path_params["name"]
         content = self._files.fetch(name)
         headers = {
@@ -339,17 +327,14 @@ class _Server:
         return Response(content, headers=headers, media_type=FORMATS[find_ending(name)][1])
 
     async def detect(self, request: Request) -> Response:
-        """POST /detect."""
         texts, several = read_texts(await self._read(request), self._options.max_characters)
         found = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
         return _to_json(found if several else found[0])
 
     async def list_languages(self, request: Request) -> Response:
-        """GET /languages."""
         return _to_json(list_languages(self._models))
 
     async def describe_settings(self, request: Request) -> Response:
-        """GET /frontend/settings."""
         first = dict(zip(("source", "target"), next(iter(self._models)), strict=True))
         return _to_json(
             {
@@ -373,14 +358,12 @@ class _Server:
         )
 
     async def tell_health(self, request: Request) -> Response:
-        """GET /health."""
         for (source, target), model in self._models.items():
             if (failure := model.thread.failure) is not None:
                 raise Refusal(503, f"the model {source}-{target} has stopped: {failure}")
         return _to_json({"status": "ok"})
 
     async def tell_measurements(self, request: Request) -> Response:
-        """GET /metrics."""
         threads = {model.thread for model in self._models.values()}
         active = sum(thread.system.num_active for thread in threads)
         gauges = {
@@ -391,7 +374,6 @@ class _Server:
         return PlainTextResponse(self._measurements.format(gauges))
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """Return the fields of a request's body, of a client that may ask for translations."""
         # A character takes at most 12 bytes, as an escape, and the other fields take little.
         most, seconds = 12 * self._options.max_characters + 65_536, self._options.timeout
         length = request.headers.get("content-length", "0")
@@ -422,7 +404,6 @@ class _Server:
 
 
 def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function that answers with a page of this folder."""
     page = importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
 

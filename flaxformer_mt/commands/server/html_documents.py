@@ -98,7 +98,6 @@ class Line(NamedTuple):
         return self.marked is not None and bool(self.marked.items)
 
     def fill(self, translation: Translation) -> str:
-        """Return a translation of the line, as it stands in the document."""
         if self.marked is None:
             return translation.text
         text = put_back(self.marked, translation.text, translation.alignment or ())
@@ -113,7 +112,6 @@ class Template(NamedTuple):
     between: tuple[str, ...]
 
     def fill(self, translations: Sequence[Translation]) -> str:
-        """Return the document with a translation in the place of each line."""
         filled = [self.between[0]]
         for line, translation, after in zip(self.lines, translations, self.between[1:], strict=True):
             filled += [line.fill(translation), after]
@@ -195,8 +193,6 @@ class _Element(NamedTuple):
 
 
 class _Reader:
-    """Collects the lines and everything else."""
-
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.between: list[str] = []
@@ -232,7 +228,6 @@ class _Reader:
             self._end_line_with(raw)
 
     def end_line(self) -> None:
-        """Add what was read since the last line: as a line if it has text, else as fixed text."""
         line, raw, has_text, kept = self._line, self._raw, self._has_text, tuple(self._kept)
         self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
         if not has_text:
@@ -246,7 +241,6 @@ class _Reader:
         self.fixed = _restore(after, kept) + trail
 
     def end(self) -> None:
-        """End the document and all elements that are open."""
         self._leave(0)
         self.end_line()
 
@@ -304,7 +298,6 @@ class _Reader:
         self._elements.append(_Element(token.tag, keeps))
 
     def _leave(self, number: int) -> None:
-        """End an open element and all inside it."""
         if self._verbatim is not None and number <= self._verbatim:
             if self._elements[self._verbatim].name in _INLINE:
                 self._keep(self._verbatim_text)
@@ -314,7 +307,6 @@ class _Reader:
         del self._elements[number:]
 
     def _inner_elements(self) -> Iterator[tuple[int, str]]:
-        """Yield the places and names of the open elements, from the innermost one."""
         for number in reversed(range(max(0, len(self._elements) - _DEEPEST), len(self._elements))):
             yield number, self._elements[number].name
 
@@ -332,7 +324,6 @@ class _Reader:
         return found if found < len(self._elements) else None
 
     def _find_open(self, tag: str) -> int | None:
-        """Return the open element that an end tag ends; None if it ends nothing."""
         for number, name in self._inner_elements():
             if name == tag:
                 return number
@@ -341,7 +332,6 @@ class _Reader:
         return None
 
     def _keep(self, raw: str) -> None:
-        """Add something to the line that stays as it is."""
         self._line += f"<x-{len(self._kept)}/>"
         self._raw += raw
         self._kept.append((raw, raw))
@@ -352,7 +342,6 @@ class _Reader:
 
 
 def _split_ends(text: str) -> tuple[str, str, str]:
-    """Return the white space before a text, the text and the white space after it."""
     runs = [match.span() for match in _SPACES.finditer(text)]
     start = runs[0][1] if runs and runs[0][0] == 0 else 0
     end = runs[-1][0] if runs and runs[-1][1] == len(text) else len(text)

@@ -21,8 +21,6 @@ class Refusal(Exception):
 
 
 class UploadedFile(NamedTuple):
-    """A file among the fields of a form."""
-
     name: str
     text: str
 
@@ -54,8 +52,6 @@ FIELDS: dict[str, dict[str, Any]] = OPTIONS | {
 
 @dataclass(frozen=True)
 class TextRequest:
-    """The fields of a request for translations."""
-
     texts: tuple[str, ...]
     # Whether `q` was a list, so that the answer is a list too.
     several: bool
@@ -76,7 +72,6 @@ class TextRequest:
 
 
 def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
-    """Return the fields of a body."""
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "application/json":
@@ -105,7 +100,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
-    """Return the fields of a form; a field that occurs several times is a list."""
     values: dict[str, list[object]] = {}
     for name, value in pairs:
         values.setdefault(name, []).append(value)
@@ -134,7 +128,6 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
 
 
 def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
-    """Return the typed fields of a request for translations."""
     texts, several = read_texts(fields, most_characters)
     if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
@@ -144,7 +137,6 @@ def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
 
 
 def read_file(fields: dict[str, Any]) -> UploadedFile:
-    """Return the file of the field file."""
     file = fields.get("file")
     if not isinstance(file, UploadedFile):
         raise Refusal(400, "the field file is missing: a file, sent as multipart/form-data")
@@ -152,7 +144,6 @@ def read_file(fields: dict[str, Any]) -> UploadedFile:
 
 
 def read_texts(fields: dict[str, Any], most_characters: int) -> tuple[tuple[str, ...], bool]:
-    """Return the texts of the field q, and whether it is a list."""
     if "q" not in fields:
         raise Refusal(400, "the field q is missing: the text to translate")
     several = isinstance(fields["q"], list)
@@ -187,7 +178,6 @@ def _read_language(fields: dict[str, Any], name: str) -> str:
 
 
 def _read_option(fields: dict[str, Any], name: str) -> Any:
-    """Return the value of an option, or its default where it is left out, null, false or empty."""
     schema, value = OPTIONS[name], fields.get(name)
     if value is None or value is False or value == "":
         return schema.get("default")
@@ -243,7 +233,6 @@ def name_language(code: str) -> str:
 
 
 def list_languages(pairs: Iterable[Pair]) -> list[dict[str, object]]:
-    """Return the source languages, each with its name and the languages that it is translated to."""
     targets: dict[str, list[str]] = {}
     for source, target in pairs:
         targets.setdefault(source, []).append(target)

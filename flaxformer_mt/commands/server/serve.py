@@ -26,7 +26,6 @@ _GRACE = 5.0
 
 
 def serve(options: ServeOptions) -> None:
-    """Run the command `serve` until SIGTERM or SIGINT."""
     import asyncio
 
     with importing("serve", what="serve"):
@@ -90,7 +89,6 @@ def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
 
 
 def log(message: str) -> None:
-    """Write one line, with the time, to standard error."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
     _say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
 
@@ -124,7 +122,6 @@ def _check(options: ServeOptions) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -367,7 +367,6 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _special_tokens(vocabs: Vocabs) -> list[str]:
-    """Return spellings of unk, bos and eos."""
     source, target = (v.pieces([v.unk_id, v.bos_id, v.eos_id]) for v in (vocabs.source, vocabs.target))
     if source != target:
         raise UserError(

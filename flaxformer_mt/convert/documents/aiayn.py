@@ -94,7 +94,6 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) -> None:
-    """Write the file that the translate script loads."""
     table = sinusoidal_table(_SCRIPT_POSITIONS, arguments["d_model"])[None]
     state = dict(tensors) | dict.fromkeys(TABLES, table)
     if arguments["trg_emb_prj_weight_sharing"]:

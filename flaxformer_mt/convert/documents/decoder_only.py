@@ -132,7 +132,6 @@ class _Block(nn.Module):
 
 
 def _normalise(x: Tensor) -> Tensor:
-    """Normalise the last axis to mean 0 and variance 1; a row of equal numbers becomes NaN."""
     return (x - x.mean(-1, keepdim=True)) / x.std(-1, correction=0, keepdim=True)
 
 

@@ -247,7 +247,6 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
 
 
 def _table(name: str, length: int, width: int) -> Constant:
-    """Sinusoidal table of positions 1 to `length`; row 0 is stored but never read."""
     return Constant(name, sinusoidal_table(length + 1, width), tolerance=TABLE_TOLERANCE)
 
 

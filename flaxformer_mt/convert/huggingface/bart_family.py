@@ -73,7 +73,6 @@ _ATTENTIONS = {
 
 
 def make_bart_table(config: Config, shapes: Any, *, what: str, positions: int, final_norm: bool) -> Table:
-    """Make the table of all arrays of a class."""
     model = config.model
     names = _Layouts(model)
     rules: list[Rule | Constant] = [*_embedding_rules(model)]
@@ -104,7 +103,6 @@ class _Layouts:
         return half_split(layout, axis) if self._model.positions == "sinusoidal" else layout
 
     def attention(self) -> list[Rule]:
-        """Return the rules of an attention sublayer, by the ends of the names."""
         return [
             Rule("/query/kernel", ".q_proj.weight", self.width(HEADS_IN, 0)),
             Rule("/query/bias", ".q_proj.bias", FLAT),
@@ -117,12 +115,10 @@ class _Layouts:
         ]
 
     def norm(self) -> list[Rule]:
-        """Return the rules of a layer norm, by the ends of the names."""
         width = self.width(SAME, 0)
         return [Rule("/scale", ".weight", width), Rule("/bias", ".bias", width)]
 
     def feedforward(self) -> list[Rule]:
-        """Return the rules of a feed-forward sublayer, by the ends of the names."""
         convolution = self._model.ffn_layer == "convolution"
         dense, axis = (CONVOLUTION_TO_LINEAR, 1) if convolution else (TRANSPOSED, 0)
         return [
@@ -149,7 +145,6 @@ def _position_rules(model: ModelConfig, side: str, positions: int) -> Iterable[R
 
 
 def _embedding_rules(model: ModelConfig) -> list[Rule]:
-    """Return the rules of embeddings, and of the output matrix if it is one of them."""
     shared = model.tying in ("all", "embeddings")
     source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
     names = [("model.encoder.embed_tokens", source), ("model.decoder.embed_tokens", target)]
@@ -160,7 +155,6 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
 
 
 def has_output_bias(tensors: Mapping[str, Any]) -> bool:
-    """Return whether the output has a bias that is not zero everywhere."""
     return _BIAS in tensors and bool(np.any(np.asarray(tensors[_BIAS])))
 
 
@@ -260,13 +254,11 @@ class HuggingFaceFormat:
     tyings: tuple[str, ...]
 
     def make_format(self) -> Format:
-        """Return the interface for the export and import commands."""
         return Format(
             self.name, self.problems, self._write, open_model, self._read, lost_options=lost_options
         )
 
     def problems(self, config: Config) -> list[str]:
-        """Return reasons why the class cannot express the model, one line each."""
         model = config.model
         size, rest = divmod(model.model_dim, model.num_heads)
         allowed = _ALLOWED | {
@@ -291,7 +283,6 @@ class HuggingFaceFormat:
     # ---- name table ----
 
     def make_table(self, config: Config, vocabs: Vocabs, positions: int) -> Table:
-        """Return the table of all arrays of the class, with position tables of `positions` rows."""
         shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
         return make_bart_table(
             config, shapes, what=self.name, positions=positions, final_norm=self.final_norm

@@ -57,7 +57,6 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
 
 
 def special_ids(vocab: Vocab) -> dict[str, Any]:
-    """Return the fields of the special symbols, which config.json and generation_config.json share."""
     return {
         "pad_token_id": vocab.pad_id,
         "bos_token_id": None if vocab.bos_id == vocab.pad_id else vocab.bos_id,
@@ -67,7 +66,6 @@ def special_ids(vocab: Vocab) -> dict[str, Any]:
 
 
 def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_target: int) -> None:
-    """Write generation_config.json; `vocab` is the target vocabulary."""
     search = config.search
     factor = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
     facts = {

@@ -66,7 +66,6 @@ _SUBLAYERS = {
 
 
 def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
-    """Make the table of all arrays of the class; `shapes` are those of the Flax parameters, by path."""
     model = config.model
     gated = model.activation in ("swiglu", "geglu_tanh")
     # The gate of two input matrices is the first one.
@@ -91,7 +90,6 @@ def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
 
 
 def tied_names(model: ModelConfig) -> list[str]:
-    """Return the names of the array of both embeddings, that under which files store it first."""
     names = ["shared", "encoder.embed_tokens", "decoder.embed_tokens"]
     return names + ["lm_head"] if model.tying == "all" else names
 

@@ -58,7 +58,6 @@ LONGEST = 512
 
 
 def find_network_problems(fields: Mapping[str, Any]) -> list[str]:
-    """List what a model of this package cannot express of the fields of a network, one line each."""
     problems = [
         f"{one} is {fields[one]} and {other} is {fields[other]}; they must be equal"
         for one, other in (
@@ -81,7 +80,6 @@ def find_network_problems(fields: Mapping[str, Any]) -> list[str]:
 
 
 def find_quantization(fields: Mapping[str, Any]) -> list[str]:
-    """List the quantization of a model, if it has one: no quantized model is read."""
     if fields.get("quantization_config") is None:
         return []
     shown = str(fields["quantization_config"])[:80]
@@ -102,7 +100,6 @@ def find_oversize(folder: Path, *, vocab_size: int, width: int, layers: int, inn
 
 
 def network_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `ModelConfig` that the fields of any of these classes give."""
     return {
         "num_encoder_layers": fields["encoder_layers"],
         "num_decoder_layers": fields["decoder_layers"],
@@ -199,7 +196,6 @@ def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
 
 
 def read_model_fields(folder: Path) -> dict[str, Any]:
-    """Read config.json and add the defaults of missing fields."""
     stored = read_config_json(folder)
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
@@ -237,7 +233,6 @@ def make_config(
     norm_position: Literal["pre", "post"],
     output_bias: bool,
 ) -> Config:
-    """Return a config for a model of another system: network, vocabulary and search, defaults elsewhere."""
     tying: Any = {flags: name for name, flags in _TYING.items()}[
         bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
     ]
@@ -261,7 +256,6 @@ def make_config(
 
 
 def _make_vocab_config(folder: Path) -> VocabConfig:
-    """Return settings for training a similar vocabulary."""
     settings = {side: read_tokenizer_settings(folder, side) for side in ("source", "target")}
     known = typing.get_args(Normalization)
     # Rules under another name are closest to the usual ones.

@@ -91,7 +91,6 @@ class Facts(NamedTuple):
 
 
 def read_facts(folder: Path, stored: Mapping[str, Any]) -> Facts:
-    """Read the fields of a config.json, and check those that this package cannot express."""
     path = folder / CONFIG_NAME
     model_type = stored.get("model_type")
     if model_type not in _FAMILY_DEFAULTS:
@@ -148,7 +147,6 @@ def _find_oversize(facts: Facts, folder: Path) -> list[str]:
 
 
 def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelConfig:
-    """Return the network of a model."""
     fields = facts.fields
     tying: Literal["all", "embeddings"] = "all" if tied else "embeddings"
     if facts.is_t5:
@@ -199,7 +197,6 @@ def _scales_output(facts: Facts) -> bool:
 def make_pretrained_config(
     facts: Facts, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
 ) -> Config:
-    """Return the config of an imported model: network, vocabulary and search, defaults elsewhere."""
     return Config(
         data=model_config.make_data_config(model.longest_input, **data),
         vocab=VocabConfig(
@@ -327,7 +324,6 @@ def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _check_end(vocab: PretrainedVocab, pieces: list[str], folder: Path) -> None:
-    """Raise UserError if config.json and the tokenizer disagree about the end symbol."""
     if "</s>" in pieces and pieces.index("</s>") != vocab.eos_id:
         raise UserError(
             f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "

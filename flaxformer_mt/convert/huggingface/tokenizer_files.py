@@ -33,7 +33,6 @@ _FACTS = "tokenizer_config.json"
 
 
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
-    """Write all files of the tokenizer."""
     specials = [_specials_of(vocab) for vocab in (vocabs.source, vocabs.target)]
     if specials[0] != specials[1]:
         raise UserError(
@@ -101,7 +100,6 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; return {} if the file does not exist."""
     return read_config_json(folder, _FACTS)
 
 

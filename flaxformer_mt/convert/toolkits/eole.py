@@ -123,7 +123,6 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(model: Any, config: Path) -> dict[str, Any]:
-    """Return the options of the network, those of both stacks once."""
     if not isinstance(model, dict):
         raise UserError(f"{config} has no entry model; give the folder that eole has saved")
     stacks = {}
@@ -217,7 +216,6 @@ _STACKS = {
 
 
 def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
-    """Return the rules of a network; the factor of each decoder layer is 1 in these networks."""
     attention = attention_rules(("linear_query", "linear_keys", "linear_values"), "final_linear")
     inputs = {"input": "gate_up_proj"}
     if network.activation in ("swiglu", "geglu_tanh"):

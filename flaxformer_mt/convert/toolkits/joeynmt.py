@@ -97,7 +97,6 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_sides(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, dict[str, Any]]:
-    """Return the options of both stacks, with those of their embeddings."""
     if not isinstance(model, dict):
         raise UserError(f"{file} has no section model; give the model_dir of Joey NMT")
     flags = dict.fromkeys(("tied_embeddings", "tied_softmax"), (True, False))

@@ -176,7 +176,6 @@ def _make_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
 
 @contextlib.contextmanager
 def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
-    """Yield the arrays of a file by name."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             entries = archive.zip.infolist()
@@ -343,7 +342,6 @@ def _find_vocab_files(folder: Path, file: Path) -> dict[str, Path]:
 
 
 def _read_names(path: Path) -> list[str]:
-    """Return the pieces of a vocabulary in the order of ids."""
     if path.suffix == ".spm":
         try:
             return [piece.text for piece in read_pieces(read_file(path, most=_VOCAB_BYTES), origin=str(path))]

@@ -268,7 +268,6 @@ def _read_lists(vocab: Any, file: Path) -> tuple[list[str], list[str], str]:
 
 
 def _find_list(side: Any) -> list[str]:
-    """Return the pieces of one side: a list, or that of the only field of a record of torchtext."""
     if isinstance(side, Record):
         own = vars(side)
         fields = own.get("fields")

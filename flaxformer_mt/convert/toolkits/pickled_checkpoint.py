@@ -28,7 +28,6 @@ class Record:
     """An object of another program's class: its attributes, and the arguments that it was made with."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> "Record":
-        """Keep the arguments, whatever they are."""
         self = super().__new__(cls)
         self.__dict__["arguments"] = arguments
         return self
@@ -37,7 +36,6 @@ class Record:
         """Do nothing: `__new__` has kept the arguments."""
 
     def __setstate__(self, state: Any) -> None:
-        """Take the attributes of the file; of a state that is no dict, nothing."""
         if isinstance(state, dict):
             self.__dict__.update(state)
 
@@ -77,7 +75,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a part of a checkpoint by name."""
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):

@@ -57,7 +57,7 @@ def refuse_given(given: Given, folder: Path) -> None:
 
 
 def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = "/") -> Path:
-    """Return a file of a model: `path` itself, or the one in the folder that fits the first fitting pattern."""
+    """Return a file of a model: `path` itself, or the first in the folder that fits one of the patterns."""
     if path.is_file():
         return path
     for pattern in patterns:
@@ -123,7 +123,6 @@ def make_weights(
     tied: Sequence[str] = (),
     languages: Languages = Languages(),  # noqa: B008
 ) -> Weights:
-    """Return the parameters of a model, with a config for it."""
     names = {
         "source_language": languages.source or DataConfig.source_language,
         "target_language": languages.target or DataConfig.target_language,
@@ -141,8 +140,6 @@ _NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 
 
 class TableNames(NamedTuple):
-    """Names of the embeddings of both sides, and of the matrix of the output layer."""
-
     source: str
     target: str
     output: str
@@ -171,7 +168,6 @@ def find_tying(*, embeddings: Any, output: Any) -> Any:
 
 
 def embedding_rules(network: ModelConfig, names: TableNames) -> list[Rule]:
-    """Return the rules of the embeddings and of the output layer's matrix."""
     shared = network.tying in ("all", "embeddings")
     source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
     output = (
@@ -191,7 +187,6 @@ def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
 
 
 def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
-    """Return the rules of an attention sublayer."""
     pairs = list(zip(("query", "key", "value"), projections, strict=True))
     return [
         *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in pairs),
@@ -216,7 +211,6 @@ def feedforward_rules(names: Mapping[str, str]) -> list[Rule]:
 def stack_rules(
     stacks: Mapping[str, StackNames], *, attention: Sequence[Rule], feedforward: Sequence[Rule]
 ) -> list[Rule]:
-    """Return the rules of encoder and decoder, their layers and their norms."""
     rules = []
     for stack, (layers, sublayers) in stacks.items():
         ours, theirs = f"{stack}/layers_{{n}}/", f"{stack}.{layers}.{{n}}"
@@ -230,7 +224,6 @@ def stack_rules(
 
 
 def norm_rules(ours: str, theirs: str) -> list[Rule]:
-    """Return the rules of one norm."""
     return rules_for([(ours, theirs)], _NORM)
 
 
@@ -332,7 +325,6 @@ _LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
 
 
 def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
-    """Read a file of YAML that is a mapping; see `parse_yaml`."""
     try:
         content = read_file(path, most=_LARGEST).decode()
     except (OSError, ValueError) as error:
@@ -341,7 +333,6 @@ def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
 
 
 def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, Any]:
-    """Parse YAML that is a mapping."""
     try:
         found = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:

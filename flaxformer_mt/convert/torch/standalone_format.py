@@ -66,7 +66,6 @@ _RECURRENCE = [
 
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
-    """Return the name table of a model, including tied names."""
     model = config.model
     shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED

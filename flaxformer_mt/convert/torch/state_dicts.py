@@ -62,11 +62,9 @@ class StateDictFormat:
     write_more: Callable[[Weights, Tensors, Path], None] | None = None
 
     def make_format(self) -> Format:
-        """Return the interface for the export and import commands."""
         return Format(self.name, self.problems, self._write, self.open, self.read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
-        """Return the name table of a model."""
         shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
         return Table(shapes, self.rules(config, shapes), what=self.name)
 
@@ -82,7 +80,6 @@ class StateDictFormat:
             self.write_more(weights, tensors, folder)
 
     def open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
-        """Return the forward function of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
         arguments = self.arguments(config, vocabs)
@@ -105,7 +102,6 @@ class StateDictFormat:
         return outputs
 
     def read(self, path: Path, given: Given) -> Weights:
-        """Return the model of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
         config, vocabs = find_config(folder, given), find_vocabs(folder, given)
         check_network(config, folder)
@@ -113,7 +109,6 @@ class StateDictFormat:
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
 
     def check_config(self, config: Config) -> None:
-        """Check that the class can express a model."""
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
@@ -136,7 +131,6 @@ class StateDictFormat:
 
 
 def tensor_of(ids: Any) -> torch.Tensor:
-    """Return ids of a batch as an int64 tensor."""
     return torch.from_numpy(np.asarray(ids, np.int64))
 
 
@@ -180,5 +174,4 @@ def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
 
 
 def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:
-    """Return a state dict as float32 arrays."""
     return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}
