@@ -32,6 +32,7 @@ REQUIRED = {
     "array_record": "array_record.python.array_record_module",
     "pyarrow": "pyarrow.parquet",
     "sentencepiece": "sentencepiece",
+    "protobuf": "sentencepiece.sentencepiece_model_pb2",
     "sentencex": "sentencex",
     "regex": "regex",
     "PyYAML": "yaml",
