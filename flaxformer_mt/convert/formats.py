@@ -31,6 +31,13 @@ CONFIG_NAME = "config.json"
 VOCAB_NAME = "vocab"
 # Key of the entry of this package in config.json, the same in every format.
 OUR_KEY = "flaxformer_mt"
+# model.tying -> whether both sides share embeddings, and whether the output matrix is the target's embedding.
+TYING = {
+    "all": (True, True),
+    "embeddings": (True, False),
+    "target_output": (False, True),
+    "none": (False, False),
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,11 @@ class Given:
 
     config: Config | None = None
     vocabs: Vocabs | None = None
+
+
+def find_tying(*, embeddings: object, output: object) -> Any:
+    """Return model.tying; the arguments are the two flags of `TYING`."""
+    return next(name for name, flags in TYING.items() if flags == (bool(embeddings), bool(output)))
 
 
 # Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the vectors

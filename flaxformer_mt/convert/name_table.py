@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 
 Shape = tuple[int, ...]
@@ -31,24 +32,14 @@ class Layout(NamedTuple):
     to_flax: Callable[[np.ndarray, Shape], np.ndarray]
 
 
-def _transposed(array: np.ndarray) -> np.ndarray:
-    return array.T
-
-
 # Unchanged.
 SAME = Layout(lambda a: a, lambda a, shape: a)
 # [in, out] -> [out, in], as in PyTorch's Linear.
-TRANSPOSED = Layout(_transposed, lambda a, shape: a.T)
+TRANSPOSED = Layout(lambda a: a.T, lambda a, shape: a.T)
 # [D, H, K] -> [HK, D], as in PyTorch's Linear; the rows of one head are contiguous.
-HEADS_IN = Layout(
-    lambda a: a.reshape(len(a), -1).T,
-    lambda a, shape: a.T.reshape(shape),
-)
+HEADS_IN = Layout(lambda a: a.reshape(len(a), -1).T, lambda a, shape: a.T.reshape(shape))
 # [H, E, D] -> [D, HE], as in PyTorch's Linear.
-HEADS_OUT = Layout(
-    lambda a: a.reshape(-1, a.shape[-1]).T,
-    lambda a, shape: a.T.reshape(shape),
-)
+HEADS_OUT = Layout(lambda a: a.reshape(-1, a.shape[-1]).T, lambda a, shape: a.T.reshape(shape))
 # [H, K] -> [HK].
 FLAT = Layout(lambda a: a.reshape(-1), lambda a, shape: a.reshape(shape))
 # [H, E, D] -> [HE, D].
@@ -323,6 +314,63 @@ def rules_for(prefixes: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> lis
         return Rule(tuple(ours + path for path in paths), theirs + rule.theirs, rule.layout, rule.head_axis)
 
     return [add_prefixes(*prefix, rule) for prefix, rule in itertools.product(prefixes, rules)]
+
+
+# The parameters of a norm, and of one that belongs to the sublayer before it.
+NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
+RESIDUAL_NORM = rules_for([("_residual/norm", ".layer_norm")], NORM)
+
+
+def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
+    names = [("query", "key", "value"), projections]
+    return [
+        *(
+            rule
+            for ours, theirs in zip(*names, strict=True)
+            for rule in (
+                Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN),
+                Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT),
+            )
+        ),
+        Rule("/output/kernel", f".{output}.weight", HEADS_OUT),
+        Rule("/output/bias", f".{output}.bias"),
+    ]
+
+
+def feedforward_rules(names: Mapping[str, str], layout: Layout = TRANSPOSED) -> list[Rule]:
+    """Return the rules of a feed-forward sublayer; `names` are those of its layers input, output and gate."""
+    return [
+        rule
+        for ours, theirs in names.items()
+        for rule in (
+            Rule(f"/{ours}/kernel", f".{theirs}.weight", layout),
+            Rule(f"/{ours}/bias", f".{theirs}.bias"),
+        )
+    ]
+
+
+def linear_layout(model: ModelConfig) -> Layout:
+    """Return the layout of the feed-forward matrices of a model as those of PyTorch's Linear."""
+    return CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
+
+
+class TableNames(NamedTuple):
+    """Names of the embeddings of both sides, and of the matrix of the output layer."""
+
+    source: str
+    target: str
+    output: str
+
+
+def embedding_rules(model: ModelConfig, names: TableNames) -> list[Rule]:
+    shared = model.tying in ("all", "embeddings")
+    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
+    output = (
+        Rule(f"{target}/embedding", names.output)
+        if model.tying in ("all", "target_output")
+        else Rule("output_kernel", names.output, TRANSPOSED)
+    )
+    return [Rule(f"{source}/embedding", names.source), Rule(f"{target}/embedding", names.target), output]
 
 
 def half_split_order(width: int) -> np.ndarray:

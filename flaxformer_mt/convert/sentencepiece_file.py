@@ -104,7 +104,7 @@ def _serialize(proto: ModelProto, specials: Specials) -> bytes:
     trainer = proto.trainer_spec
     trainer.vocab_size = len(proto.pieces)
     trainer.unk_piece, trainer.eos_piece, trainer.pad_piece = specials.unk, specials.eos, specials.pad
-    # SentencePiece treats a bos name as absent if it is not a control piece. Without bos, `renumber` has given
-    # <s> another type.
+    # SentencePiece treats a bos name as absent if it is no control piece. Without bos, `renumber` gives <s>
+    # another type.
     trainer.bos_piece = specials.bos or "<s>"
     return proto.SerializeToString(deterministic=True)

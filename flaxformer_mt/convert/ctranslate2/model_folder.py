@@ -51,15 +51,16 @@ from flaxformer_mt.convert.formats import (
     write_config_json,
 )
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
     FLAT,
     HEADS_IN,
     HEADS_OUT,
-    TRANSPOSED,
     Constant,
     Leaves,
     Rule,
     Table,
+    TableNames,
+    embedding_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.errors import UserError
@@ -246,7 +247,7 @@ def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
 
 
 def _rules(config: ModelConfig) -> list[Rule | Constant]:
-    dense = CONVOLUTION_TO_LINEAR if config.ffn_layer == "convolution" else TRANSPOSED
+    dense = linear_layout(config)
     gated = config.activation in _GATED
     # CTranslate2 applies the nonlinearity to linear_0, which in a gated layer is the Flax gate.
     inner = "/linear_0_noact" if gated else "/linear_0"
@@ -258,11 +259,11 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
         Rule("/output/kernel", "/linear_1/weight", dense),
         Rule("/output/bias", "/linear_1/bias"),
     ]
-    shared = config.tying in ("all", "embeddings")
-    source, target = ("shared", "shared") if shared else ("source", "target")
-    rules = [
-        Rule(f"{source}_embedding/embedding", "encoder/embeddings_0/weight"),
-        Rule(f"{target}_embedding/embedding", "decoder/embeddings/weight"),
+    names = TableNames(
+        "encoder/embeddings_0/weight", "decoder/embeddings/weight", "decoder/projection/weight"
+    )
+    return [
+        *embedding_rules(config, names),
         *rules_for(_NORMS, [Rule("/scale", "/gamma"), Rule("/bias", "/beta")]),
         *rules_for(_SELF_ATTENTIONS, _SELF_ATTENTION),
         *rules_for(_CROSS_ATTENTIONS, _CROSS_ATTENTION),
@@ -280,9 +281,6 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
         ),
         Rule("output_bias", "decoder/projection/bias"),
     ]
-    if config.tying in ("all", "target_output"):
-        return [*rules, Rule(f"{target}_embedding/embedding", "decoder/projection/weight")]
-    return [*rules, Rule("output_kernel", "decoder/projection/weight", TRANSPOSED)]
 
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
@@ -317,14 +315,7 @@ def _norm_names(config: ModelConfig) -> Iterator[str]:
 
 _NAME = "ctranslate2"
 _QUANTIZATIONS = (
-    "none",
-    "int8",
-    "int8_float32",
-    "int8_float16",
-    "int8_bfloat16",
-    "int16",
-    "float16",
-    "bfloat16",
+    *("none", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"),
 )
 
 

@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,24 +24,29 @@ from flaxformer_mt.convert.formats import (
     Outputs,
     Weights,
     find_config,
+    find_tying,
     find_vocabs,
     fit_vocabulary,
     read_config_json,
     unsupported_fields,
 )
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
-    HEADS_IN,
-    HEADS_OUT,
+    NORM,
+    RESIDUAL_NORM,
     TABLE_TOLERANCE,
-    TRANSPOSED,
     Constant,
     Rule,
     Shapes,
+    TableNames,
     Tensors,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.torch.state_dicts import (
+    POST_NORM,
     StateDictFormat,
     load_safely,
     save_tensors,
@@ -68,24 +73,9 @@ _OPTIONS = {
     "embs_share_weight": "emb_src_trg_weight_sharing",
 }
 _SAME = (
-    "src_pad_idx",
-    "trg_pad_idx",
-    "d_word_vec",
-    "d_model",
-    "n_layers",
-    "n_head",
-    "d_k",
-    "d_v",
-    "dropout",
-    "scale_emb_or_prj",
+    *("src_pad_idx", "trg_pad_idx", "d_word_vec", "d_model", "n_layers", "n_head", "d_k", "d_v"),
+    *("dropout", "scale_emb_or_prj"),
 )
-# proj_share_weight, embs_share_weight -> model.tying.
-_TYING: dict[tuple[bool, bool], Literal["all", "target_output", "embeddings", "none"]] = {
-    (True, True): "all",
-    (True, False): "target_output",
-    (False, True): "embeddings",
-    (False, False): "none",
-}
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -173,7 +163,7 @@ def make_model_config(
         embedding_scale=scale == "emb",
         logit_scale=scale == "prj",
         embedding_bias=False,
-        tying=_TYING[shares, setting("embs_share_weight", bool, False)],
+        tying=find_tying(embeddings=setting("embs_share_weight", bool, False), output=shares),
         padding_mask="both",
         attention_bias=False,
         ffn_bias=True,
@@ -358,37 +348,14 @@ class _Decoder(nn.Module):
         return x
 
 
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.activation": ("relu",),
-    "model.norm_position": ("post",),
-    "model.norm": ("layer",),
+_ALLOWED = POST_NORM | {
     "model.norm_epsilon": (1e-6,),
-    "model.norm_affine": (True,),
-    "model.final_norm": (None, False),
     "model.embedding_norm": (True,),
-    "model.positions": ("sinusoidal",),
     "model.first_position": (0,),
-    "model.embedding_bias": (False,),
     "model.padding_mask": ("both", "source"),
     "model.attention_bias": (False,),
-    "model.ffn_bias": (True,),
-    "model.output_bias": (False,),
 }
-
-_ATTENTION = [
-    Rule("/query/kernel", ".w_qs.weight", HEADS_IN),
-    Rule("/key/kernel", ".w_ks.weight", HEADS_IN),
-    Rule("/value/kernel", ".w_vs.weight", HEADS_IN),
-    Rule("/output/kernel", ".fc.weight", HEADS_OUT),
-    Rule("_residual/norm/scale", ".layer_norm.weight"),
-    Rule("_residual/norm/bias", ".layer_norm.bias"),
-]
-_EMBEDDING_NORM = [
-    Rule("embedding_norm/scale", "layer_norm.weight"),
-    Rule("embedding_norm/bias", "layer_norm.bias"),
-]
+_ATTENTION = [*attention_rules(("w_qs", "w_ks", "w_vs"), "fc"), *RESIDUAL_NORM]
 
 
 def _problems(config: Config) -> list[str]:
@@ -417,26 +384,20 @@ def _shares_projection(model: ModelConfig) -> bool:
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     model = config.model
-    kernel = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        Rule("/input/kernel", ".w_1.weight", kernel),
-        Rule("/input/bias", ".w_1.bias"),
-        Rule("/output/kernel", ".w_2.weight", kernel),
-        Rule("/output/bias", ".w_2.bias"),
-        Rule("_residual/norm/scale", ".layer_norm.weight"),
-        Rule("_residual/norm/bias", ".layer_norm.bias"),
-    ]
+    feedforward = feedforward_rules({"input": "w_1", "output": "w_2"}, linear_layout(model)) + RESIDUAL_NORM
     layers = [
         ("encoder/layers_{n}/", "encoder.layer_stack.{n}."),
         ("decoder/layers_{n}/", "decoder.layer_stack.{n}."),
     ]
-    source, target, output = _matrices(model)
+    source, target, output = embedding_rules(model, TableNames(*_EMBEDDINGS, _PROJECTION))
     table = sinusoidal_table(_positions(model), model.model_dim)[None]
     return [
-        Rule(source, "encoder.src_word_emb.weight"),
-        Rule(target, "decoder.trg_word_emb.weight"),
+        source,
+        target,
         *(Constant(name, table, tolerance=TABLE_TOLERANCE) for name in TABLES),
-        *rules_for([("encoder/", "encoder."), ("decoder/", "decoder.")], _EMBEDDING_NORM),
+        *rules_for(
+            [(f"{side}/embedding_norm", f"{side}.layer_norm") for side in ("encoder", "decoder")], NORM
+        ),
         *rules_for([(flax + "self_attention", foreign + "slf_attn") for flax, foreign in layers], _ATTENTION),
         *rules_for(
             [(flax + "cross_attention", foreign + "enc_attn") for flax, foreign in layers], _ATTENTION
@@ -444,17 +405,6 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
         *rules_for([(flax + "feedforward", foreign + "pos_ffn") for flax, foreign in layers], feedforward),
         output,
     ]
-
-
-def _matrices(model: ModelConfig) -> tuple[str, str, Rule]:
-    """Flax paths of both embeddings, and the rule of the projection; tied matrices are one Flax parameter."""
-    name = "trg_word_prj.weight"
-    source, target = "source_embedding/embedding", "target_embedding/embedding"
-    if model.tying in ("embeddings", "all"):
-        source = target = "shared_embedding/embedding"
-    if _shares_projection(model):
-        return source, target, Rule(target, name)
-    return source, target, Rule("output_kernel", name, TRANSPOSED)
 
 
 def _positions(model: ModelConfig) -> int:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
     HEADS_OUT,
     TRANSPOSED,
     Constant,
     Rule,
     Shapes,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
@@ -172,24 +173,21 @@ def _problems(config: Config) -> list[str]:
 
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
-    kernel = CONVOLUTION_TO_LINEAR if config.model.ffn_layer == "convolution" else TRANSPOSED
-    block = [
+    feedforward = feedforward_rules({"input": "ffl1.w", "output": "ffl2.w"}, linear_layout(config.model))
+    attention = [
         *_head_rules("query", "wq"),
         *_head_rules("key", "wk"),
         *_head_rules("value", "wv"),
         Rule("self_attention/output/kernel", "attention.w.weight", HEADS_OUT),
         Rule("self_attention/output/bias", "attention.w.bias"),
-        Rule("feedforward/input/kernel", "ffl1.w.weight", kernel),
-        Rule("feedforward/input/bias", "ffl1.w.bias"),
-        Rule("feedforward/output/kernel", "ffl2.w.weight", kernel),
-        Rule("feedforward/output/bias", "ffl2.w.bias"),
     ]
     return [
         Rule("token_embedding/embedding", "embedding.embedding.weight", TRANSPOSED),
         Rule("token_embedding/bias", "embedding.embedding.bias"),
         Rule("decoder/positions/embedding", "position.embedding.weight", TRANSPOSED),
         Rule("decoder/positions/bias", "position.embedding.bias"),
-        *rules_for([("decoder/layers_{n}/", "blocks.{n}.")], block),
+        *rules_for([("decoder/layers_{n}/", "blocks.{n}.")], attention),
+        *rules_for([("decoder/layers_{n}/feedforward", "blocks.{n}")], feedforward),
         Rule("output_kernel", "w.weight", TRANSPOSED),
         Rule("output_bias", "w.bias"),
     ]

@@ -13,18 +13,18 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
     CONVOLUTION_BOTH,
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
+    RESIDUAL_NORM,
     SAME,
     TABLE_TOLERANCE,
     TRANSPOSED,
     Constant,
     Rule,
     Shapes,
+    attention_rules,
+    feedforward_rules,
     rules_for,
 )
-from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
+from flaxformer_mt.convert.torch.state_dicts import POST_NORM, StateDictFormat, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
@@ -178,52 +178,23 @@ def _embed(embedding: nn.Embedding, position_table: nn.Embedding, ids: Tensor) -
     return embedding(ids) + position_table(positions)
 
 
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.norm_position": ("post",),
-    "model.norm": ("layer",),
+_ALLOWED = POST_NORM | {
     "model.norm_epsilon": (1e-5,),
-    "model.norm_affine": (True,),
-    "model.final_norm": (None, False),
     "model.embedding_norm": (False,),
-    "model.positions": ("sinusoidal",),
     "model.first_position": (1,),
     "model.embedding_scale": (False,),
     "model.logit_scale": (False,),
-    "model.embedding_bias": (False,),
     "model.tying": ("none",),
     "model.padding_mask": ("both", "source"),
     "model.attention_bias": (True,),
-    "model.ffn_bias": (True,),
-    "model.output_bias": (False,),
-    "model.activation": ("relu",),
 }
-
-_ATTENTION = [
-    Rule("/query/kernel", ".W_Q.weight", HEADS_IN),
-    Rule("/query/bias", ".W_Q.bias", FLAT),
-    Rule("/key/kernel", ".W_K.weight", HEADS_IN),
-    Rule("/key/bias", ".W_K.bias", FLAT),
-    Rule("/value/kernel", ".W_V.weight", HEADS_IN),
-    Rule("/value/bias", ".W_V.bias", FLAT),
-    Rule("/output/kernel", ".linear.weight", HEADS_OUT),
-    Rule("/output/bias", ".linear.bias"),
-    Rule("_residual/norm/scale", ".layer_norm.weight"),
-    Rule("_residual/norm/bias", ".layer_norm.bias"),
-]
+_ATTENTION = [*attention_rules(("W_Q", "W_K", "W_V"), "linear"), *RESIDUAL_NORM]
 
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     kind, layout = ("conv", CONVOLUTION_BOTH) if _is_convolution(config) else ("fc", TRANSPOSED)
-    feedforward = [
-        Rule("/input/kernel", f".{kind}1.weight", layout),
-        Rule("/input/bias", f".{kind}1.bias"),
-        Rule("/output/kernel", f".{kind}2.weight", layout),
-        Rule("/output/bias", f".{kind}2.bias"),
-        Rule("_residual/norm/scale", ".layer_norm.weight"),
-        Rule("_residual/norm/bias", ".layer_norm.bias"),
-    ]
+    names = {"input": f"{kind}1", "output": f"{kind}2"}
+    feedforward = feedforward_rules(names, layout) + RESIDUAL_NORM
     encoder, decoder = "encoder/layers_{n}/", "decoder/layers_{n}/"
     attentions = [
         (encoder + "self_attention", "encoder.layers.{n}.enc_self_attn"),

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
     FLAT_ROWS,
     HEAD_STACKED,
-    TRANSPOSED,
+    NORM,
     Constant,
     Rule,
     Shapes,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
-from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
+from flaxformer_mt.convert.torch.state_dicts import POST_NORM, STATE_NAME, StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
@@ -131,25 +132,14 @@ class _DecoderLayer(nn.Module):
 EMBEDDINGS_NAME = "embeddings.pt"
 _SOURCE, _TARGET = "src_embedding", "tgt_embedding"
 
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.activation": ("relu",),
-    "model.norm_position": ("post",),
-    "model.norm": ("layer",),
+_ALLOWED = POST_NORM | {
     "model.norm_epsilon": (1e-5,),
-    "model.norm_affine": (True,),
-    "model.final_norm": (None, False),
     "model.embedding_norm": (False,),
-    "model.positions": ("sinusoidal",),
     "model.first_position": (0,),
     "model.embedding_scale": (False,),
     "model.logit_scale": (False,),
-    "model.embedding_bias": (False,),
     "model.tying": ("none",),
     "model.attention_bias": (False,),
-    "model.ffn_bias": (True,),
-    "model.output_bias": (False,),
 }
 
 _ATTENTION = [
@@ -158,7 +148,6 @@ _ATTENTION = [
     Rule("/value/kernel", ".Wv", HEAD_STACKED),
     Rule("/output/kernel", ".Wo", FLAT_ROWS),
 ]
-_NORM = [Rule("_residual/norm/scale", ".weight"), Rule("_residual/norm/bias", ".bias")]
 
 
 def _problems(config: Config) -> list[str]:
@@ -190,13 +179,7 @@ def _head_sizes(model: ModelConfig) -> tuple[int, int]:
 
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
-    kernel = CONVOLUTION_TO_LINEAR if config.model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        Rule("/input/kernel", ".0.weight", kernel),
-        Rule("/input/bias", ".0.bias"),
-        Rule("/output/kernel", ".1.weight", kernel),
-        Rule("/output/bias", ".1.bias"),
-    ]
+    feedforward = feedforward_rules({"input": "0", "output": "1"}, linear_layout(config.model))
     encoder, decoder = "encoder/layers_{n}/", "decoder/layers_{n}/"
     attentions = [
         (encoder + "self_attention", "EncLayers.{n}.attn"),
@@ -219,7 +202,7 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
         Rule("target_embedding/embedding", _TARGET),
         *rules_for(attentions, _ATTENTION),
         *rules_for(feedforwards, feedforward),
-        *rules_for(norms, _NORM),
+        *rules_for([(f"{sublayer}_residual/norm", name) for sublayer, name in norms], NORM),
         Rule("output_kernel", "W"),
     ]
 

@@ -40,7 +40,7 @@ from flaxformer_mt.convert.huggingface.pretrained import (
     read_vocab,
     write_vocab,
 )
-from flaxformer_mt.convert.name_table import HEADS_IN, HEADS_OUT, SAME, TRANSPOSED, Rule, Table, rules_for
+from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Rule, Table, attention_rules, rules_for
 from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
@@ -48,12 +48,7 @@ from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 # Arrays that early files have and no version of transformers uses.
 UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
-_ATTENTION = [
-    Rule("/query/kernel", ".q.weight", HEADS_IN),
-    Rule("/key/kernel", ".k.weight", HEADS_IN),
-    Rule("/value/kernel", ".v.weight", HEADS_IN),
-    Rule("/output/kernel", ".o.weight", HEADS_OUT),
-]
+_ATTENTION = attention_rules(("q", "k", "v"), "o")
 # Stack -> Flax name of a sublayer -> its name in transformers, in a layer with the number of the sublayer.
 _SUBLAYERS = {
     "encoder": {"self_attention": "SelfAttention", "feedforward": "DenseReluDense"},

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.config.schema import Normalization
 from flaxformer_mt.convert.foreign_files import check_fields, stored_bytes
-from flaxformer_mt.convert.formats import CONFIG_NAME, fit_vocabulary, read_config_json
+from flaxformer_mt.convert.formats import CONFIG_NAME, TYING, find_tying, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
@@ -140,13 +140,6 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {
     **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
 }
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
-# tying -> share_encoder_decoder_embeddings, tie_word_embeddings.
-_TYING = {
-    "all": (True, True),
-    "embeddings": (True, False),
-    "target_output": (False, True),
-    "none": (False, False),
-}
 
 
 def num_positions(config: Config) -> int:
@@ -167,7 +160,7 @@ def longest_target(config: Config) -> int:
 def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     """Return the fields of config.json that both model classes have."""
     model = config.model
-    share, tie = _TYING[model.tying]
+    share, tie = TYING[model.tying]
     attention, ffn = model.attention_dropout_rate, model.ffn_dropout_rate
     return {
         "is_encoder_decoder": True,
@@ -233,9 +226,7 @@ def make_config(
     norm_position: Literal["pre", "post"],
     output_bias: bool,
 ) -> Config:
-    tying: Any = {flags: name for name, flags in _TYING.items()}[
-        bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
-    ]
+    share, tie = facts["share_encoder_decoder_embeddings"], facts["tie_word_embeddings"]
     tokenizer_config, data = read_tokenizer_config(folder), DataConfig()
     config = Config(
         data=make_data_config(
@@ -247,7 +238,7 @@ def make_config(
         model=ModelConfig(
             **network_fields(facts),
             norm_position=norm_position,
-            tying=tying,
+            tying=find_tying(embeddings=share, output=tie),
             output_bias=output_bias,
         ),
         search=read_search(folder, facts, vocabs.target),

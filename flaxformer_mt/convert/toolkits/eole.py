@@ -15,8 +15,15 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import CONFIG_NAME, Format, Given, Weights, read_config_json
-from flaxformer_mt.convert.name_table import Constant, Rule
+from flaxformer_mt.convert.formats import CONFIG_NAME, Format, Given, Weights, find_tying, read_config_json
+from flaxformer_mt.convert.name_table import (
+    Constant,
+    Rule,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+)
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import open_safetensors
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of
@@ -28,12 +35,7 @@ from flaxformer_mt.convert.toolkits.toolkit_model import (
     Languages,
     PieceList,
     StackNames,
-    TableNames,
-    attention_rules,
     check_options,
-    embedding_rules,
-    feedforward_rules,
-    find_tying,
     make_weights,
     read_vocabs,
     refuse_given,

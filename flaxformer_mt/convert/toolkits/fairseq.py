@@ -16,7 +16,15 @@ import torch
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert.formats import Format, Given, Weights
-from flaxformer_mt.convert.name_table import Rule
+from flaxformer_mt.convert.name_table import (
+    NORM,
+    Rule,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+    rules_for,
+)
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import as_arrays
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
@@ -29,14 +37,9 @@ from flaxformer_mt.convert.toolkits.toolkit_model import (
     Languages,
     PieceList,
     StackNames,
-    TableNames,
-    attention_rules,
     check_options,
-    embedding_rules,
-    feedforward_rules,
     find_file,
     make_weights,
-    norm_rules,
     read_vocabs,
     refuse_given,
     stack_rules,
@@ -245,7 +248,7 @@ def _make_rules(network: ModelConfig) -> list[Rule]:
         _STACKS, attention=attention, feedforward=feedforward_rules({"input": "fc1", "output": "fc2"})
     )
     for stack in _STACKS:
-        rules += norm_rules(f"{stack}/embedding_norm", f"{stack}.layernorm_embedding")
+        rules += rules_for([(f"{stack}/embedding_norm", f"{stack}.layernorm_embedding")], NORM)
         rules.append(Rule(f"{stack}/positions/embedding", f"{stack}.embed_positions.weight"))
     return rules
 

@@ -21,7 +21,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert.foreign_files import StoredArray
-from flaxformer_mt.convert.formats import Format, Given, Weights
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying
 from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Layout, Rule, rules_for
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.toolkits.toolkit_model import (
@@ -34,7 +34,6 @@ from flaxformer_mt.convert.toolkits.toolkit_model import (
     check_options,
     choose_sides,
     find_file,
-    find_tying,
     make_weights,
     parse_yaml,
     read_vocabs,

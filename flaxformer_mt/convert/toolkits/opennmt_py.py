@@ -18,8 +18,15 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import Format, Given, Weights
-from flaxformer_mt.convert.name_table import Constant, Rule
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying
+from flaxformer_mt.convert.name_table import (
+    Constant,
+    Rule,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+)
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import as_arrays
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import (
@@ -36,13 +43,8 @@ from flaxformer_mt.convert.toolkits.toolkit_model import (
     Languages,
     PieceList,
     StackNames,
-    TableNames,
-    attention_rules,
     check_options,
-    embedding_rules,
-    feedforward_rules,
     find_file,
-    find_tying,
     make_weights,
     read_vocabs,
     refuse_given,

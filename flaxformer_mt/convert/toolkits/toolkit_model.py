@@ -16,14 +16,12 @@ from flaxformer_mt.convert.foreign_files import check_fields, check_network
 from flaxformer_mt.convert.formats import Given, Weights, fit_vocabulary, shapes_of, size_fields
 from flaxformer_mt.convert.huggingface.model_config import make_data_config
 from flaxformer_mt.convert.name_table import (
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
+    NORM,
     TABLE_TOLERANCE,
-    TRANSPOSED,
     Constant,
     Rule,
     Table,
+    TableNames,
     rules_for,
 )
 from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model, renumber
@@ -136,15 +134,6 @@ def make_weights(
     return Weights(config, vocabs, leaves)
 
 
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
-
-
-class TableNames(NamedTuple):
-    source: str
-    target: str
-    output: str
-
-
 class StackNames(NamedTuple):
     """Names within a stack.
 
@@ -156,56 +145,12 @@ class StackNames(NamedTuple):
     sublayers: Mapping[str, tuple[str, str]]
 
 
-def find_tying(*, embeddings: Any, output: Any) -> Any:
-    """Return model.tying where both sides may share embeddings, and the output layer those of the target."""
-    ways = {
-        (False, False): "none",
-        (False, True): "target_output",
-        (True, False): "embeddings",
-        (True, True): "all",
-    }
-    return ways[bool(embeddings), bool(output)]
-
-
-def embedding_rules(network: ModelConfig, names: TableNames) -> list[Rule]:
-    shared = network.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    output = (
-        Rule(f"{target}/embedding", names.output)
-        if network.tying in ("all", "target_output")
-        else Rule("output_kernel", names.output, TRANSPOSED)
-    )
-    return [Rule(f"{source}/embedding", names.source), Rule(f"{target}/embedding", names.target), output]
-
-
 def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
     """Return the names that hold one array, of which a file may omit all but one."""
     tied = [names.source] if network.tying in ("all", "embeddings") else []
     tied += [names.target]
     tied += [names.output] if network.tying in ("all", "target_output") else []
     return tied if len(tied) > 1 else []
-
-
-def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
-    pairs = list(zip(("query", "key", "value"), projections, strict=True))
-    return [
-        *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in pairs),
-        *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in pairs),
-        Rule("/output/kernel", f".{output}.weight", HEADS_OUT),
-        Rule("/output/bias", f".{output}.bias"),
-    ]
-
-
-def feedforward_rules(names: Mapping[str, str]) -> list[Rule]:
-    """Return the rules of a feed-forward sublayer; `names` are those of its layers input, output and gate."""
-    return [
-        rule
-        for ours, theirs in names.items()
-        for rule in (
-            Rule(f"/{ours}/kernel", f".{theirs}.weight", TRANSPOSED),
-            Rule(f"/{ours}/bias", f".{theirs}.bias"),
-        )
-    ]
 
 
 def stack_rules(
@@ -216,15 +161,11 @@ def stack_rules(
         ours, theirs = f"{stack}/layers_{{n}}/", f"{stack}.{layers}.{{n}}"
         for sublayer, (name, norm) in sublayers.items():
             place = f"{theirs}.{name}" if name else theirs
-            own = feedforward if sublayer == "feedforward" else attention
-            rules += rules_for([(ours + sublayer, place)], own)
-            rules += norm_rules(f"{ours}{sublayer}_residual/norm", f"{theirs}.{norm}")
-        rules += norm_rules(f"{stack}/final_norm", f"{stack}.layer_norm")
+            sublayer_rules = feedforward if sublayer == "feedforward" else attention
+            rules += rules_for([(ours + sublayer, place)], sublayer_rules)
+            rules += rules_for([(f"{ours}{sublayer}_residual/norm", f"{theirs}.{norm}")], NORM)
+        rules += rules_for([(f"{stack}/final_norm", f"{stack}.layer_norm")], NORM)
     return rules
-
-
-def norm_rules(ours: str, theirs: str) -> list[Rule]:
-    return rules_for([(ours, theirs)], _NORM)
 
 
 def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:

@@ -30,15 +30,15 @@ from flaxformer_mt.convert.formats import (
     write_config_json,
 )
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
+    NORM,
     SAME,
     TRANSPOSED,
     Rule,
     Table,
     Tensors,
+    attention_rules,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.stored_tensors import save_safetensors
@@ -50,14 +50,8 @@ from flaxformer_mt.vocab import Vocabs
 TENSORS_NAME = "model.safetensors"
 MODELING_NAME = "modeling.py"
 
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 _TABLE = [Rule("/embedding", ".weight"), Rule("/bias", ".bias")]
-_ATTENTION = [
-    *(Rule(f"/{name}/kernel", f".{name}.weight", HEADS_IN) for name in ("query", "key", "value")),
-    *(Rule(f"/{name}/bias", f".{name}.bias", FLAT) for name in ("query", "key", "value")),
-    Rule("/output/kernel", ".output.weight", HEADS_OUT),
-    Rule("/output/bias", ".output.bias"),
-]
+_ATTENTION = attention_rules(("query", "key", "value"), "output")
 _RECURRENCE = [
     Rule("/input/kernel", ".input.weight", TRANSPOSED),
     Rule("/forget/kernel", ".forget.weight", TRANSPOSED),
@@ -68,24 +62,22 @@ _RECURRENCE = [
 def make_table(config: Config, vocabs: Vocabs) -> Table:
     model = config.model
     shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        *(Rule(f"/{name}/kernel", f".{name}.weight", layout) for name in ("input", "gate", "output")),
-        *(Rule(f"/{name}/bias", f".{name}.bias") for name in ("input", "gate", "output")),
-    ]
+    feedforward = feedforward_rules(
+        {name: name for name in ("input", "gate", "output")}, linear_layout(model)
+    )
     layers = [("encoder/layers_{n}/", "encoder.layers.{n}."), ("decoder/layers_{n}/", "decoder.layers.{n}.")]
     rules = _embedding_rules(model)
     for stack in ("encoder", "decoder"):
         rules += rules_for([(f"{stack}/positions", f"{stack}.positions")], _TABLE)
         for norm in ("embedding_norm", "final_norm"):
-            rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], _NORM)
+            rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], NORM)
     for flax, foreign in layers:
         for attention in ("self_attention", "cross_attention"):
             rules += rules_for([(flax + attention, foreign + attention)], _ATTENTION)
         rules += rules_for([(f"{flax}feedforward", f"{foreign}feedforward")], feedforward)
         rules += rules_for([(f"{flax}recurrence", f"{foreign}recurrence")], _RECURRENCE)
         for sublayer in ("self_attention", "recurrence", "cross_attention", "feedforward"):
-            rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], _NORM)
+            rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], NORM)
     return Table(shapes, rules, what=FORMAT.name)
 
 

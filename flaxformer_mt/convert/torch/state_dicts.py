@@ -36,6 +36,20 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 STATE_NAME = "state_dict.pt"
+# Supported values of formats whose network is that of Vaswani et al. 2017, but for further fields.
+POST_NORM: dict[str, tuple[Any, ...]] = {
+    "model.architecture": ("encoder_decoder",),
+    "model.decoder_self_attention": ("attention",),
+    "model.activation": ("relu",),
+    "model.norm_position": ("post",),
+    "model.norm": ("layer",),
+    "model.norm_affine": (True,),
+    "model.final_norm": (None, False),
+    "model.positions": ("sinusoidal",),
+    "model.embedding_bias": (False,),
+    "model.ffn_bias": (True,),
+    "model.output_bias": (False,),
+}
 _NOTHING_GIVEN = Given()
 
 
