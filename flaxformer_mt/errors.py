@@ -117,6 +117,11 @@ def name_urls(text: str) -> str:
     return text
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error, at most 200 characters of it."""
+    return str(error).strip().partition("\n")[0][:200]
+
+
 def warn_user(message: str) -> None:
     """Issue a `FlaxformerWarning` that points to the library call that caused it."""
     warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)

@@ -21,23 +21,12 @@ _WITHOUT_SPACES = frozenset(
 # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt that is no format or control character:
 # the grapheme joiner, fillers of Hangul, vowels of Khmer without a form, variation selectors, unassigned.
 _IGNORABLE = frozenset(
-    map(
-        chr,
-        (
-            0x034F,
-            0x115F,
-            0x1160,
-            0x17B4,
-            0x17B5,
-            *range(0x180B, 0x1810),
-            0x2065,
-            0x3164,
-            *range(0xFE00, 0xFE10),
-            0xFFA0,
-            *range(0xFFF0, 0xFFF9),
-            *range(0xE0000, 0xE1000),
-        ),
+    chr(point)
+    for block in (
+        *((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0), range(0x180B, 0x1810)),
+        *(range(0xFE00, 0xFE10), range(0xFFF0, 0xFFF9), range(0xE0000, 0xE1000)),
     )
+    for point in block
 )
 # Prepended_Concatenation_Mark of Unicode's PropList.txt: signs around numbers, which are drawn although they
 # are format characters.

@@ -14,6 +14,7 @@ import numpy as np
 from flax import linen as nn
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, name_full_disk
@@ -222,11 +223,8 @@ def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve
 
 
 def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
-    if not config.data.source_language:
-        raise UserError(
-            f"{run_dir} is a language model (data.source_language is empty), but attention is drawn only for "
-            "translation models; leave out --source"
-        )
+    reason = ", but attention is drawn only for translation models; leave out --source"
+    refuse_language_model(config.data, run_dir, reason)
     if is_blank(source):
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
 

@@ -40,6 +40,12 @@ class Member(NamedTuple):
     direction: Direction
 
 
+def refuse_language_model(data: DataConfig, name: object, reason: str) -> None:
+    """Refuse a run that has no sources; `reason` goes on with the sentence about the run."""
+    if not data.source_language:
+        raise UserError(f"{name} is a language model (its data.source_language is empty){reason}")
+
+
 def read_members(data: DataConfig) -> list[Member]:
     """Return the data sets of `data.dataset`; those without a direction have that of the config."""
     members = []

@@ -17,12 +17,13 @@ from flaxformer_mt.errors import UserError
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
 LARGEST_INT = (1 << 63) - 1
+# The largest whole number of a field without another upper bound: devices count in 32 bits.
+LARGEST_COUNT = 2**31 - 1
+# Weights of sentence pairs in the loss lie between these, so that no sum of a batch is lost in float32.
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 
 # Fields of earlier versions, which their runs and exports still have.
 _REMOVED = ("config.train.prng",)
-
-# Shows values of any size in messages.
-_SHORT = reprlib.Repr()
 
 
 def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
@@ -64,16 +65,19 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
     raise UserError(f"unknown config field {where}.{name}{hint}")
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any) -> str:
+    """Shorten a value of any kind and size for a message."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
     try:
-        return _SHORT.repr(value)
+        return reprlib.repr(value)
     except ValueError:  # Python writes no number of so many digits
         return "a number of thousands of digits"
 
 
 def read_value(value: Any, hint: Any, where: str) -> Any:
     """Return a JSON value as the declared type: a list as a tuple, a text as a path, 1 as 1.0 for a float."""
-    shown = _show(value)
+    shown = show_value(value)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
             return value
@@ -106,15 +110,6 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
     if hint is float and not math.isfinite(value):
         raise UserError(f"{where} is {value}; it must be a finite number")
     return value
-
-
-# The largest whole number of a field without another upper bound: devices count in 32 bits.
-_LARGEST_INT = 2**31 - 1
-# Larger whole numbers are not written out in messages.
-_SHOWN_BITS = 128
-
-# Weights of sentence pairs in the loss lie between these, so that no sum of a batch is lost in float32.
-SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
@@ -167,18 +162,13 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
             yield from find_wrong_values(value, f"{name}.")
         elif typing.get_origin(hint) is typing.Annotated:
             if problem := _find_problem(value, *typing.get_args(hint)):
-                yield name, f"{name} is {_show_number(value)}; {problem}"
+                shown = show_value(value) if isinstance(value, int) else value
+                yield name, f"{name} is {shown}; {problem}"
         else:
             try:
                 read_value(value, hint, name)
             except UserError as error:
                 yield name, str(error)
-
-
-def _show_number(value: Any) -> str:
-    """Return the value as text; Python refuses to write whole numbers of thousands of digits."""
-    too_long = isinstance(value, int) and value.bit_length() > _SHOWN_BITS
-    return f"a number of {value.bit_length()} bits" if too_long else f"{value}"
 
 
 def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
@@ -198,6 +188,6 @@ def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
         return f"it must be a finite number, {bounds.describe()}"
     if not bounds.contain(value):
         return f"it must be {bounds.describe()}"
-    if kind is int and value > _LARGEST_INT and bounds.high == math.inf:
-        return f"it must be {dataclasses.replace(bounds, high=_LARGEST_INT).describe()}"
+    if kind is int and value > LARGEST_COUNT and bounds.high == math.inf:
+        return f"it must be {dataclasses.replace(bounds, high=LARGEST_COUNT).describe()}"
     return ""

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import reprlib
 import stat
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from typing import Any
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.field_values import make_section
+from flaxformer_mt.config.field_values import make_section, show_value
 from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, warn_user
 
 # Larger files are not read as JSON.
@@ -30,9 +29,6 @@ _DIGEST = "blake2b"
 
 # The entry with our config that config.json has in the folders that `export` writes.
 _EXPORTED = "flaxformer_mt"
-
-# Shows values of any size in messages.
-_SHORT = reprlib.Repr()
 
 
 def _load_config_file(path: str | Path) -> Config:
@@ -130,7 +126,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except ValueError as error:  # also a number of more digits than Python reads
         raise ValueError(f"it is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"it must contain a JSON object, not {_SHORT.repr(value)}")
+        raise ValueError(f"it must contain a JSON object, not {show_value(value)}")
     return value
 
 

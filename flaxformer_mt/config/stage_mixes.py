@@ -5,11 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flaxformer_mt.config.directions import Member, read_members
-from flaxformer_mt.config.field_values import find_wrong_values
+from flaxformer_mt.config.field_values import LARGEST_COUNT, find_wrong_values
 from flaxformer_mt.config.schema import DataConfig, NoiseConfig, StageConfig
 from flaxformer_mt.errors import UserError
-
-_LARGEST_COUNT = 2**31 - 1
 
 
 class Stage(NamedTuple):
@@ -73,7 +71,7 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
     if stage.until:
         name, count = _read_pair(stage.until)
         endless = count == math.inf
-        if not name or not (endless or (1 <= count <= _LARGEST_COUNT and count.is_integer())):
+        if not name or not (endless or (1 <= count <= LARGEST_COUNT and count.is_integer())):
             raise UserError(
                 f"data.stages: stage {stage.name} ends until {stage.until!r}; write 'NAME N' for N passes "
                 "over a data set, or 'steps N' for N updates, with a whole number N of 1 or more"

@@ -4,6 +4,7 @@ A few bytes can claim a network of a terabyte. The claims are compared with fixe
 the files, which hold at least one byte for each parameter.
 """
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import flatten
+from flaxformer_mt.config.files import flatten, read_file
 from flaxformer_mt.errors import UserError
 
 _LARGEST = {
@@ -109,6 +110,28 @@ def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, floa
         problems.append(f"{path}: {name} is {str(value)[:80]!r}; it must be {noun} from {low:g} to {high:g}")
     if problems:
         raise UserError("\n".join(problems))
+
+
+def read_bytes(path: Path, *, most: int = 1 << 30, remedy: str = "copy it again") -> bytes:
+    try:
+        return read_file(path, most=most)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; {remedy}") from error
+
+
+def read_text(path: Path, *, most: int = 1 << 30, remedy: str = "copy it again") -> str:
+    try:
+        return read_bytes(path, most=most, remedy=remedy).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read: {error}; {remedy}") from error
+
+
+def check_unpacked_size(path: Path) -> None:
+    """Refuse a zip archive that would take much more memory than the file has bytes."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > 2 * path.stat().st_size + (1 << 20):
+        raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
 
 
 class StoredArray(NamedTuple):

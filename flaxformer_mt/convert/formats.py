@@ -4,12 +4,13 @@ Contains the dataclass Format, the model data that it exchanges (Weights), and t
 share, among them the entry of this package in config.json.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -188,6 +189,14 @@ def find_config(folder: Path, given: Given) -> Config:
     return from_dict(entry["config"])
 
 
+def refuse_given(given: Given, folder: Path) -> None:
+    """Raise UserError if a config or vocabularies are given for files that have their own."""
+    if given != Given():
+        raise UserError(
+            f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
+        )
+
+
 def find_vocabs(folder: Path, given: Given) -> Vocabs:
     """Return the vocabularies of a foreign model: the given ones, or those in the folder vocab."""
     if given.vocabs is not None:
@@ -249,8 +258,8 @@ def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> l
     ]
 
 
-# Name -> module under flaxformer_mt.convert that defines FORMAT.
-_MODULES = {
+# Name -> module under flaxformer_mt.convert, and the name of the format in it where it is not FORMAT.
+_HOMES = {
     "torch": "torch.standalone_format",
     "torch-nn": "torch.nn_transformer",
     "handbuilt": "documents.handbuilt",
@@ -259,8 +268,8 @@ _MODULES = {
     "aiayn": "documents.aiayn",
     "embeddings": "documents.embeddings",
     "hf": "huggingface.hub_models",
-    "marian": "huggingface.marian",
-    "hf-pre-norm": "huggingface.pegasus",
+    "marian": "huggingface.bart_family:MARIAN",
+    "hf-pre-norm": "huggingface.bart_family:PEGASUS",
     "ctranslate2": "ctranslate2.model_folder",
     "fairseq": "toolkits.fairseq",
     "opennmt-py": "toolkits.opennmt_py",
@@ -268,7 +277,7 @@ _MODULES = {
     "marian-npz": "toolkits.marian_npz",
     "joeynmt": "toolkits.joeynmt",
 }
-NAMES = tuple(_MODULES)
+NAMES = tuple(_HOMES)
 # Names that people try -> the format.
 _OTHER_NAMES = {
     **dict.fromkeys(("huggingface", "transformers", "hugging_face", "hub"), "hf"),
@@ -288,18 +297,26 @@ EXTRAS = {
 }
 
 
-def find_format(name: str) -> Format:
-    if name not in _MODULES:
-        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
-        raise UserError(f"unknown format {name}; {hint}")
+@contextlib.contextmanager
+def naming_extras(what: str) -> Iterator[None]:
+    """Import in the body: for a missing package of another system, say how it is installed."""
     try:
-        return importlib.import_module(f"flaxformer_mt.convert.{_MODULES[name]}").FORMAT
+        yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
         raise UserError(
-            f"format {name} needs {package}, which is not installed; install it with: "
+            f"{what} needs {package}, which is not installed; install it with: "
             f"{install_command(extra=EXTRAS[package])}"
         ) from error
+
+
+def find_format(name: str) -> Format:
+    if name not in _HOMES:
+        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
+        raise UserError(f"unknown format {name}; {hint}")
+    module, _, attribute = _HOMES[name].partition(":")
+    with naming_extras(f"format {name}"):
+        return getattr(importlib.import_module(f"flaxformer_mt.convert.{module}"), attribute or "FORMAT")

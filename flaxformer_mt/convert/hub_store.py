@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flaxformer_mt.errors import UserError, importing
+from flaxformer_mt.errors import UserError, first_line, importing
 
 PREFIX = "hf:"
 # The files that an import reads; weights in addition, in the first form that there is.
@@ -67,7 +67,7 @@ def _is_offline(error: Exception) -> bool:
 
 def _explain(error: Exception, name: str, done: str) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
-    reason = str(error).strip().split("\n")[0][:200]
+    reason = first_line(error)
     if "GatedRepoError" in names:
         remedy = "accept its terms on its page, and log in with `hf auth login`"
     elif names & {"RepositoryNotFoundError", "RevisionNotFoundError", "HFValidationError"}:

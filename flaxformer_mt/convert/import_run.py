@@ -21,7 +21,6 @@ from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert.export_run import TOLERANCE
 from flaxformer_mt.convert.formats import (
-    EXTRAS,
     NAMES,
     OUR_KEY,
     Format,
@@ -29,12 +28,13 @@ from flaxformer_mt.convert.formats import (
     Weights,
     find_format,
     fit_vocabulary,
+    naming_extras,
     read_config_json,
 )
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.object_store.working_copies import fetch_input, open_copy, publish
 from flaxformer_mt.runs.load_run import write_new_run
 from flaxformer_mt.text_io.lines import open_input, read_lines
@@ -115,25 +115,17 @@ def _refuse(path: Path, reason: str) -> UserError:
 
 def _read_names(file: Path) -> list[str]:
     """Return the names of the tensors of a file, or of the parts of a checkpoint."""
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors import SafetensorError, safe_open
+    with naming_extras(str(file)):
+        if file.suffix != ".safetensors":
+            from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
 
-            try:
-                with safe_open(file, "numpy") as tensors:
-                    return list(tensors.keys())
-            except (SafetensorError, OSError) as error:
-                raise UserError(f"{file} cannot be read as safetensors: {error}") from error
-        from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        needed = install_command(extra=EXTRAS[package])
-        raise UserError(
-            f"{file} needs {package}, which is not installed; install it with: {needed}"
-        ) from error
-    return list(load_checkpoint(file))
+            return list(load_checkpoint(file))
+        from safetensors import SafetensorError, safe_open
+    try:
+        with safe_open(file, "numpy") as tensors:
+            return list(tensors.keys())
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read as safetensors: {error}") from error
 
 
 # Spellings of the special symbols.
@@ -352,10 +344,8 @@ def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parit
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{path} cannot be opened as a {source.name} model: {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path} cannot be opened as a {source.name} model: {reason}") from error
 
 
 def _check_finite(weights: Weights) -> None:

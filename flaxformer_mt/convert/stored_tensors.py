@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_files import StoredArray, check_tensors
 from flaxformer_mt.convert.name_table import Tensors
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 
 WEIGHTS_NAME = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
@@ -116,10 +116,8 @@ def _naming_damage(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # damaged headers and pickles raise errors of many types
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{path} is damaged or no file of tensors: {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path} is damaged or no file of tensors: {reason}") from error
 
 
 def save_safetensors(tensors: Tensors, path: Path) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from flaxformer_mt.errors import first_line
+
 
 class Refusal(Exception):
     """A request that is answered with an error: a status of HTTP, and a message for the client."""
@@ -87,16 +89,12 @@ def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
         if kind == "multipart/form-data":
             return _collect(_read_parts(body, content_type))
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is not {kind}: {_first_line(error)}") from error
+        raise Refusal(400, f"the body is not {kind}: {first_line(error)}") from error
     raise Refusal(
         400,
         f"the content type is {kind or 'missing'}; send application/json, application/x-www-form-urlencoded "
         "or multipart/form-data",
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:200]
 
 
 def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
@@ -122,7 +120,7 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             what = "the field" if file_name is None else f"the file {file_name!r} of the field"
-            raise Refusal(400, f"{what} {name} is not UTF-8 text: {_first_line(error)}") from error
+            raise Refusal(400, f"{what} {name} is not UTF-8 text: {first_line(error)}") from error
         pairs.append((name, text if file_name is None else UploadedFile(file_name, text)))
     return pairs
 

@@ -1,7 +1,17 @@
-"""Hugging Face formats: files, array names and the parity check that Marian and Pegasus share.
+"""Formats marian and hf-pre-norm: arrays as in BART, with a tokenizer of this package.
 
-marian.py and pegasus.py give the class of each format, bart_table.py the names of arrays, model_config.py the
-config files, tokenizer_files.py the tokenizer.
+marian is MarianMTModel, the class of the OPUS-MT models; post-norm. hf-pre-norm is
+PegasusForConditionalGeneration, with one embedding for both languages; Pegasus models with their own
+tokenizer (spiece.model) are not read. Both folders are loaded by AutoModelForSeq2SeqLM and AutoTokenizer:
+
+    tokenizer, model = AutoTokenizer.from_pretrained(DIR), AutoModelForSeq2SeqLM.from_pretrained(DIR)
+    tokenizer.batch_decode(model.generate(**tokenizer(lines, return_tensors="pt", padding=True)),
+                           skip_special_tokens=True)
+
+Position tables have 512 rows, or more if the longest source or translation needs them. Models without a start
+symbol begin translations with the padding symbol, in both systems. Two flags of config.json tie the
+embeddings and the output of the class. With model.tying=embeddings the class stores two copies of the
+embedding, which are equal until the model is trained further.
 """
 
 import importlib.util
@@ -347,3 +357,21 @@ class HuggingFaceFormat:
 def _class_ties_arrays(config: Config) -> bool:
     """Return whether the class shares what model.tying shares; with tying=embeddings it stores copies."""
     return config.model.tying in ("all", "target_output")
+
+
+MARIAN = HuggingFaceFormat(
+    name="marian",
+    model_type="marian",
+    class_name="MarianMTModel",
+    norm_position="post",
+    final_norm=False,
+    tyings=("all", "embeddings", "target_output", "none"),
+).make_format()
+PEGASUS = HuggingFaceFormat(
+    name="hf-pre-norm",
+    model_type="pegasus",
+    class_name="PegasusForConditionalGeneration",
+    norm_position="pre",
+    final_norm=True,
+    tyings=("all", "embeddings"),
+).make_format()

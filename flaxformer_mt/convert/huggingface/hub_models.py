@@ -22,14 +22,13 @@ from flaxformer_mt.convert.formats import (
     Format,
     Given,
     Weights,
-    constraining_options,
     read_config_json,
+    refuse_given,
     shapes_of,
     size_fields,
     unsupported_fields,
 )
-from flaxformer_mt.convert.huggingface import bart_family, marian, pegasus
-from flaxformer_mt.convert.huggingface.bart_family import open_model
+from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
 from flaxformer_mt.convert.huggingface.pretrained import (
@@ -91,7 +90,7 @@ def tied_names(model: ModelConfig) -> list[str]:
 
 _NAME = "hf"
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
-_OWN = {"marian": marian.FORMAT, "pegasus": pegasus.FORMAT}
+_WITH_OUR_VOCABULARY = {"marian": bart_family.MARIAN, "pegasus": bart_family.PEGASUS}
 
 # What the classes of both families have, by whether the positions are relative.
 _ALLOWED: dict[bool, dict[str, tuple[Any, ...]]] = {
@@ -129,12 +128,12 @@ _ALLOWED_BOTH: dict[str, tuple[Any, ...]] = {
 
 def _problems(config: Config) -> list[str]:
     if config.vocab.kind != "pretrained":
-        return _own_format(config).problems(config)
+        return _format_with_our_vocabulary(config).problems(config)
     return unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
 
 
 def _own_format(config: Config) -> Format:
-    return _OWN["marian" if config.model.norm_position == "post" else "pegasus"]
+    return _WITH_OUR_VOCABULARY["marian" if config.model.norm_position == "post" else "pegasus"]
 
 
 def _is_t5(config: Config) -> bool:
@@ -160,7 +159,7 @@ def _tied_names(config: Config) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     config, vocab = weights.config, weights.vocabs.target
     if not isinstance(vocab, PretrainedVocab):
-        _own_format(config).write(weights, folder, quantization)
+        _format_with_our_vocabulary(config).write(weights, folder, quantization)
         return
     if vocab.facts.kept is not None:
         raise UserError(
@@ -186,14 +185,10 @@ def _read(path: Path, given: Given) -> Weights:
     stored = read_config_json(folder)
     if not stored:
         raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
-    if stored.get("model_type") in _OWN:
-        read = _OWN[stored["model_type"]].read
-        assert read is not None
-        return read(path, given)
-    if given != Given():
-        raise UserError(
-            f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
-        )
+    if (family := _WITH_OUR_VOCABULARY.get(stored.get("model_type", ""))) is not None:
+        assert family.read is not None
+        return family.read(path, given)
+    refuse_given(given, folder)
     facts = read_facts(folder, stored)
     tensors = {name: one for name, one in open_tensors(folder).items() if name not in UNUSED}
     return _read_tensors(folder, facts, tensors)
@@ -227,4 +222,4 @@ def _is_tied(facts: Facts, tensors: Mapping[str, Any]) -> bool:
     return one.shape == other.shape and np.array_equal(np.asarray(one), np.asarray(other))
 
 
-FORMAT = Format(_NAME, _problems, _write, open_model, _read, lost_options=constraining_options)
+FORMAT = Format(_NAME, _problems, _write, bart_family.open_model, _read)

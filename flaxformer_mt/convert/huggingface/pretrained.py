@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.config.files import read_file
 from flaxformer_mt.config.tag_styles import BOTH_SIDES, TagStyle, find_language, looks_like_tag
-from flaxformer_mt.convert.foreign_files import check_fields
+from flaxformer_mt.convert.foreign_files import check_fields, read_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME
 from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
@@ -215,22 +214,18 @@ def make_pretrained_config(
 _SETTINGS = "tokenizer_config.json"
 # The files that are kept, of those that exist.
 _KEPT = (
-    TOKENIZER_JSON,
-    _SETTINGS,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "config.json",
-    "generation_config.json",
-    *SENTENCEPIECE_NAMES,
+    *(TOKENIZER_JSON, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
 )
-_FILE_BYTES = 1 << 30
 
 
 def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, Any]]:
     """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it."""
-    files = {name: _read(folder / name) for name in _KEPT if (folder / name).is_file()}
+    files = {
+        name: read_bytes(folder / name, remedy="copy or download it again")
+        for name in _KEPT
+        if (folder / name).is_file()
+    }
     settings = read_tokenizer_config(folder)
     tokenizer = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     if tokenizer == "MBartTokenizer":
@@ -350,10 +345,3 @@ def write_vocab(vocab: PretrainedVocab, folder: Path, changes: Mapping[str, Any]
             if any(stored.get(field) != value for field, value in changes.items()):
                 content = (json.dumps(stored | dict(changes), indent=2) + "\n").encode()
         (folder / name).write_bytes(content)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_file(path, most=_FILE_BYTES)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy or download it again") from error

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
 from flaxformer_mt.convert.name_table import (
     Constant,
     Rule,
@@ -29,28 +29,12 @@ from flaxformer_mt.convert.name_table import (
 )
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import as_arrays
+from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import (
     Record,
     attributes_of,
     load_checkpoint,
     take_tensors,
-)
-from flaxformer_mt.convert.toolkits.toolkit_model import (
-    COUNT,
-    EPSILON,
-    FFN_WIDTH,
-    WIDTH,
-    Languages,
-    PieceList,
-    StackNames,
-    check_options,
-    find_file,
-    make_weights,
-    read_vocabs,
-    refuse_given,
-    stack_rules,
-    table_constants,
-    tied_names,
 )
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
@@ -76,10 +60,10 @@ _POSITION_TYPES: dict[str, Any] = {
 }
 _REQUIRED = ("enc_layers", "dec_layers", "heads", "transformer_ff", "enc_hid_size")
 _NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("enc_layers", "dec_layers"), COUNT),
-    **dict.fromkeys(("heads", "enc_hid_size", "dec_hid_size"), WIDTH),
-    "transformer_ff": FFN_WIDTH,
-    "norm_eps": EPSILON,
+    **dict.fromkeys(("enc_layers", "dec_layers"), toolkit.COUNT),
+    **dict.fromkeys(("heads", "enc_hid_size", "dec_hid_size"), toolkit.WIDTH),
+    "transformer_ff": toolkit.FFN_WIDTH,
+    "norm_eps": toolkit.EPSILON,
 }
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "model_type": ("text",),
@@ -110,7 +94,7 @@ def _read(path: Path, given: Given) -> Weights:
     refuse_given(given, folder)
     if path.suffix == ".safetensors":
         path = path.with_suffix(".pt")
-    file = find_file(path, ("*.pt",), what="an OpenNMT-py model")
+    file = toolkit.find_file(path, ("*.pt",), what="an OpenNMT-py model")
     checkpoint = load_checkpoint(file)
     options = _read_options(checkpoint, file)
     tensors = dict(_rename_old(_read_tensors(checkpoint, file)))
@@ -119,18 +103,18 @@ def _read(path: Path, given: Given) -> Weights:
         # Of versions 1 and 2, which have no symbols in a vocabulary of sources alone. No network reads it.
         table = tensors[_TABLES.source]
         source, tensors[_TABLES.source] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
-    languages = Languages()
+    languages = toolkit.Languages()
     lists = [_make_list(names, start, file) for names in (source, target)]
-    vocabs = read_vocabs(folder, lists, languages)
+    vocabs = toolkit.read_vocabs(folder, lists, languages)
     network = _make_network(options, tensors)
-    return make_weights(
+    return toolkit.make_weights(
         network,
         vocabs,
         as_arrays(tensors),
         _make_rules(network),
         path=file,
         what=_NAME,
-        tied=tied_names(network, _TABLES),
+        tied=toolkit.tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -152,7 +136,7 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for name in ("dropout", "attention_dropout"):  # one number for each stage of training
         if isinstance(options.get(name), list):
             options[name] = options[name][-1] if options[name] else None
-    check_options(
+    toolkit.check_options(
         options,
         file,
         required=_REQUIRED,
@@ -222,10 +206,10 @@ _TABLES = TableNames(
 _POSITION_TABLES = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
 _FEEDFORWARD = ("feed_forward", "feed_forward.layer_norm")
 _STACKS = {
-    "encoder": StackNames(
+    "encoder": toolkit.StackNames(
         "transformer", {"self_attention": ("self_attn", "layer_norm"), "feedforward": _FEEDFORWARD}
     ),
-    "decoder": StackNames(
+    "decoder": toolkit.StackNames(
         "transformer_layers",
         {
             "self_attention": ("self_attn", "layer_norm_1"),
@@ -244,8 +228,10 @@ def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
     return [
         *embedding_rules(network, _TABLES),
         Rule("output_bias", "generator.bias"),
-        *stack_rules(_STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "w_2"})),
-        *table_constants(positions, _POSITION_TABLES),
+        *toolkit.stack_rules(
+            _STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "w_2"})
+        ),
+        *toolkit.table_constants(positions, _POSITION_TABLES),
     ]
 
 
@@ -279,13 +265,13 @@ def _find_list(side: Any) -> list[str]:
     return list(side) if isinstance(side, list) and all(isinstance(one, str) for one in side) else []
 
 
-def _make_list(names: list[str], start: str, file: Path) -> PieceList:
+def _make_list(names: list[str], start: str, file: Path) -> toolkit.PieceList:
     for symbol in (_UNK, _PAD, _EOS):
         if symbol not in names:
             raise UserError(f"{file}: the vocabulary lacks {symbol}; give a checkpoint of onmt_train")
     bos = start if start in names else next((one for one in (_BOS, _PAD) if one in names), None)
     unused = {name for name in names if name.startswith(_FILLER)} | ({_BOS} & set(names))
-    return PieceList(names, Specials(_UNK, _EOS, _PAD, None if bos == _PAD else bos), unused)
+    return toolkit.PieceList(names, Specials(_UNK, _EOS, _PAD, None if bos == _PAD else bos), unused)
 
 
 FORMAT = Format.read_only(_NAME, _read)

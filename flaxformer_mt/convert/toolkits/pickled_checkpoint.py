@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from flaxformer_mt.convert.foreign_files import check_tensors
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.convert.foreign_files import check_tensors, check_unpacked_size
+from flaxformer_mt.errors import UserError, first_line
 
 # Pickles of a file that is no zip archive: magic number, version, machine, object.
 _OLD_PICKLES = 4
@@ -51,7 +51,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         is_archive = zipfile.is_zipfile(path)
         if is_archive:
-            _check_size(path)
+            check_unpacked_size(path)
         known = torch.serialization.get_safe_globals()
         unknown: list[Any] = [(_make_dict, _DEFAULT_DICT)]
         classes = {*_TYPES, *_find_classes(path)} - {_DEFAULT_DICT}
@@ -65,10 +65,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         refused = re.search(
             r"(Unsupported|Trying to load unsupported|Can only|Only) .*?(?=\. |\n|$)", str(error)
         )
-        reason = refused[0] if refused else str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{path} is not a checkpoint that loads safely: {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {refused[0] if refused else first_line(error)}"
+        raise UserError(f"{path} is not a checkpoint that loads safely: {reason}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not a checkpoint: it must be a dict, but is a {type(loaded).__name__}")
     return {name: value for name, value in loaded.items() if isinstance(name, str)}
@@ -88,13 +86,6 @@ def attributes_of(value: Any) -> dict[str, Any]:
     if isinstance(value, Record):
         value = vars(value)
     return {str(name): one for name, one in value.items()} if isinstance(value, dict) else {}
-
-
-def _check_size(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        unpacked = sum(entry.file_size for entry in archive.infolist())
-    if unpacked > 2 * path.stat().st_size + (1 << 20):
-        raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
 
 
 def _find_classes(path: Path) -> set[str]:

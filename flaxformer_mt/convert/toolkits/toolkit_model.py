@@ -5,15 +5,15 @@ These formats are read only: the toolkits train in their own files, and need non
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig
-from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.foreign_files import check_fields, check_network
-from flaxformer_mt.convert.formats import Given, Weights, fit_vocabulary, shapes_of, size_fields
+from flaxformer_mt.convert.foreign_files import check_fields, check_network, read_bytes, read_text
+from flaxformer_mt.convert.formats import Weights, fit_vocabulary, shapes_of, size_fields
 from flaxformer_mt.convert.huggingface.model_config import make_data_config
 from flaxformer_mt.convert.name_table import (
     NORM,
@@ -46,14 +46,6 @@ class Languages(NamedTuple):
     target: str | None = None
 
 
-def refuse_given(given: Given, folder: Path) -> None:
-    """Raise UserError if a config or vocabularies are given for files that have their own."""
-    if given != Given():
-        raise UserError(
-            f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
-        )
-
-
 def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = "/") -> Path:
     """Return a file of a model: `path` itself, or the first in the folder that fits one of the patterns."""
     if path.is_file():
@@ -74,9 +66,9 @@ def check_options(
     options: Mapping[str, Any],
     path: Path,
     *,
-    required: Iterable[str],
-    numbers: Mapping[str, tuple[type, float, float]],
-    supported: Mapping[str, tuple[Any, ...]],
+    required: Iterable[str] = (),
+    numbers: Mapping[str, tuple[type, float, float]] = MappingProxyType({}),
+    supported: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
     equal: Iterable[tuple[str, str]] = (),
 ) -> None:
     """Check the options of a network.
@@ -174,7 +166,6 @@ def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:
 
 
 _SUFFIXES = (".model", ".spm")
-_FILE_BYTES = 1 << 30
 _SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
 
 
@@ -227,11 +218,7 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
         # SentencePiece's own sign for a space is none in a list of words.
         words = [name if name in pieces.specials else name.replace(SPACE, "_") for name in names]
         return Vocab(make_word_model(words, pieces.specials), name=str(folder))
-    try:
-        content = read_file(model, most=_FILE_BYTES)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{model} cannot be read: {error}; copy it again") from error
-    numbered = renumber(content, names, pieces.specials, origin=str(model), unused=pieces.unused)
+    numbered = renumber(read_bytes(model), names, pieces.specials, origin=str(model), unused=pieces.unused)
     return Vocab(numbered, name=str(model))
 
 
@@ -266,11 +253,7 @@ _LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
 
 
 def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
-    try:
-        content = read_file(path, most=_LARGEST).decode()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy it again") from error
-    return parse_yaml(content, str(path), as_text=as_text)
+    return parse_yaml(read_text(path, most=_LARGEST), str(path), as_text=as_text)
 
 
 def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
+from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors, check_unpacked_size
 from flaxformer_mt.convert.formats import (
     CONFIG_NAME,
     VOCAB_NAME,
@@ -175,10 +175,7 @@ def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > 2 * path.stat().st_size + (1 << 20):
-                raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
+            check_unpacked_size(path)
         with torch.serialization.safe_globals(list(classes)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
