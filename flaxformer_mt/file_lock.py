@@ -1,8 +1,4 @@
-"""Locks of files, which the operating system releases when their owner ends in whatever way.
-
-The only module that imports fcntl. Knows neither what is written into a locked file nor how a refusal is
-worded.
-"""
+"""Locks of files, which the operating system releases when their owner ends in whatever way."""
 
 import errno
 import fcntl

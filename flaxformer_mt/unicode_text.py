@@ -1,8 +1,4 @@
-"""Writing systems: the script of a text, whether it has spaces between words, and whether it shows anything.
-
-Pure functions of text. What Unicode says of a character comes from Python's table, by the character's name
-and category.
-"""
+"""Text by its characters: script, spaces between words, invisible characters, and the encoding of a file."""
 
 import collections
 import functools

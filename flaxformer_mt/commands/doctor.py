@@ -1,8 +1,4 @@
-"""`doctor`: installed packages, devices, missing packages and the commands that install them.
-
-Contains the lists of the required packages and of the extras; imports a required package by its name, to test
-that the import works.
-"""
+"""`doctor`: installed packages, devices, missing packages and the commands that install them."""
 
 import contextlib
 import importlib

@@ -1,7 +1,7 @@
 """Command lines: from words and flags to the options of a command, or to one message about what is wrong.
 
-A flag is a field of the command's options or of its config, and the type of the field says what may follow.
-The options of each command are defined in commands/options.py and commands/options.py.
+A flag is a field of the command's options (options.py) or of its config, and the type of the field says what
+may follow. Also replaces URLs of object stores by local copies, and writes completions for shells.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Starts the command line, or says in one line why this Python cannot run it.
+"""Starts the command line with huge pages of memory, or says in one line why this Python cannot run it.
 
 Imports nothing before it has checked the version, and is written so that Python 3.8 can read it.
 """

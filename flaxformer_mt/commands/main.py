@@ -1,8 +1,7 @@
 """The command line: the table of commands, each with its options and the function that runs it.
 
-Contains the exit statuses and the destinations of output: results go to standard output as JSON (translations
-as text), everything else goes to standard error. A command's modules are imported when the command runs, so
-that `--help` is fast.
+Results go to standard output as JSON (translations as text), everything else to standard error. A command's
+modules are imported when the command runs, so that `--help` is fast.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The Python file of a config, with a comment for each choice."""
+"""`new`: finds the files of a corpus, prepares them, and writes a config with a comment for each choice."""
 
 import dataclasses
 import json

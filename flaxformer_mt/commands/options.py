@@ -1,10 +1,4 @@
-"""Options of the commands: a dataclass for each command, whose docstring and comments are its `--help` text.
-
-Options that several commands have are in shared_options.py, those of the commands that start from a config in
-experiment_options.py, those of `export` and `import` in conversion_options.py.
-
-The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
-"""
+"""Options of the commands: a dataclass for each, whose docstring and comments are its `--help` text."""
 
 import dataclasses
 import typing

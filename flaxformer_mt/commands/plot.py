@@ -1,7 +1,4 @@
-"""`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files.
-
-Contains the list of figures, their file names and the computation of their data; `figures` draws them.
-"""
+"""`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files."""
 
 import math
 import sys

@@ -1,8 +1,4 @@
-"""Validation of a config: constraints between fields, after the bounds of each (config/field_values.py).
-
-Every command validates its config before it starts. Needs neither data nor devices: the number of devices is
-checked in parallel/devices.py, the data in corpus/.
-"""
+"""Validation of a config: constraints between fields, after the bounds of each (config/field_values.py)."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Values of config fields: from nested dicts or dotted paths to dataclasses of the declared types."""
+"""Values of config fields: from nested dicts or dotted paths to the declared types, and bounds of numbers."""
 
 import dataclasses
 import difflib

@@ -1,4 +1,4 @@
-"""Configs on disk: Python config files, the config.json of a run, and the comparison of two configs."""
+"""Configs on disk: Python config files and recipes, the config.json of a run, and the user's cache folder."""
 
 import contextlib
 import dataclasses

@@ -1,7 +1,6 @@
-"""Names of options in other toolkits, and what this package calls them.
+"""What options of fairseq, OpenNMT-py, eole, Joey NMT, Marian and Seq2SeqTrainer are called here.
 
-Names that users of fairseq, OpenNMT-py, eole, Joey NMT, Marian and transformers' Seq2SeqTrainer know, and
-those that people try.
+Other names that people try are among them.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Limits of foreign files: what a header or a config claims is checked before anything of that size is made.
+"""Reading of foreign files: what a header or a config claims is checked before anything of that size is made.
 
 A few bytes can claim a network of a terabyte. The claims are compared with fixed bounds and with the size of
 the files, which hold at least one byte for each parameter.

@@ -1,7 +1,6 @@
-"""Interface between the export and import commands and a foreign format.
+"""The interface of a foreign format for export and import (`Format`), the list of formats, shared helpers.
 
-Contains the dataclass Format, the model data that it exchanges (Weights), and the helpers that all formats
-share, among them the entry of this package in config.json.
+All formats exchange `Weights`, and write the entry of this package into config.json.
 """
 
 import contextlib

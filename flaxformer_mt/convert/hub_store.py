@@ -1,6 +1,6 @@
 """Models on Hugging Face's Hub: their files are downloaded, and an export is uploaded.
 
-Contains the only import of huggingface_hub. Names are hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.
+Names are hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.
 """
 
 from pathlib import Path

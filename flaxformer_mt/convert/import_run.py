@@ -1,7 +1,7 @@
 """Imports a foreign model as a run directory that can translate, be evaluated and be trained further.
 
-Contains the order of the steps and the clean-up after a failed import. Formats are found from the files in
-format_of_files.py, and by name in format_registry.py; language_subset.py reduces a model of many languages.
+Finds the format from the files, reads vocabularies that the user gives, and reduces a model of many languages
+to some of them.
 """
 
 import dataclasses

@@ -1,8 +1,5 @@
 """Strict name table between Flax parameters and the arrays of a foreign format, with both conversions.
 
-Contains the check that no array is missing, unexpected or of a wrong shape. Each format lists its rules in a
-module of its own.
-
     Rule("encoder/layers_{n}/feedforward/input/kernel", "encoder.layers.{n}.fc1.weight", TRANSPOSED)
 
 stands for one entry per layer. A foreign array may also be the concatenation of several Flax arrays (`Rule`

@@ -1,7 +1,4 @@
-"""Parity check: the largest difference between the outputs of the Flax model and of a foreign model.
-
-Contains the choice of the batches and the comparison. Each format provides the foreign forward function.
-"""
+"""Parity check: the largest difference between the outputs of the Flax model and of a foreign model."""
 
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The arrays of a Hugging Face folder, read one by one: a model of gigabytes is never in memory twice.
 
-Contains model.safetensors, in one file or in several shards with an index, and pytorch_model.bin, which
-PyTorch reads without running code (`weights_only`) and by mapping the file into memory.
+Reads model.safetensors, in one file or in several shards with an index, and pytorch_model.bin.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The fields of a request: from the body of a POST, as JSON or as a form, to typed values, or to a refusal.
 
-Pure functions of bytes and dicts. The names are those of LibreTranslate's API, and a few more.
+The names are those of LibreTranslate's API, and a few more.
 """
 
 import email.parser

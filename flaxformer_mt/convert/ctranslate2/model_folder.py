@@ -1,8 +1,5 @@
 """Format ctranslate2: writes a model folder for CTranslate2; export only.
 
-Contains the files of the folder, the models that CTranslate2 supports, and the forward function for the
-parity check. The contents of model.bin come from ctranslate2/spec.py.
-
 Files: model.bin; config.json (CTranslate2's fields and the entry of this package); shared_vocabulary.json, or
 source_vocabulary.json and target_vocabulary.json; the SentencePiece models source.spm and target.spm; vocab/
 as in every format; with a shortlist vmap.txt, for translate_batch(..., use_vmap=True). A source consists of

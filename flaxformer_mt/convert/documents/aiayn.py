@@ -1,9 +1,9 @@
-"""The file model.chkpt of attention-is-all-you-need-pytorch, which its training script writes.
+"""Format aiayn: the class of document 003, and the file model.chkpt of attention-is-all-you-need-pytorch.
 
-Contains the settings of that script and the model that they describe. The project's translate script builds
-the class from a few of them and then applies `trg_word_prj` itself, without the scale that `forward` applies.
-So an exported file stores the projection on its own, with all scales multiplied into the matrices: without a
-shared projection the class ignores its scales, and both ways of computing logits give this model's.
+The project's translate script builds the class from a few settings and then applies `trg_word_prj` itself,
+without the scale that `forward` applies. So an exported file stores the projection on its own, with all
+scales multiplied into the matrices: without a shared projection the class ignores its scales, and both ways
+of computing logits give this model's.
 """
 
 import argparse

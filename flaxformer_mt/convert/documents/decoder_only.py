@@ -1,8 +1,4 @@
-"""PyTorch class of document 002, with that system's computation and parameter names.
-
-The parity check of the format `decoder-only` loads exported weights into this class. Attention is causal, and
-there is no padding mask.
-"""
+"""Format decoder-only: the PyTorch class of document 002. Attention is causal; there is no padding mask."""
 
 import math
 from typing import Any

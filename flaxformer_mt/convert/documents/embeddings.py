@@ -1,4 +1,4 @@
-"""PyTorch classes of document 004: scaled embeddings, and a table of positions that is added to them."""
+"""Format embeddings: the PyTorch classes of document 004, scaled embeddings and a table of positions."""
 
 import math
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""PyTorch class of document 000, with that system's computation and parameter names.
-
-The parity check of the format `handbuilt` loads exported weights into this class.
-"""
+"""Format handbuilt: the PyTorch class of document 000, with that system's computation and names."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""PyTorch class of document 001, with that system's computation and parameter names.
-
-The parity check of the format `kokoyi` loads exported weights into this class. Inputs are embedded tokens.
-"""
+"""Format kokoyi: the PyTorch class of document 001, whose inputs are embedded tokens."""
 
 import math
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Converts between a config and the config.json of Marian and Pegasus.
-
-Contains the names of the fields; generation_options.py has the settings of `generate`.
-"""
+"""Converts between a config and the config.json of Marian and Pegasus."""
 
 import typing
 from collections.abc import Mapping

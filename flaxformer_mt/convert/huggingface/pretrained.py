@@ -1,7 +1,4 @@
-"""From the config.json of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5 and mT5.
-
-Contains the fields of both families, their defaults and what of them this package has.
-"""
+"""From config.json and tokenizer of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5, mT5."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Tokenizer files of Hugging Face's MarianTokenizer, to and from the vocabularies.
 
-Contains source.spm, target.spm, vocab.json, target_vocab.json, tokenizer_config.json and
-special_tokens_map.json. MarianTokenizer segments text with one SentencePiece model per language, then looks
+MarianTokenizer segments text with one SentencePiece model per language, then looks
 up the pieces in vocab.json, whose ids need not be those of SentencePiece. An import renumbers the pieces of
 the SentencePiece models to these ids.
 

@@ -1,7 +1,4 @@
-"""What the importers of other toolkits share: checks of options, the config of a model, and its parameters.
-
-These formats are read only: the toolkits train in their own files, and need none of this package.
-"""
+"""What the importers of other toolkits share: checks of options, rules of names, vocabularies and YAML."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path

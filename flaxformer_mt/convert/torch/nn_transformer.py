@@ -1,7 +1,6 @@
-"""A model around torch.nn.Transformer with embeddings, positions, masks and an output layer.
+"""Format torch-nn: a model around torch.nn.Transformer, with embeddings, positions and an output layer.
 
-The parity check of the format `torch-nn` loads exported weights into this class. The file may be copied as a
-starting point for other code.
+The class may be copied as a starting point for other code.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """Format torch: a safetensors file and one Python file that needs only PyTorch; supports every model.
 
-Contains the table of names in model.safetensors, which the docstring of modeling.py lists, and the tied names
-that the file omits. The network is in modeling.py, which is copied into each exported folder.
+The network is in modeling.py, which is copied into each exported folder, and whose docstring lists the names.
 """
 
 from pathlib import Path

@@ -1,9 +1,4 @@
-"""PyTorch state dicts: their files, and the code that all formats based on one state dict share.
-
-Contains state_dict.pt, which is written by torch.save and read without unpickling anything but tensors, and
-StateDictFormat, which makes a Format of a name table and a PyTorch module. Each format lists the names of its
-arrays in a module of its own.
-"""
+"""Formats that are the state dict of one PyTorch class, read without unpickling anything but tensors."""
 
 import zipfile
 from collections.abc import Callable, Sequence
