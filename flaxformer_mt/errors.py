@@ -64,10 +64,10 @@ def find_url(path: str | Path) -> str:
 
     As a Path, it is gs:/bucket/run, which would be a local folder called `gs:`.
     """
-    found = re.match(r"([a-z][a-z0-9+.-]+):/+", str(path))
-    if found is None or Path(path).exists():
+    match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(path))
+    if match is None or Path(path).exists():
         return ""
-    return f"{found[1]}://{'/' * (found[1] == 'file')}{str(path)[found.end() :].rstrip('/')}"
+    return f"{match[1]}://{'/' * (match[1] == 'file')}{str(path)[match.end() :].rstrip('/')}"
 
 
 def find_cloud_path(path: str | Path) -> str:
@@ -132,8 +132,8 @@ def command_line(*arguments: object) -> str:
     words = name_urls(shlex.join(map(str, arguments)))
     script = Path(sys.argv[0])
     if script.name == _DISTRIBUTION and script.is_file():  # the installed program
-        found = shutil.which(_DISTRIBUTION)
-        same = found is not None and Path(found).resolve() == script.resolve()
+        program = shutil.which(_DISTRIBUTION)
+        same = program is not None and Path(program).resolve() == script.resolve()
         return f"{_DISTRIBUTION if same else shlex.quote(str(script.resolve()))} {words}"
     # Python finds a checkout from its own folder only, unless it is on the path.
     found_anywhere = any(path and Path(path).resolve() == _ROOT for path in sys.path[1:])

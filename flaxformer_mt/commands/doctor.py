@@ -82,11 +82,7 @@ def doctor(run: str | Path | None = None) -> dict[str, Any]:
         "executable": sys.executable,
         "packages": packages,
         "devices": devices,
-        "host": {
-            "cores": core_count(),
-            "memory_gib": _host_memory_gib(),
-            "bfloat16": _describe_bfloat16(),
-        },
+        "host": {"cores": core_count(), "memory_gib": _host_memory_gib(), "bfloat16": _describe_bfloat16()},
         "cache": cache,
         "extras": {name: _describe_extra(name) for name in EXTRAS},
         "problems": problems + found,
@@ -206,8 +202,8 @@ def _host_memory_gib() -> float | None:
 def _describe_bfloat16() -> str:
     if reason := slow_bfloat16_reason():
         return f"on this CPU models run in float32, since {reason}"
-    found = " and ".join(bfloat16_instructions())
-    return f"on this CPU models run in the dtype of their training, since it has {found}"
+    instructions = " and ".join(bfloat16_instructions())
+    return f"on this CPU models run in the dtype of their training, since it has {instructions}"
 
 
 def _check_cache() -> tuple[dict[str, Any], list[str]]:

@@ -91,18 +91,18 @@ def expand_path(name: str, path: Path) -> Path:
 
 def run_locally(run: Callable[[Any], object], options: Any) -> object:
     """Run a command with local copies of its inputs; upload an output that goes to a store at the end."""
-    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     # A sentence, not a file; and a folder that must be empty, of which `export_run` takes care.
     others = {PlotOptions: "source", ExportOptions: "output"}.get(type(options))
     names = [
         name
         for name in (*_INPUTS, "output")
-        if name != others and isinstance(given.get(name), str | Path) and find_url(given[name])
+        if name != others and isinstance(fields.get(name), str | Path) and find_url(fields[name])
     ]
     if not names:
         return run(options)
-    paths = {name: (open_output if name == "output" else fetch_input)(given[name]) for name in names}
-    changes = {name: str(path) if isinstance(given[name], str) else path for name, path in paths.items()}
+    paths = {name: (open_output if name == "output" else fetch_input)(fields[name]) for name in names}
+    changes = {name: str(path) if isinstance(fields[name], str) else path for name, path in paths.items()}
     result = run(dataclasses.replace(options, **changes))
     if "output" in paths:
         from flaxformer_mt.parallel.processes import is_first
@@ -139,12 +139,12 @@ def parse_flags(
     With --help, or --help=TOPIC (a section of the config, or all), prints the help and raises SystemExit(0).
     """
     known = list_flag_types(kind)
-    given = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
-    topic = given.pop("--help", None)
+    by_flag = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
+    topic = by_flag.pop("--help", None)
     if topic is not None:  # help is shown whatever flags are unknown or have no value
-        given = {flag: found for flag, found in given.items() if flag in known and found}
+        by_flag = {flag: items for flag, items in by_flag.items() if flag in known and items}
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
-    texts = {flag: _join_values(flag, found, known) for flag, found in given.items()}
+    texts = {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}
     for flag in ("--config", "--run", "--init", *required):
         if flag in texts and not texts[flag].strip(" ,"):
             raise UserError(f"{flag} has no value; give {flag}=VALUE")
@@ -198,11 +198,11 @@ def list_flag_types(kind: type) -> dict[str, Any]:
 
 
 def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
         section = dataclasses.is_dataclass(hint)
-        found |= _list_field_types(hint, f"{prefix}{name}.") if section else {f"{prefix}{name}": hint}
-    return found
+        hints |= _list_field_types(hint, f"{prefix}{name}.") if section else {f"{prefix}{name}": hint}
+    return hints
 
 
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
@@ -233,7 +233,7 @@ def _split_line(
     --json and "3" for --seed. A flag without = is followed by its value: by none if it is a switch, by any
     number if it has several. The last flag of a name counts, but options with several values are joined.
     """
-    given: dict[str, list[str]] = {}
+    by_flag: dict[str, list[str]] = {}
     names, takes = list(words), 0.0
     for token in tokens:
         if token.startswith("--"):
@@ -242,7 +242,7 @@ def _split_line(
             texts = [value] if equals else []
             takes = 0 if equals or _is_switch(flag, known) else math.inf if _has_several(flag, known) else 1
         elif takes:
-            given[flag].append(token)
+            by_flag[flag].append(token)
             takes -= 1
             continue
         elif names:
@@ -252,8 +252,8 @@ def _split_line(
             what = f"after {' and '.join(map(str.upper, words))}" if words else "without a flag"
             raise UserError(f"unexpected argument {token!r} {what}; write values as --flag=value")
         joined = "." not in flag and _has_several(flag, known)
-        given[flag] = [*given.get(flag, []), *texts] if joined else texts
-    return given
+        by_flag[flag] = [*by_flag.get(flag, []), *texts] if joined else texts
+    return by_flag
 
 
 def _spell(flag: str) -> str:
@@ -291,9 +291,9 @@ def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
         raise UserError(f"{flag} has several values; give one of them, as {fields[0]}=VALUE")
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    own = None if same_field else find_own_option(flag, set(known))
+    foreign = None if same_field else find_own_option(flag, set(known))
     similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
-    hint = own or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
+    hint = foreign or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
 
 

@@ -91,8 +91,8 @@ def list_flags(kind: type, *, default: Any = None, run_config: Config | None = N
 
     Those that must be given come first, then those of the command itself before those that others have too.
     """
-    comments, own = read_comments(kind), kind.__dict__.get("__annotations__", {})
-    for field in sorted(dataclasses.fields(kind), key=lambda f: (not is_required(f), f.name not in own)):
+    comments, declared = read_comments(kind), kind.__dict__.get("__annotations__", {})
+    for field in sorted(dataclasses.fields(kind), key=lambda f: (not is_required(f), f.name not in declared)):
         if field.type is not Config:
             comment = comments[field.name]
             value = getattr(default, field.name) if default is not None else _default_of(field)
@@ -126,7 +126,8 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
             declared = read_comments(section)
             unset = "None: as in the run's config."
             comments |= {
-                name: FieldComment(f"{one.text} {unset}", one.group) for name, one in declared.items()
+                name: FieldComment(f"{comment.text} {unset}", comment.group)
+                for name, comment in declared.items()
             }
         elif dataclasses.is_dataclass(base):
             comments |= _read_own_comments(base)
@@ -134,7 +135,7 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
 
 
 def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
-    found, lines, group = {}, list[str](), _GENERAL
+    comments, lines, group = {}, list[str](), _GENERAL
     for row in inspect.getsource(kind).split("\n"):
         if heading := re.match(r"    # ---- (.+) ----$", row):
             group, lines = heading[1], []
@@ -142,9 +143,9 @@ def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
             lines.append(comment[1])
         else:
             if name := re.match(r"    (\w+): ", row):
-                found[name[1]] = FieldComment(" ".join(lines), group)
+                comments[name[1]] = FieldComment(" ".join(lines), group)
             lines = []
-    return found
+    return comments
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
@@ -236,11 +237,11 @@ def _list_topic(config: Config | None, topic: str) -> list[str | FlagHelp]:
     if topic not in ("all", *sections):
         known = ", ".join(["all", *sections])
         raise UserError(f"--help={topic}: there is no such part of the help (there are: {known})")
-    chosen = {name: one for name, one in sections.items() if f"{name}.".startswith(f"{topic}.")}
+    listed = {name: part for name, part in sections.items() if f"{name}.".startswith(f"{topic}.")}
     if topic == "all":
-        chosen = {"": config, **sections}
+        listed = {"": config, **sections}
     parts: list[str | FlagHelp] = []
-    for name, section in chosen.items():
+    for name, section in listed.items():
         path = f"config.{name}".rstrip(".")
         title = " ".join((type(section).__doc__ or "").split())
         parts += ["", f"--{path}.*: {title}", *list_settings(section, path)]

@@ -25,7 +25,7 @@ from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_leve
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.options import read_languages
 from flaxformer_mt.commands.server.serve import serve
-from flaxformer_mt.commands.summaries import (
+from flaxformer_mt.commands.terminal_tables import (
     summarize_experiment,
     summarize_preparation,
     summarize_values,
@@ -293,10 +293,10 @@ def _plot(options: command_options.PlotOptions) -> object:
     from flaxformer_mt.commands.plot import plot, plot_encoding
 
     if options.positions is not None:
-        given = [name for name in ("run", "source", "checkpoint") if getattr(options, name)]
-        if given:
+        flags = [name for name in ("run", "source", "checkpoint") if getattr(options, name)]
+        if flags:
             raise UserError(
-                f"--positions plots an encoding without a run; leave out --{' and --'.join(given)}"
+                f"--positions plots an encoding without a run; leave out --{' and --'.join(flags)}"
             )
         return plot_encoding(options.positions, options.output)
     if options.run is None:

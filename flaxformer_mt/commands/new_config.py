@@ -56,9 +56,9 @@ def format_config(summary: str, description: str, choices: Sequence[Choice]) -> 
     ]
     lines += ["    return Config("]
     for section, kind in _SECTIONS.items():
-        own = [choice for choice in choices if choice.name.startswith(f"{section}.")]
+        section_choices = [choice for choice in choices if choice.name.startswith(f"{section}.")]
         lines.append(f"        {section}={kind}(")
-        for choice in own:
+        for choice in section_choices:
             if choice.reason:
                 mark = "            # "
                 options: dict[str, Any] = {"initial_indent": mark, "subsequent_indent": mark}
@@ -75,7 +75,7 @@ def _spell(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, CleanConfig):
         fields = dataclasses.asdict(value).items()
-        changed = [f"{name}={_spell(own)}" for name, own in fields if own != getattr(CleanConfig(), name)]
+        changed = [f"{name}={_spell(item)}" for name, item in fields if item != getattr(CleanConfig(), name)]
         return f"CleanConfig({', '.join(changed)})"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
         return f"{value:_}"
@@ -138,13 +138,13 @@ def make_links(corpus: CorpusFiles) -> None:
 def _find_table(path: Path, name: str, languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
     source, target = languages
     if source is None or target is None:
-        found = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
-        if found is None:
+        match = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
+        if match is None:
             raise UserError(
                 f"the languages of {path} are unknown; give --source_language=fr --target_language=en. (A "
                 "corpus of two files is given as both of them.)"
             )
-        source, target = source or found[1], target or found[2]
+        source, target = source or match[1], target or match[2]
     _check_languages(source, target)
     stem, _, ending = name.rpartition(".")
     if ending in TABLES:
@@ -318,11 +318,11 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     store = prepared.train.base
     lengths = np.stack([store.source_lengths, store.target_lengths])
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
-    facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
-    limits = choose_lengths(facts)
-    model = choose_model(facts, machine, joint=config.vocab.joint)
+    corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
+    limits = choose_lengths(corpus)
+    model = choose_model(corpus, machine, joint=config.vocab.joint)
     training = choose_training(
-        facts,
+        corpus,
         machine,
         longest=max(choice.value for choice in limits),
         width=_fields(model)["model_dim"],
@@ -351,11 +351,11 @@ def _describe(
     (part,) = report["train"]["parts"]
     languages = f"{corpus.source_language}-{corpus.target_language}"
     problems = [f"{name} {found['count']:,}" for name, found in part["problems"].items()]
-    facts = [
+    lines = [
         f"    python -m flaxformer_mt train --config={file} --run={options.run}",
         "",
         f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
         *(f"    {name}" for name in options.files),
         f"{pairs:,} of them are trained on. Problems of the others: {', '.join(problems) or 'none'}.",
     ]
-    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(facts)
+    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(lines)

@@ -18,10 +18,10 @@ def make_flags(section: type, *names: str) -> Any:
     With `SearchConfig` and "beam_size", it has the one field `beam_size: int | None = None`, with the comment
     that the field has in `SearchConfig`.
     """
-    own = section.__dict__["__annotations__"]  # before those of its base classes
+    declared = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [
         (field.name, _drop_bounds(field.type) | None, dataclasses.field(default=None, kw_only=True))
-        for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in own)
+        for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in declared)
         if not names or field.name in names
     ]
     namespace = {"DECLARED_IN": section}
@@ -629,7 +629,7 @@ def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -
     from flaxformer_mt.vocab.pretrained import read_tags
 
     names = ("source_language", "target_language")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    languages = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     known = read_tags(options.run / "vocab")
-    choose_line_tags(read_config(options.run / "config.json").data, **given, vocab_tags=known)
-    return given
+    choose_line_tags(read_config(options.run / "config.json").data, **languages, vocab_tags=known)
+    return languages

@@ -165,7 +165,7 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
         pairs = np.concatenate([np.ones((count, 1, half)), np.zeros((count, 1, half))], axis=-1)
         return {"model": np.asarray(rotate(pairs.astype(np.float32), positions))[:, 0, :half]}
     stacks = {name: params[name]["positions"] for name in ("encoder", "decoder") if name in params}
-    return {name: _learned_table(config, own, positions) for name, own in stacks.items()}
+    return {name: _learned_table(config, stack_params, positions) for name, stack_params in stacks.items()}
 
 
 def _learned_table(config: ModelConfig, params: Mapping[str, Any], positions: np.ndarray) -> np.ndarray:

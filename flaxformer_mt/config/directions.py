@@ -83,7 +83,7 @@ def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
             return (spell_task(*direction),)
         named = direction.source if data.tag_style in BOTH_SIDES else direction.target
         return (spell_tag(data.tag_style, named),)
-    several = len({one.target for one in find_directions(data)}) > 1
+    several = len({other.target for other in find_directions(data)}) > 1
     tags = []
     if data.target_tags == "always" or (data.target_tags == "auto" and several):
         tags.append(f">>{_check_code(direction.target)}<<")

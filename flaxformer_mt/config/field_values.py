@@ -38,7 +38,7 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
     """Return a section with other values of some fields, which are named by their dotted paths."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     hints = typing.get_type_hints(type(section))
     for path, value in changes.items():
@@ -49,10 +49,10 @@ def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
         elif dot:
             raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
         else:
-            found[name] = read_value(value, kind, f"{where}.{name}")
-    for name, own in inner.items():
-        found[name] = replace_fields(found.get(name, getattr(section, name)), own, f"{where}.{name}")
-    return dataclasses.replace(section, **found)
+            values[name] = read_value(value, kind, f"{where}.{name}")
+    for name, part in inner.items():
+        values[name] = replace_fields(values.get(name, getattr(section, name)), part, f"{where}.{name}")
+    return dataclasses.replace(section, **values)
 
 
 def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
@@ -60,8 +60,8 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
         return hints[name]
     near = difflib.get_close_matches(name, hints, n=1)
     hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
-    if own := find_own_field(name):
-        hint = f"; here it is {own}"
+    if foreign := find_own_field(name):
+        hint = f"; here it is {foreign}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
 
 

@@ -137,13 +137,13 @@ def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
     # A pipe that nobody writes to would keep an ordinary `open` waiting.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if stat.S_ISDIR(facts.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(facts.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a file, but a pipe or a device")
-        if facts.st_size > most:
-            raise ValueError(f"it has {facts.st_size} bytes, more than the accepted {most}")
+        if status.st_size > most:
+            raise ValueError(f"it has {status.st_size} bytes, more than the accepted {most}")
         return file.read()
 
 
@@ -179,15 +179,15 @@ def list_recipes() -> dict[str, Path]:
 
 def find_config(name: str) -> Path:
     """Find a config file: a path, else configs/NAME.py in the working directory, else recipe NAME."""
-    given, recipes = Path(name).expanduser(), list_recipes()
-    if given.is_file() or (given / "config.json").is_file() or given.parent != Path("."):
-        return given  # files.load_config reports a missing file, and a run directory
-    local = Path("configs") / f"{given.stem}.py"
-    if given.suffix in ("", ".py") and local.is_file():
+    path, recipes = Path(name).expanduser(), list_recipes()
+    if path.is_file() or (path / "config.json").is_file() or path.parent != Path("."):
+        return path  # files.load_config reports a missing file, and a run directory
+    local = Path("configs") / f"{path.stem}.py"
+    if path.suffix in ("", ".py") and local.is_file():
         return local
-    if given.suffix in ("", ".py") and given.stem in recipes:
-        return recipes[given.stem]
-    near = difflib.get_close_matches(given.stem, recipes, n=1)
+    if path.suffix in ("", ".py") and path.stem in recipes:
+        return recipes[path.stem]
+    near = difflib.get_close_matches(path.stem, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known recipes: {', '.join(recipes)}"
     raise UserError(f"config {name} is neither a file nor a recipe; {hint}")
 
@@ -233,9 +233,9 @@ def user_cache_dir() -> Path:
 
     A user without a home folder, as in a container that runs with a number for a user, has a temporary one.
     """
-    given = os.environ.get("FLAXFORMER_MT_CACHE", "")
-    if given:
-        return folder_of_arrays(given)
+    folder = os.environ.get("FLAXFORMER_MT_CACHE", "")
+    if folder:
+        return folder_of_arrays(folder)
     home = _find_home()
     return _temporary_cache() if home is None else home / ".cache" / "flaxformer_mt"
 
@@ -256,11 +256,11 @@ def _temporary_cache() -> Path:
     folder = Path(tempfile.gettempdir()) / f"flaxformer_mt-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    facts = folder.lstat()
+    status = folder.lstat()
     problem = f"user {os.getuid()} has no home folder to write to"
     remedy = "set another cache folder with FLAXFORMER_MT_CACHE"
     # Programs that are kept in a cache are executed: nobody else may have put them there.
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise UserError(f"{problem}, and {folder} is not a folder of this user alone; {remedy}")
     warn_user(f"{problem}: prepared data and compiled programs are kept in {folder}; {remedy}")
     return folder

@@ -106,13 +106,13 @@ _UNITS = _by_name(
 def find_own_option(flag: str, known: set[str]) -> str | None:
     """Return what to say of an option that another toolkit has: "here it is --config.train.steps"."""
     name = flag.lstrip("-").rpartition(".")[2].replace("-", "_")
-    own = [option for option in _SAME.get(name, "").split() if option in known]
-    if own:
+    flags = [option for option in _SAME.get(name, "").split() if option in known]
+    if flags:
         unit = f", {_UNITS[name]}" if name in _UNITS else ""
-        return f"here it is {own[0]}{unit}"
+        return f"here it is {flags[0]}{unit}"
     return _OTHERWISE.get(name)
 
 
 def find_own_field(name: str) -> str | None:
     options = _SAME.get(name, "").split()
-    return next((one.removeprefix("--") for one in options if one.startswith("--config.")), None)
+    return next((option.removeprefix("--") for option in options if option.startswith("--config.")), None)

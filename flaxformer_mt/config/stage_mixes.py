@@ -86,8 +86,8 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
                     f"data.stages: stage {stage.name} ends until {stage.until!r}, but its mix has no {name}; "
                     "name a set with a share above 0"
                 )
-    chosen = noise if stage.noise is None else stage.noise
-    return Stage(stage.name, tuple(shares), counted, epochs, steps, chosen)
+    stage_noise = noise if stage.noise is None else stage.noise
+    return Stage(stage.name, tuple(shares), counted, epochs, steps, stage_noise)
 
 
 def _read_pair(text: str) -> tuple[str, float]:
@@ -108,11 +108,11 @@ def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> in
         [member.dataset for member in members],
         [_short(member) for member in members],
     ):
-        found = [index for index, known in enumerate(names) if known == name]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            listed = " and ".join(members[index].name for index in found)
+        matches = [index for index, known in enumerate(names) if known == name]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            listed = " and ".join(members[index].name for index in matches)
             raise UserError(
                 f"data.stages: stage {stage.name} names {name}, which may be {listed}; write the whole name"
             )

@@ -109,4 +109,4 @@ def spell_task(source: str, target: str) -> str:
 def find_language(style: TagStyle, code: str) -> str:
     """Return the two-letter code of a family's code, or the code itself: deu_Latn gives de."""
     codes = _CODES[style][0] if style in _CODES else {}
-    return next((short for short, own in codes.items() if own == code), code)
+    return next((short for short, family_code in codes.items() if family_code == code), code)

@@ -63,9 +63,9 @@ def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any
     report = report or {}
     directions = find_directions(config.data)
     library, code = _LIBRARIES.get(facts["format"], ("pytorch", ""))
-    names = ", ".join(one.name for one in directions)
+    names = ", ".join(direction.name for direction in directions)
     header = {
-        "language": list(dict.fromkeys(code for one in directions for code in one if code)),
+        "language": list(dict.fromkeys(code for direction in directions for code in direction if code)),
         "library_name": library,
         "pipeline_tag": "translation" if config.data.source_language else "text-generation",
         "tags": ["translation" if config.data.source_language else "language-model", "flaxformer_mt"],
@@ -104,12 +104,12 @@ def _list_data(data: Mapping[str, Any]) -> list[str]:
 
 def _list_scores(test: Mapping[str, Any]) -> list[str]:
     rows = []
-    for direction, found in (test.get("directions") or {"": test}).items():
+    for direction, scores in (test.get("directions") or {"": test}).items():
         for metric, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
-            if metric in found:
+            if metric in scores:
                 key = "signature" if metric == "bleu" else f"{metric}_signature"
-                signature = found.get(key) or test.get(key, "")
-                rows.append(f"* {f'{name} {direction}'.strip()}: {found[metric]:.2f}, `{signature}`")
+                signature = scores.get(key) or test.get(key, "")
+                rows.append(f"* {f'{name} {direction}'.strip()}: {scores[metric]:.2f}, `{signature}`")
     return rows
 
 

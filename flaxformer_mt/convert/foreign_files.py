@@ -98,11 +98,11 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
             raise UserError(f"{path}: {name} is {str(stored[name])[:80]}, but the config implies {value}")
 
 
-def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
+def check_fields(fields: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
     """Check fields of config.json: None, or a number of a kind (int or float) between two bounds."""
     problems = []
     for name, (kind, low, high) in kinds.items():
-        value = facts.get(name)
+        value = fields.get(name)
         accepted = (int,) if kind is int else (int, float)
         if value is None or (type(value) in accepted and low <= value <= high):
             continue

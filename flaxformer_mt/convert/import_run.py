@@ -72,15 +72,15 @@ def find_format_name(path: Path) -> str:
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
     folder = path if path.is_dir() else path.parent
-    facts = read_config_json(folder)
-    ours = facts.get(OUR_KEY)
+    stored = read_config_json(folder)
+    ours = stored.get(OUR_KEY)
     if isinstance(ours, dict) and ours.get("format") in NAMES:
         return str(ours["format"])
-    if (kind := facts.get("model_type")) is not None:
+    if (kind := stored.get("model_type")) is not None:
         if kind in _MODEL_TYPES:
             return _MODEL_TYPES[kind]
         raise _refuse(path, f"its config.json has model_type {kind}; known: {', '.join(_MODEL_TYPES)}")
-    if isinstance(facts.get("model"), dict) and "decoder" in facts["model"]:
+    if isinstance(stored.get("model"), dict) and "decoder" in stored["model"]:
         return "eole"
     if path.suffix == ".chkpt":
         return "aiayn"
@@ -88,17 +88,19 @@ def find_format_name(path: Path) -> str:
         return "marian-npz"
     files = [path] if path.is_file() else sorted(folder.iterdir())
     names = [_read_names(file) for file in files if file.suffix in _SUFFIXES]
-    found = [
-        name for name in (*_TENSOR_NAMES, *_CHECKPOINT_NAMES) if any(_has_names(name, one) for one in names)
+    matches = [
+        name
+        for name in (*_TENSOR_NAMES, *_CHECKPOINT_NAMES)
+        if any(_has_names(name, group) for group in names)
     ]
-    if len(found) != 1:
+    if len(matches) != 1:
         reason = (
-            f"the tensors are those of {' and '.join(found)}"
-            if found
+            f"the tensors are those of {' and '.join(matches)}"
+            if matches
             else "no format is known that has its tensors"
         )
         raise _refuse(path, reason if any(names) else "its files have no tensors that can be read")
-    return found[0]
+    return matches[0]
 
 
 def _has_names(format_name: str, names: list[str]) -> bool:
@@ -168,15 +170,17 @@ def _read_words(path: Path) -> Vocab:
         if word in numbers:
             raise UserError(f"lines {numbers[word] + 1} and {number + 1} of {path} are both {word!r}")
         numbers[word] = number
-    found = {
+    symbols = {
         name: next((word for word in spellings if word in numbers), None)
         for name, spellings in _SPECIALS.items()
     }
-    if missing := [f"{name} ({', '.join(_SPECIALS[name])})" for name, word in found.items() if word is None]:
+    if missing := [
+        f"{name} ({', '.join(_SPECIALS[name])})" for name, word in symbols.items() if word is None
+    ]:
         raise UserError(
             f"{path} lacks {' and '.join(missing)}; each special symbol needs a line, and so an id"
         )
-    return Vocab(make_word_model(words, Specials(**found)), name=str(path))  # type: ignore[arg-type]
+    return Vocab(make_word_model(words, Specials(**symbols)), name=str(path))  # type: ignore[arg-type]
 
 
 def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
@@ -216,13 +220,13 @@ def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Seq
     assert isinstance(vocab, PretrainedVocab)
     tags = None if languages is None else _list_tags(weights.config.data)
     cut = vocab.cut(_read_texts(texts), tags=tags)
-    kept = np.asarray(cut.facts.kept)
+    kept_ids = np.asarray(cut.facts.kept)
     leaves = dict(weights.leaves)
     for path, leaf in leaves.items():
         if path.endswith("_embedding/embedding") or path == "output_bias":
-            leaves[path] = leaf[kept]
+            leaves[path] = leaf[kept_ids]
         elif path == "output_kernel":
-            leaves[path] = leaf[:, kept]
+            leaves[path] = leaf[:, kept_ids]
     section = dataclasses.replace(
         weights.config.vocab,
         size=cut.size,
@@ -235,8 +239,8 @@ def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Seq
 def _list_tags(data: DataConfig) -> list[str]:
     tags = [
         tag
-        for one in find_directions(data)
-        for tag in (*choose_tags(data, one), choose_target_tag(data, one))
+        for direction in find_directions(data)
+        for tag in (*choose_tags(data, direction), choose_target_tag(data, direction))
     ]
     return [tag for tag in dict.fromkeys(tags) if tag]
 
@@ -304,9 +308,9 @@ def import_run(
     partial = run_dir.with_name(f".{run_dir.name}.importing")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        own = None
+        ours = None
         if source.open is not None:
-            own = compute_own(weights, quantity=source.quantity, read_data=False)
+            ours = compute_own(weights, quantity=source.quantity, read_data=False)
         if vocab_text:
             weights = cut_vocabulary(weights, vocab_text, languages)
         leaves = nest_leaves(weights.leaves)
@@ -318,7 +322,7 @@ def import_run(
             "pieces": weights.vocabs.target.size,
         }
         del weights, leaves  # memory holds one of the two models at a time
-        parity = None if own is None else _compare(source, own, path, given)
+        parity = None if ours is None else _compare(source, ours, path, given)
         if parity is not None and not parity.is_within(tolerance):
             raise UserError(
                 f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
@@ -337,10 +341,10 @@ def _is_hub_name(text: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", text) is not None
 
 
-def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parity:
+def _compare(source: Format, ours: OwnOutputs, path: Path, given: Given) -> Parity:
     assert source.open is not None
     try:
-        return compare(own, source.open(path, given))
+        return compare(ours, source.open(path, given))
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways

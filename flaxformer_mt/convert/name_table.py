@@ -220,10 +220,10 @@ class Table:
 
     def _compare(self, tensors: Mapping[str, Any], tied: Sequence[str]) -> list[str]:
         problems = []
-        found = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
+        paths = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
         for name, entry in self._entries.items():
             if name not in tensors:
-                is_tied = name in tied and all(part.path in found for part in entry.parts)
+                is_tied = name in tied and all(part.path in paths for part in entry.parts)
                 if not entry.optional and not is_tied:
                     problems.append(f"{name}: missing, expected shape {list(self.shape_of(name))}")
             elif np.shape(tensors[name]) != self.shape_of(name):
@@ -247,17 +247,17 @@ def _explain_shapes(pairs: Iterable[tuple[Shape, Shape]], sizes: Mapping[str, in
     A size of another array that has the expected shape is no cause: nothing is named instead of it.
     """
     pairs = list(pairs)
-    right = {size for one, other in pairs if one == other for size in one}
+    right = {size for first, second in pairs if first == second for size in first}
     differing = Counter(
-        (expected, found)
-        for one, other in pairs
-        if len(one) == len(other)
-        for expected, found in zip(one, other, strict=True)
-        if expected != found and expected not in right
+        (expected, actual)
+        for first, second in pairs
+        if len(first) == len(second)
+        for expected, actual in zip(first, second, strict=True)
+        if expected != actual and expected not in right
     )
-    for (expected, found), _ in differing.most_common():
+    for (expected, actual), _ in differing.most_common():
         if names := [name for name, size in sizes.items() if size == expected]:
-            return f": {' or '.join(names)} is {expected}, here {found}"
+            return f": {' or '.join(names)} is {expected}, here {actual}"
     return ""
 
 

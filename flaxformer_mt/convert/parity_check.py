@@ -75,16 +75,16 @@ def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> O
     return OwnOutputs(batches, outputs, quantity, checked_on)
 
 
-def compare(own: OwnOutputs, theirs: Outputs) -> Parity:
+def compare(computed: OwnOutputs, theirs: Outputs) -> Parity:
     largest, output, tokens = 0.0, 0.0, 0
-    for batch, ours in zip(own.batches, own.outputs, strict=True):
-        found = theirs(batch)
-        difference = np.abs(ours - found)[batch.target_mask]
-        output = max(output, float(np.abs(found[batch.target_mask]).max(initial=0.0)))
+    for batch, ours in zip(computed.batches, computed.outputs, strict=True):
+        their_outputs = theirs(batch)
+        difference = np.abs(ours - their_outputs)[batch.target_mask]
+        output = max(output, float(np.abs(their_outputs[batch.target_mask]).max(initial=0.0)))
         # NaN in either output counts as an infinite difference.
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
         tokens += int(batch.target_mask.sum())
-    return Parity(largest, output, own.quantity, tokens, own.checked_on)
+    return Parity(largest, output, computed.quantity, tokens, computed.checked_on)
 
 
 def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
@@ -117,10 +117,10 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
             raise UserError("a config of another origin names it")
         split = next(name for name in _SPLITS if has_split(config.data, name))
         pairs = read_pairs(config.data, split)
-        chosen = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
-        sources = [vocabs.source.tokenize(pair.source) for pair in chosen]
-        targets = [vocabs.target.tokenize(pair.target) for pair in chosen]
-        description = f"{len(chosen)} pairs of the {split} set"
+        sample = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
+        sources = [vocabs.source.tokenize(pair.source) for pair in sample]
+        targets = [vocabs.target.tokenize(pair.target) for pair in sample]
+        description = f"{len(sample)} pairs of the {split} set"
     except UserError as error:
         sources, targets = _random_ids(vocabs)
         description = f"random tokens, as the data cannot be read: {error}".split("\n")[0]
@@ -144,13 +144,13 @@ def make_batch(
     sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config, lengths: tuple[int, int] = (0, 0)
 ) -> Batch:
     """One padded batch of sentence pairs that end in eos; language models get sources of length 0."""
-    target_pad, lead = vocabs.target.pad_id, vocabs.target.bos_id
+    target_pad, bos_id = vocabs.target.pad_id, vocabs.target.bos_id
     if config.data.source_language:
         source, source_mask = _pad(sources, vocabs.source.pad_id, lengths[0])
     else:
         source, source_mask = _pad([[] for _ in sources], vocabs.source.pad_id, 0)
     target_out, target_mask = _pad(targets, target_pad, lengths[1])
-    target_in, _ = _pad([[lead, *ids[:-1]] for ids in targets], target_pad, lengths[1])
+    target_in, _ = _pad([[bos_id, *ids[:-1]] for ids in targets], target_pad, lengths[1])
     return Batch(source, target_in, target_out, source_mask, target_mask)
 
 

@@ -91,13 +91,13 @@ def _open_pickles(folder: Path) -> dict[str, StoredArray]:
     for path in _find_files(folder, _PICKLE):
         with _naming_damage(path):
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        found: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
-        if not found or not all(
-            isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
+        state: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
+        if not state or not all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
         ):
             raise UserError(f"{path} is no state dict: it must have a tensor for each name")
-        check_tensors(dict(found), path)
-        for name, tensor in as_arrays(found).items():
+        check_tensors(dict(state), path)
+        for name, tensor in as_arrays(state).items():
             _add(tensors, name, tensor, path)
     return tensors
 

@@ -166,11 +166,7 @@ def resident_bytes() -> int:
 
 
 # Ending of a file's name -> its format as of a text, and the type of its content.
-FORMATS = {
-    ".txt": ("text", "text/plain"),
-    ".html": ("html", "text/html"),
-    ".htm": ("html", "text/html"),
-}
+FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
 # Bytes of all files together.
 _MOST_BYTES = 1 << 26
 
@@ -328,8 +324,8 @@ class _Server:
 
     async def detect(self, request: Request) -> Response:
         texts, several = read_texts(await self._read(request), self._options.max_characters)
-        found = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
-        return _to_json(found if several else found[0])
+        guesses = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
+        return _to_json(guesses if several else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
         return _to_json(list_languages(self._models))
@@ -397,9 +393,9 @@ class _Server:
             return
         if given is None or given == "":
             raise Refusal(403, "the field api_key is missing: this server needs a key from its operator")
-        own = given.encode("utf-8", "replace") if isinstance(given, str) else b""
+        content = given.encode("utf-8", "replace") if isinstance(given, str) else b""
         # All keys are compared, in constant time, so that no duration tells how much of a key is right.
-        if not sum(hmac.compare_digest(key, own) for key in self._keys):
+        if not sum(hmac.compare_digest(key, content) for key in self._keys):
             raise Refusal(403, "the api_key is unknown")
 
 

@@ -7,14 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from flaxformer_mt.translation.inline_markup import (
-    TAG_START,
-    VOID,
-    MarkedLine,
-    peel,
-    put_back,
-    take_out,
-)
+from flaxformer_mt.translation.inline_markup import TAG_START, VOID, MarkedLine, peel, put_back, take_out
 from flaxformer_mt.translation.result import Translation
 
 # Elements whose text is no language.
@@ -228,7 +221,7 @@ class _Reader:
             self._end_line_with(raw)
 
     def end_line(self) -> None:
-        line, raw, has_text, kept = self._line, self._raw, self._has_text, tuple(self._kept)
+        line, raw, has_text, tags = self._line, self._raw, self._has_text, tuple(self._kept)
         self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
         if not has_text:
             self.fixed += raw
@@ -236,9 +229,9 @@ class _Reader:
         text = _SPACES.sub(" ", _split_ends(line)[1])
         before, marked, after = peel(take_out(text, in_document=True))
         lead, _, trail = _split_ends(raw)
-        self.between.append(self.fixed + lead + _restore(before, kept))
-        self.lines.append(Line(marked.text, marked, kept))
-        self.fixed = _restore(after, kept) + trail
+        self.between.append(self.fixed + lead + _restore(before, tags))
+        self.lines.append(Line(marked.text, marked, tags))
+        self.fixed = _restore(after, tags) + trail
 
     def end(self) -> None:
         self._leave(0)
@@ -348,6 +341,6 @@ def _split_ends(text: str) -> tuple[str, str, str]:
     return text[:start], text[start:end], text[end:]
 
 
-def _restore(text: str, kept: Sequence[tuple[str, str]]) -> str:
+def _restore(text: str, tags: Sequence[tuple[str, str]]) -> str:
     """Return a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
-    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: kept[int(tag[2])][tag[1] == "/"], text)
+    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: tags[int(tag[2])][tag[1] == "/"], text)

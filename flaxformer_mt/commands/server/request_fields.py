@@ -101,7 +101,7 @@ def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
     values: dict[str, list[object]] = {}
     for name, value in pairs:
         values.setdefault(name, []).append(value)
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+    return {name: items[0] if len(items) == 1 else items for name, items in values.items()}
 
 
 def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
@@ -234,15 +234,15 @@ def list_languages(pairs: Iterable[Pair]) -> list[dict[str, object]]:
     targets: dict[str, list[str]] = {}
     for source, target in pairs:
         targets.setdefault(source, []).append(target)
-    return [{"code": code, "name": name_language(code), "targets": found} for code, found in targets.items()]
+    return [{"code": code, "name": name_language(code), "targets": codes} for code, codes in targets.items()]
 
 
 def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[str, Model]:
     """Return the models that may translate a request, by their source language: one, unless it is AUTO."""
-    found = {own: model for (own, to), model in models.items() if to == target and source in (own, AUTO)}
-    if not found:
-        known = ", ".join(f"{one}-{other}" for one, other in models)
+    matches = {code: model for (code, to), model in models.items() if to == target and source in (code, AUTO)}
+    if not matches:
+        known = ", ".join(f"{first}-{second}" for first, second in models)
         raise Refusal(
             400, f"no model translates from {source!r:.20} to {target!r:.20}; this server has {known}"
         )
-    return found
+    return matches

@@ -228,12 +228,12 @@ def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np
 
 def _put_head_first(config: ModelConfig, path: str, leaf: np.ndarray, *, axis: int) -> np.ndarray:
     """Exchange the head that has learned alignments with the first one; other arrays are unchanged."""
-    chosen = config.alignment
-    layer = f"decoder/layers_{chosen.layer % config.num_decoder_layers}/cross_attention/"
-    if not chosen.weight or not chosen.head or not path.startswith(layer):
+    alignment = config.alignment
+    layer = f"decoder/layers_{alignment.layer % config.num_decoder_layers}/cross_attention/"
+    if not alignment.weight or not alignment.head or not path.startswith(layer):
         return leaf
     order = np.arange(config.num_heads)
-    order[[0, chosen.head]] = chosen.head, 0
+    order[[0, alignment.head]] = alignment.head, 0
     return np.take(leaf, order, axis=axis)
 
 

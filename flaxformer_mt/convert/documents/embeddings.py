@@ -89,10 +89,10 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _open(folder: Path) -> Outputs:
-    facts = read_config_json(folder)["arguments"]
+    arguments = read_config_json(folder)["arguments"]
     state = torch.load(folder / "target.pt", weights_only=True)
-    words = Embeddings(facts["d_model"], facts["vocab"]["target"])
-    places = PositionalEncoding(facts["d_model"], facts["dropout"], facts["max_len"]).eval()
+    words = Embeddings(arguments["d_model"], arguments["vocab"]["target"])
+    places = PositionalEncoding(arguments["d_model"], arguments["dropout"], arguments["max_len"]).eval()
     words.load_state_dict({"lut.weight": state["lut.weight"]})
     places.load_state_dict({"pe": state["pe"]})
 

@@ -305,8 +305,8 @@ class HuggingFaceFormat:
         tensors = self.make_table(config, vocabs, num_positions(config)).to_foreign(weights.leaves)
         write_tokenizer(vocabs, config, folder)
         write_generation(config, vocabs.target, folder, longest_target=longest_target(config))
-        facts = {"architectures": [self.class_name], "model_type": self.model_type}
-        write_config_json(weights, folder, self.name, facts | make_model_fields(config, vocabs))
+        class_fields = {"architectures": [self.class_name], "model_type": self.model_type}
+        write_config_json(weights, folder, self.name, class_fields | make_model_fields(config, vocabs))
         for name in tied_names(config.model)[1:] if _class_ties_arrays(config) else []:
             del tensors[name]
         save_safetensors(tensors, folder / WEIGHTS_NAME)
@@ -318,15 +318,15 @@ class HuggingFaceFormat:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
-        facts = read_model_fields(folder)
-        return self._read_tensors(path, given, stored, facts, open_tensors(folder))
+        fields = read_model_fields(folder)
+        return self._read_tensors(path, given, stored, fields, open_tensors(folder))
 
     def _read_tensors(
         self,
         path: Path,
         given: Given,
         stored: dict[str, Any],
-        facts: dict[str, Any],
+        fields: dict[str, Any],
         tensors: Mapping[str, Any],
     ) -> Weights:
         folder = path if path.is_dir() else path.parent
@@ -335,21 +335,18 @@ class HuggingFaceFormat:
         elif OUR_KEY in stored:
             vocabs = read_exported_tokenizer(folder, joint=find_config(folder, Given()).vocab.joint)
         else:
-            vocabs = read_tokenizer(folder, facts)
+            vocabs = read_tokenizer(folder, fields)
         if OUR_KEY in stored or given.config is not None:
             config = find_config(folder, given)
         else:
             bias = has_output_bias(tensors)
-            config = make_config(folder, facts, vocabs, norm_position=self.norm_position, output_bias=bias)
+            config = make_config(folder, fields, vocabs, norm_position=self.norm_position, output_bias=bias)
         check_network(config, folder)
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
-        table = self.make_table(config, vocabs, facts["max_position_embeddings"])
+        table = self.make_table(config, vocabs, fields["max_position_embeddings"])
         leaves = table.to_flax(
-            tensors,
-            tied=tied_names(config.model),
-            origin=str(path),
-            sizes=size_fields(config, vocabs),
+            tensors, tied=tied_names(config.model), origin=str(path), sizes=size_fields(config, vocabs)
         )
         return Weights(config, vocabs, leaves)
 

@@ -74,8 +74,8 @@ def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
     for stack, sublayers in _SUBLAYERS.items():
         for number, (ours, theirs) in enumerate(sublayers.items()):
             flax, foreign = f"{stack}/layers_{{n}}/{ours}", f"{stack}.block.{{n}}.layer.{number}"
-            own = feedforward if ours == "feedforward" else _ATTENTION
-            rules += rules_for([(flax, f"{foreign}.{theirs}")], own)
+            sublayer_rules = feedforward if ours == "feedforward" else _ATTENTION
+            rules += rules_for([(flax, f"{foreign}.{theirs}")], sublayer_rules)
             rules.append(Rule(f"{flax}_residual/norm/scale", f"{foreign}.layer_norm.weight"))
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rules.append(Rule(f"{stack}/relative_positions/embedding", bias))
@@ -190,7 +190,7 @@ def _read(path: Path, given: Given) -> Weights:
         return family.read(path, given)
     refuse_given(given, folder)
     facts = read_facts(folder, stored)
-    tensors = {name: one for name, one in open_tensors(folder).items() if name not in UNUSED}
+    tensors = {name: tensor for name, tensor in open_tensors(folder).items() if name not in UNUSED}
     return _read_tensors(folder, facts, tensors)
 
 
@@ -218,8 +218,8 @@ def _is_tied(facts: Facts, tensors: Mapping[str, Any]) -> bool:
     shared = "shared.weight" if facts.is_t5 else "model.shared.weight"
     if "lm_head.weight" not in tensors or shared not in tensors:
         return True
-    one, other = tensors["lm_head.weight"], tensors[shared]
-    return one.shape == other.shape and np.array_equal(np.asarray(one), np.asarray(other))
+    output, embedding = tensors["lm_head.weight"], tensors[shared]
+    return output.shape == embedding.shape and np.array_equal(np.asarray(output), np.asarray(embedding))
 
 
 FORMAT = Format(_NAME, _problems, _write, bart_family.open_model, _read)

@@ -56,12 +56,12 @@ LONGEST = 512
 
 def find_network_problems(fields: Mapping[str, Any]) -> list[str]:
     problems = [
-        f"{one} is {fields[one]} and {other} is {fields[other]}; they must be equal"
-        for one, other in (
+        f"{first} is {fields[first]} and {second} is {fields[second]}; they must be equal"
+        for first, second in (
             ("encoder_attention_heads", "decoder_attention_heads"),
             ("encoder_ffn_dim", "decoder_ffn_dim"),
         )
-        if fields[one] != fields[other]
+        if fields[first] != fields[second]
     ]
     if fields["d_model"] % fields["encoder_attention_heads"]:
         problems.append(
@@ -127,10 +127,7 @@ def make_data_config(most: int | None, **others: Any) -> DataConfig:
 _TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 ACTIVATIONS = tuple(_TO_TRANSFORMERS)
 # Default values of absent fields, and for numbers the type and the bounds, as in bart_fields.py.
-_DEFAULTS: dict[str, Any] = DEFAULTS | {
-    "decoder_vocab_size": None,
-    "share_encoder_decoder_embeddings": True,
-}
+_DEFAULTS: dict[str, Any] = DEFAULTS | {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
 _NUMBERS: dict[str, tuple[type, float, float]] = {
     **BOUNDS,
     "decoder_vocab_size": BOUNDS["vocab_size"],
@@ -190,55 +187,55 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
-    facts = stored | {name: value for name, value in _DEFAULTS.items() if stored.get(name) is None}
-    check_fields(facts, _NUMBERS, path)
-    problems = find_quantization(facts) + find_network_problems(facts)
-    if not isinstance(facts["eos_token_id"], int):
-        problems.append(f"eos_token_id is {facts['eos_token_id']}; it must be a single id")
-    sizes = facts["vocab_size"], facts["decoder_vocab_size"] or facts["vocab_size"]
+    fields = stored | {name: value for name, value in _DEFAULTS.items() if stored.get(name) is None}
+    check_fields(fields, _NUMBERS, path)
+    problems = find_quantization(fields) + find_network_problems(fields)
+    if not isinstance(fields["eos_token_id"], int):
+        problems.append(f"eos_token_id is {fields['eos_token_id']}; it must be a single id")
+    sizes = fields["vocab_size"], fields["decoder_vocab_size"] or fields["vocab_size"]
     problems += [
-        f"{name} is {facts[name]}, but the target vocabulary has {sizes[1]} entries"
+        f"{name} is {fields[name]}, but the target vocabulary has {sizes[1]} entries"
         for name in ("decoder_start_token_id", "pad_token_id")
-        if facts[name] >= sizes[1]
+        if fields[name] >= sizes[1]
     ]
     problems += find_oversize(
         folder,
         vocab_size=max(sizes),
-        width=facts["d_model"],
-        layers=facts["encoder_layers"] + facts["decoder_layers"],
-        inner=facts["encoder_ffn_dim"],
+        width=fields["d_model"],
+        layers=fields["encoder_layers"] + fields["decoder_layers"],
+        inner=fields["encoder_ffn_dim"],
     )
-    if facts["decoder_start_token_id"] == facts["eos_token_id"]:
+    if fields["decoder_start_token_id"] == fields["eos_token_id"]:
         problems.append("decoder_start_token_id equals eos_token_id; the search needs two symbols")
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    return facts
+    return fields
 
 
 def make_config(
     folder: Path,
-    facts: dict[str, Any],
+    fields: dict[str, Any],
     vocabs: Vocabs,
     *,
     norm_position: Literal["pre", "post"],
     output_bias: bool,
 ) -> Config:
-    share, tie = facts["share_encoder_decoder_embeddings"], facts["tie_word_embeddings"]
+    share, tie = fields["share_encoder_decoder_embeddings"], fields["tie_word_embeddings"]
     tokenizer_config, data = read_tokenizer_config(folder), DataConfig()
     config = Config(
         data=make_data_config(
-            facts["max_position_embeddings"],
+            fields["max_position_embeddings"],
             source_language=tokenizer_config.get("source_lang") or data.source_language,
             target_language=tokenizer_config.get("target_lang") or data.target_language,
         ),
         vocab=_make_vocab_config(folder),
         model=ModelConfig(
-            **network_fields(facts),
+            **network_fields(fields),
             norm_position=norm_position,
             tying=find_tying(embeddings=share, output=tie),
             output_bias=output_bias,
         ),
-        search=read_search(folder, facts, vocabs.target),
+        search=read_search(folder, fields, vocabs.target),
     )
     return fit_vocabulary(config, vocabs)
 
@@ -248,8 +245,8 @@ def _make_vocab_config(folder: Path) -> VocabConfig:
     known = typing.get_args(Normalization)
     # Rules under another name are closest to the usual ones.
     names: Any = {
-        side: one.normalization if one.normalization in known else "nmt_nfkc"
-        for side, one in settings.items()
+        side: stored.normalization if stored.normalization in known else "nmt_nfkc"
+        for side, stored in settings.items()
     }
     kind: Any = settings["target"].kind
     return VocabConfig(

@@ -235,7 +235,7 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
     style, tags = _find_tags(facts, kind, pieces, settings)
     fields = facts.fields
     ids = {piece: number for number, piece in enumerate(pieces)}
-    own = PretrainedFacts(
+    vocab_facts = PretrainedFacts(
         kind=kind,
         size=fields["vocab_size"],
         pad_id=fields["pad_token_id"],
@@ -247,7 +247,7 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
         target_tags=style in BOTH_SIDES,
         family=facts.model_type,
     )
-    vocab = PretrainedVocab(own, files, name=str(folder))
+    vocab = PretrainedVocab(vocab_facts, files, name=str(folder))
     _check_end(vocab, pieces, folder)
     return vocab, _make_data_fields(facts, style, settings)
 
@@ -286,8 +286,8 @@ def _find_tags(
 
 
 def _find_t5_tags(facts: Facts, pieces: list[str]) -> tuple[TagStyle, dict[str, int]]:
-    if found := _find_pieces(pieces, "madlad"):
-        return "madlad", found
+    if tags := _find_pieces(pieces, "madlad"):
+        return "madlad", tags
     tasks = facts.fields.get("task_specific_params")
     has_tasks = isinstance(tasks, dict) and any(str(task).startswith("translation") for task in tasks)
     return ("t5" if has_tasks else "opus"), {}

@@ -45,10 +45,10 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
         _write_json(_ids_of(vocabs.target), folder / _ID_FILES["target"])
     tokens = {f"{symbol}_token": name for symbol, (_, name) in specials[0].items()}
     directions = find_directions(config.data)
-    facts = {
+    settings = {
         "tokenizer_class": "MarianTokenizer",
-        "source_lang": "+".join(dict.fromkeys(one.source for one in directions)),
-        "target_lang": "+".join(dict.fromkeys(one.target for one in directions)),
+        "source_lang": "+".join(dict.fromkeys(direction.source for direction in directions)),
+        "target_lang": "+".join(dict.fromkeys(direction.target for direction in directions)),
         **tokens,
         "model_max_length": config.data.max_source_length,
         "separate_vocabs": not vocabs.joint,
@@ -57,7 +57,7 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
-    _write_json(facts, folder / _FACTS)
+    _write_json(settings, folder / _FACTS)
     _write_json(tokens, folder / "special_tokens_map.json")
 
 
@@ -68,15 +68,15 @@ def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
     return Vocabs(source, source if is_shared else target, joint=joint)
 
 
-def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
+def read_tokenizer(folder: Path, fields: dict[str, Any]) -> Vocabs:
     """Read the vocabularies of a folder that another system wrote; ids become embedding row numbers."""
     tokenizer_config = read_tokenizer_config(folder)
     joint = not tokenizer_config.get("separate_vocabs", False)
     ids = {"source": _read_ids(folder / _ID_FILES["source"])}
     ids["target"] = ids["source"] if joint else _read_ids(folder / _ID_FILES["target"])
-    sizes = {"source": facts["vocab_size"], "target": facts["decoder_vocab_size"] or facts["vocab_size"]}
+    sizes = {"source": fields["vocab_size"], "target": fields["decoder_vocab_size"] or fields["vocab_size"]}
     unk, eos, pad = (_token(tokenizer_config, name, default) for name, default in _DEFAULT_TOKENS.items())
-    for name, token, wanted in [("eos", eos, facts["eos_token_id"]), ("pad", pad, facts["pad_token_id"])]:
+    for name, token, wanted in [("eos", eos, fields["eos_token_id"]), ("pad", pad, fields["pad_token_id"])]:
         if ids["target"].get(token) != wanted:
             raise UserError(
                 f"{folder / 'config.json'} says {name}_token_id {wanted}, but the vocabulary has {token} at "
@@ -86,8 +86,8 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
         side: _names(ids[side], sizes[side], folder / _ID_FILES["source" if joint else side])
         for side in ("target", "source")
     }
-    start = facts["decoder_start_token_id"]
-    bos = None if start == facts["pad_token_id"] else names["target"][start]
+    start = fields["decoder_start_token_id"]
+    bos = None if start == fields["pad_token_id"] else names["target"][start]
     vocabs = {}
     for side, pieces in names.items():
         origin = folder / _SPM[side]

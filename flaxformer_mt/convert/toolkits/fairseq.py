@@ -148,15 +148,15 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     absent ones.
     """
     config = attributes_of(checkpoint.get("cfg"))
-    found = attributes_of(checkpoint.get("args")) or attributes_of(config.get("model"))
-    if not found:
+    stored = attributes_of(checkpoint.get("args")) or attributes_of(config.get("model"))
+    if not stored:
         raise UserError(f"{file} has no options under args or cfg.model; give a checkpoint of fairseq-train")
     task = attributes_of(config.get("task"))
-    found |= {"task": found.get("task") or task.get("_name")}
-    found |= {name: task[name] for name in ("source_lang", "target_lang") if task.get(name)}
+    stored |= {"task": stored.get("task") or task.get("_name")}
+    stored |= {name: task[name] for name in ("source_lang", "target_lang") if task.get(name)}
     for side in ("encoder", "decoder", "quant_noise"):  # of configs in groups
-        found |= {f"{side}_{name}": value for name, value in attributes_of(found.get(side)).items()}
-    options = _DEFAULTS | {name: value for name, value in found.items() if value is not None}
+        stored |= {f"{side}_{name}": value for name, value in attributes_of(stored.get(side)).items()}
+    options = _DEFAULTS | {name: value for name, value in stored.items() if value is not None}
     for name in ("decoder_input_dim", "decoder_output_dim"):
         options.setdefault(name, options.get("decoder_embed_dim"))
     equal = list(_EQUAL)

@@ -126,23 +126,23 @@ def _make_network(sides: Mapping[str, Mapping[str, Any]], model: Mapping[str, An
 
 
 def _find_languages(data: Mapping[str, Any]) -> toolkit.Languages:
-    found = [attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES]
-    return toolkit.Languages(*(one if isinstance(one, str) and one else None for one in found))
+    codes = [attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES]
+    return toolkit.Languages(*(code if isinstance(code, str) and code else None for code in codes))
 
 
 def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
     """Warn of what Joey NMT does to text and this package does not."""
-    found = []
+    lost = []
     for side in _SIDES:
         section = attributes_of(data.get(side))
         tokenizer = attributes_of(section.get("tokenizer_cfg"))
         if section.get("lowercase"):
-            found.append(f"data.{side}.lowercase is True")
+            lost.append(f"data.{side}.lowercase is True")
         if (pretokenizer := tokenizer.get("pretokenizer", "none")) not in (None, "none"):
-            found.append(f"data.{side}.tokenizer_cfg.pretokenizer is {str(pretokenizer)[:20]}")
-    if found:
+            lost.append(f"data.{side}.tokenizer_cfg.pretokenizer is {str(pretokenizer)[:20]}")
+    if lost:
         warn_user(
-            f"{folder}: {', '.join(found)}, which this package does not do: give it text that is lowercased "
+            f"{folder}: {', '.join(lost)}, which this package does not do: give it text that is lowercased "
             "and tokenized as for Joey NMT"
         )
 
@@ -184,14 +184,14 @@ def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
 def _read_list(path: Path, symbols: Any) -> toolkit.PieceList:
     text = read_text(path, remedy="copy it from the model_dir of Joey NMT")
     names = text.removesuffix("\n").split("\n")
-    own = symbols if isinstance(symbols, dict) else {}
-    if own.get("lang_tags") or own.get("sep_token"):
+    spellings = symbols if isinstance(symbols, dict) else {}
+    if spellings.get("lang_tags") or spellings.get("sep_token"):
         raise UserError(
             f"{path}: data.special_symbols has lang_tags or sep_token; models of several languages or with "
             "prompts are not imported"
         )
     unk, eos, pad, bos = (
-        str(own.get(f"{name}_token") or usual)
+        str(spellings.get(f"{name}_token") or usual)
         for name, usual in (("unk", "<unk>"), ("eos", "</s>"), ("pad", "<pad>"), ("bos", "<s>"))
     )
     return toolkit.PieceList(names, Specials(unk, eos, pad, bos))

@@ -222,11 +222,7 @@ _ATTENTION = [
     Rule("/output/kernel", "_Wo", _HEADS_IN),
     Rule("/output/bias", "_bo", _ROW),
 ]
-_RECURRENCE = [
-    Rule("/input/kernel", "_W"),
-    Rule("/forget/kernel", "_Wf"),
-    Rule("/forget/bias", "_bf", _ROW),
-]
+_RECURRENCE = [Rule("/input/kernel", "_W"), Rule("/forget/kernel", "_Wf"), Rule("/forget/bias", "_bf", _ROW)]
 _FEEDFORWARD = [
     Rule("/input/kernel", "_W1"),
     Rule("/input/bias", "_b1", _ROW),
@@ -300,12 +296,12 @@ def _find_vocab_files(folder: Path, file: Path) -> dict[str, Path]:
     for name in (f"{file.name}.decoder.yml", "decoder.yml"):
         if (folder / name).is_file():
             listed = toolkit.read_yaml(folder / name).get("vocabs")
-            found = [folder / Path(str(one)).name for one in listed] if isinstance(listed, list) else []
-            if len(found) in (1, 2) and all(path.is_file() for path in found):
-                return {"source": found[0], "target": found[-1]}
+            files = [folder / Path(str(entry)).name for entry in listed] if isinstance(listed, list) else []
+            if len(files) in (1, 2) and all(path.is_file() for path in files):
+                return {"source": files[0], "target": files[-1]}
     for pattern in ("*vocab*.spm", "*vocab*.yml", "*vocab*.yaml", "*vocab*.json"):
-        if found := sorted(folder.glob(pattern)):
-            return toolkit.choose_sides(found, toolkit.Languages(), what="vocabularies", folder=folder)
+        if files := sorted(folder.glob(pattern)):
+            return toolkit.choose_sides(files, toolkit.Languages(), what="vocabularies", folder=folder)
     raise UserError(
         f"{folder} has no vocabulary, such as vocab.spm or vocab.yml; copy what --vocabs of Marian named"
     )

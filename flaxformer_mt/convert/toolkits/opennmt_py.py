@@ -123,10 +123,10 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    found = attributes_of(checkpoint.get("opt"))
-    if not found:
+    stored = attributes_of(checkpoint.get("opt"))
+    if not stored:
         raise UserError(f"{file} has no options under opt; give a checkpoint of onmt_train")
-    options = _DEFAULTS | {name: value for name, value in found.items() if value is not None}
+    options = _DEFAULTS | {name: value for name, value in stored.items() if value is not None}
     width = options.get("rnn_size") or options.get("hidden_size")  # of versions 1 and 2
     for name in ("enc_hid_size", "dec_hid_size"):
         if not options.get(name) or (options[name] == -1 and width):
@@ -178,7 +178,7 @@ def _read_tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, torch.
     if "model" in checkpoint:
         generator = take_tensors(checkpoint.get("generator"), file, what="generator")
         tensors = take_tensors(checkpoint["model"], file, what="model")
-        return tensors | {f"generator.{name}": one for name, one in generator.items()}
+        return tensors | {f"generator.{name}": tensor for name, tensor in generator.items()}
     beside = file.with_suffix(".safetensors")
     try:
         return take_tensors(load_file(beside), beside, what="the file")
@@ -257,12 +257,12 @@ def _read_lists(vocab: Any, file: Path) -> tuple[list[str], list[str], str]:
 
 def _find_list(side: Any) -> list[str]:
     if isinstance(side, Record):
-        own = vars(side)
-        fields = own.get("fields")
+        attributes = vars(side)
+        fields = attributes.get("fields")
         if isinstance(fields, list) and len(fields) == 1 and isinstance(fields[0], tuple):
             return _find_list(fields[0][-1])
-        return _find_list(own.get("vocab") if "vocab" in own else own.get("itos"))
-    return list(side) if isinstance(side, list) and all(isinstance(one, str) for one in side) else []
+        return _find_list(attributes.get("vocab") if "vocab" in attributes else attributes.get("itos"))
+    return list(side) if isinstance(side, list) and all(isinstance(piece, str) for piece in side) else []
 
 
 def _make_list(names: list[str], start: str, file: Path) -> toolkit.PieceList:

@@ -56,7 +56,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         unknown: list[Any] = [(_make_dict, _DEFAULT_DICT)]
         classes = {*_TYPES, *_find_classes(path)} - {_DEFAULT_DICT}
         unknown += [(Record, name) for name in sorted(classes)]
-        with torch.serialization.safe_globals([one for one in unknown if one not in known]):
+        with torch.serialization.safe_globals([entry for entry in unknown if entry not in known]):
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except UserError:
         raise
@@ -85,7 +85,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
     """Return the entries of a dict, or the attributes of an object that was one in the toolkit."""
     if isinstance(value, Record):
         value = vars(value)
-    return {str(name): one for name, one in value.items()} if isinstance(value, dict) else {}
+    return {str(name): attribute for name, attribute in value.items()} if isinstance(value, dict) else {}
 
 
 def _find_classes(path: Path) -> set[str]:

@@ -48,14 +48,14 @@ def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = 
     if path.is_file():
         return path
     for pattern in patterns:
-        found = sorted(file for file in path.glob(pattern) if not file.name.endswith(without))
-        if len(found) > 1:
-            names = ", ".join(file.name for file in found[:5])
+        files = sorted(file for file in path.glob(pattern) if not file.name.endswith(without))
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files[:5])
             raise UserError(
                 f"{path} has several files with {what}: {names}; give one of them as --input=FILE"
             )
-        if found:
-            return found[0]
+        if files:
+            return files[0]
     raise UserError(f"{path} has no file {' or '.join(patterns)} with {what}; give the model's folder")
 
 
@@ -85,18 +85,18 @@ def check_options(
         if options.get(name) is not None and not any(_is_same(options[name], value) for value in values)
     ]
     problems += [
-        f"{one} is {options.get(one)} and {other} is {options.get(other)}; they must be equal"
-        for one, other in equal
-        if options.get(one) != options.get(other)
+        f"{first} is {options.get(first)} and {second} is {options.get(second)}; they must be equal"
+        for first, second in equal
+        if options.get(first) != options.get(second)
     ]
     if problems:
         lines = "\n".join(f"{path}: {problem}" for problem in problems)
         raise UserError(f"{lines}\nother models are not imported: train one with the supported values")
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Return whether two values are equal; numbers of different types are, but for truth values."""
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+    return isinstance(first, bool) == isinstance(second, bool) and first == second
 
 
 def make_weights(
@@ -221,8 +221,8 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
 
 def _find_models(folder: Path, languages: Languages) -> dict[str, Path]:
     """Return the SentencePiece model of each side; {} if the folder has none."""
-    found = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
-    return choose_sides(found, languages, what="SentencePiece models", folder=folder) if found else {}
+    models = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
+    return choose_sides(models, languages, what="SentencePiece models", folder=folder) if models else {}
 
 
 def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: Path) -> dict[str, Path]:
@@ -233,16 +233,16 @@ def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: 
         side: {*marks, language} - {None}
         for (side, marks), language in zip(_SIDES.items(), languages, strict=True)
     }
-    chosen = {
+    by_side = {
         side: [file for file in found if names & set(file.name.replace("_", ".").split("."))]
         for side, names in marks.items()
     }
-    if any(len(files) != 1 for files in chosen.values()) or chosen["source"] == chosen["target"]:
+    if any(len(files) != 1 for files in by_side.values()) or by_side["source"] == by_side["target"]:
         raise UserError(
             f"{folder} has several {what} ({', '.join(file.name for file in found)}); put source and target "
             "into their names, as in source.model, or leave one for both sides"
         )
-    return {side: files[0] for side, files in chosen.items()}
+    return {side: files[0] for side, files in by_side.items()}
 
 
 # Larger files are not read, nor those that have more values once their references are written out.
@@ -255,16 +255,16 @@ def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
 
 def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, Any]:
     try:
-        found = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
+        values = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} is not YAML that can be read: {reason}") from error
-    if not isinstance(found, Mapping):
-        raise UserError(f"{name} must be a mapping of names to values, but is {type(found).__name__}")
-    left: list[Any] = [found]
+    if not isinstance(values, Mapping):
+        raise UserError(f"{name} must be a mapping of names to values, but is {type(values).__name__}")
+    left: list[Any] = [values]
     for _ in range(_MOST_VALUES):
         if not left:
-            return {str(key): value for key, value in found.items()}
+            return {str(key): value for key, value in values.items()}
         one = left.pop()
         left += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else []
     raise UserError(f"{name} has more than {_MOST_VALUES} values with its references (*name); write them out")

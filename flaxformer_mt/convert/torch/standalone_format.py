@@ -92,11 +92,7 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
         rules += rules_for([(source, "source_embedding")], _TABLE)
     if "output.weight" in _tied_names(model):
         rules.append(Rule(f"{target}/embedding", "output.weight", SAME))
-    return [
-        *rules,
-        Rule("output_kernel", "output.weight", TRANSPOSED),
-        Rule("output_bias", "output.bias"),
-    ]
+    return [*rules, Rule("output_kernel", "output.weight", TRANSPOSED), Rule("output_bias", "output.bias")]
 
 
 def _tied_names(model: ModelConfig) -> list[str]:
@@ -113,8 +109,8 @@ def _tied_names(model: ModelConfig) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     tensors = make_table(weights.config, vocabs).to_foreign(weights.leaves)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
-    save_safetensors(kept, folder / TENSORS_NAME)
+    stored = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
+    save_safetensors(stored, folder / TENSORS_NAME)
     vocabs.save(folder / VOCAB_NAME)
     write_config_json(weights, folder, FORMAT.name, _facts(vocabs))
     (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
@@ -164,10 +160,7 @@ def _read(path: Path, given: Given) -> Weights:
     check_network(config, folder)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
     leaves = make_table(config, vocabs).to_flax(
-        tensors,
-        tied=_tied_names(config.model),
-        origin=str(path),
-        sizes=size_fields(config, vocabs),
+        tensors, tied=_tied_names(config.model), origin=str(path), sizes=size_fields(config, vocabs)
     )
     return Weights(config, vocabs, leaves)
 

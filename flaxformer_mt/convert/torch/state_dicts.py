@@ -100,8 +100,8 @@ class StateDictFormat:
         """Return the forward function of the class with these arguments and tensors, those of all files."""
         module = self.make_module(**arguments)
         named = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-        own = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
-        module.load_state_dict(own, strict=True)
+        state = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
+        module.load_state_dict(state, strict=True)
         module.eval()
 
         def outputs(batch: Batch) -> np.ndarray:
