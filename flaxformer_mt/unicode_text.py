@@ -51,7 +51,6 @@ def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
 
 
 def find_main_script(texts: Iterable[str]) -> str:
-    """Return the script that most letters of texts are of; "" without letters."""
     counts = count_scripts(texts)
     return max(counts, key=counts.__getitem__, default="")
 

@@ -281,7 +281,6 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
 
 
 def _find_run_config(run: str | None) -> Config | None:
-    """Return the config of the run that --run names, for the help; None without such a run."""
     path = open_copy(run or "") / "config.json"
     return read_config(path) if run and path.is_file() else None
 
@@ -301,7 +300,6 @@ _SHELLS = ("bash", "zsh", "fish")
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:
-    """Return the script that completes commands, flags and choices in a shell."""
     if len(shells) != 1 or shells[0] not in _SHELLS:
         raise UserError(
             f"--print-completion needs a shell, but got {' '.join(shells)!r} ({', '.join(_SHELLS)})"

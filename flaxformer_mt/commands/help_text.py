@@ -64,7 +64,6 @@ def format_help(
     default: Any = None,
     run_config: Config | None = None,
 ) -> str:
-    """Return the help of a command: usage, description, examples, and its flags in groups."""
     config = getattr(default, "config", None)
     parts: list[str | FlagHelp] = []
     if topic in ("", "all"):
@@ -102,7 +101,6 @@ def list_flags(kind: type, *, default: Any = None, run_config: Config | None = N
 
 
 def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
-    """Yield the fields of a section of the config as flags; `path` is its name, such as config.data."""
     comments = read_comments(type(section))
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -260,7 +258,6 @@ def _lay_out(part: str | FlagHelp, width: int) -> list[str]:
 
 
 def _split_at_commas(head: str, width: int) -> list[str]:
-    """Return a flag in as many lines as its choices need."""
     rows = [""]
     for part in re.findall(r"[^,]*,?", head):
         if len(rows[-1]) + len(part) > width:

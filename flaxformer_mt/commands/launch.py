@@ -44,7 +44,6 @@ def use_huge_pages(*, keep: bool) -> None:
 
 
 def choose_tunables(*, keep: bool) -> str:
-    """Return the value of GLIBC_TUNABLES for a process; `keep` as in `use_huge_pages`."""
     keeps = keep and core_count() <= _CORES_OF_A_HEAP
     return ":".join([_HUGE_PAGES, *(_KEPT_PAGES if keeps else ())])
 

@@ -55,7 +55,6 @@ _FOR_TEXT = {
 
 
 def evaluate(options: command_options.EvaluateOptions) -> object:
-    """Score translations of a test set, or the loss of a language model; return the scores."""
     from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 
     data = read_config(options.run / "config.json").data
@@ -149,7 +148,6 @@ _CHUNK = 4096
 
 
 def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
-    """Run the command; return the output and the share of target words that are aligned."""
     from flaxformer_mt.corpus.reader import find_alignments, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
 

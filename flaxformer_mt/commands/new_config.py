@@ -96,7 +96,6 @@ class CorpusFiles(NamedTuple):
 
 
 def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
-    """Say how a config reads these files."""
     if len(files) not in (1, 2):
         raise UserError(
             f"{len(files)} files are given ({', '.join(files)}); give two, source first, as in corpus.fr "
@@ -190,7 +189,6 @@ _PERCENTAGE = 99.9
 
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
-    """Run the command; return the config's file, the numbers of pairs and the command that trains."""
     file = options.run.with_name(f"{options.run.name}.py")
     if file.exists() and not options.overwrite:
         raise UserError(f"{file} exists; give --overwrite to replace it, or another --run=DIR")

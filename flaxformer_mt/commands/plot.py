@@ -92,7 +92,6 @@ def plot(
 
 
 def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
-    """Plot the sinusoidal position encoding of a width, without a run; return JSON values."""
     if width < 1:
         raise UserError(f"--positions is {width}, but the width of an encoding must be at least 1")
     output = Path("plots") if output is None else output

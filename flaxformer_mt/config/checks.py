@@ -85,7 +85,6 @@ def _relative_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def _attention_problems(model: ModelConfig) -> Iterator[str]:
-    """Find problems of a fused attention that is requested by name: it could never be used."""
     if model.attention not in ("xla", "cudnn", "pallas"):
         return
     rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
@@ -294,7 +293,6 @@ def _distillation_problems(config: Config) -> Iterator[str]:
 def _side_file_problems(
     config: Config, field: str, weight_field: str, *, purpose: str, usual: float, remedy: str
 ) -> Iterator[str]:
-    """Find problems of files that say more of the training pairs, and of the weight of what is learned so."""
     files, weight = attrgetter(field, weight_field)(config)
     sets = config.data.dataset.split(",")
     if any(files) and not weight:
@@ -414,7 +412,6 @@ def _searches_beams(options: SearchConfig) -> bool:
 
 
 def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None:
-    """Check that a search returns as many hypotheses as asked for."""
     if n_best < 1:
         raise UserError(f"{where}n_best is {n_best}; it must be at least 1")
     width = max(1, search_width(options, n_best))

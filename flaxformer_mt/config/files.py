@@ -32,7 +32,6 @@ _EXPORTED = "flaxformer_mt"
 
 
 def _load_config_file(path: str | Path) -> Config:
-    """Run a config file (Python with `get_config() -> Config`) and return its config."""
     path = Path(path)
     if (path / "config.json").is_file():
         raise UserError(f"{path} is a run directory, not a config file; give --run={path}")

@@ -152,7 +152,6 @@ class StageConfig:
     noise: NoiseConfig | None = None
 
     def __str__(self) -> str:
-        """Return the name, as messages and help texts show the stage."""
         return self.name
 
 
@@ -292,7 +291,6 @@ class VocabConfig:
 
     @property
     def size_of_source(self) -> int:
-        """The number of pieces of a source vocabulary of its own."""
         return self.size if self.source_size is None else self.source_size
 
 

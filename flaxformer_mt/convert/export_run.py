@@ -59,7 +59,6 @@ _LIBRARIES = {
 
 
 def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
-    """Return README.md of an export: what the Hub reads, the data, the scores, and how to load the files."""
     report = report or {}
     directions = find_directions(config.data)
     library, code = _LIBRARIES.get(facts["format"], ("pytorch", ""))

@@ -90,7 +90,6 @@ def _problem(tensor: Any, size: int) -> str:
 
 
 def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
-    """Check that what a file says of its network is what its config implies."""
     if not isinstance(stored, dict):
         raise UserError(f"{path} does not describe the arguments of the foreign model")
     for name, value in expected.items():

@@ -147,7 +147,6 @@ def _trace_shapes(config: ModelConfig, source_size: int, target_size: int) -> Sh
 
 
 def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
-    """Write config.json: the fields that the foreign system reads, and the entry of this package."""
     entry = {
         "format": format_name,
         "checkpoint": weights.checkpoint,
@@ -172,7 +171,6 @@ def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
 
 
 def find_config(folder: Path, given: Given) -> Config:
-    """Return the config of a foreign model: the given one, or that in config.json."""
     if given.config is not None:
         return given.config
     entry = read_config_json(folder).get(OUR_KEY)
@@ -197,7 +195,6 @@ def refuse_given(given: Given, folder: Path) -> None:
 
 
 def find_vocabs(folder: Path, given: Given) -> Vocabs:
-    """Return the vocabularies of a foreign model: the given ones, or those in the folder vocab."""
     if given.vocabs is not None:
         return given.vocabs
     if not (folder / VOCAB_NAME).is_dir():

@@ -116,7 +116,6 @@ def _refuse(path: Path, reason: str) -> UserError:
 
 
 def _read_names(file: Path) -> list[str]:
-    """Return the names of the tensors of a file, or of the parts of a checkpoint."""
     with naming_extras(str(file)):
         if file.suffix != ".safetensors":
             from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint

@@ -61,7 +61,6 @@ class OwnOutputs(NamedTuple):
 
 
 def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
-    """Compute the outputs of both systems for the same batches in float32, and compare them."""
     return compare(compute_own(weights, quantity=quantity), theirs)
 
 
@@ -88,7 +87,6 @@ def compare(computed: OwnOutputs, theirs: Outputs) -> Parity:
 
 
 def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
-    """Return the outputs of the Flax model, as `Format.quantity` names them, in full float32."""
     with jax.default_matmul_precision("highest"):
         return np.asarray(_run(weights.params, batch, model=weights.make_model(), quantity=quantity))
 

@@ -44,7 +44,6 @@ def _has_only_pickles(folder: Path) -> bool:
 
 
 def _find_files(folder: Path, name: str) -> list[Path]:
-    """Return the file of this name, or the shards that its index lists."""
     index = folder / f"{name}.index.json"
     if (folder / name).is_file():
         return [folder / name]

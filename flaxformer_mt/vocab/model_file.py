@@ -53,7 +53,6 @@ def read_settings(model: bytes, *, origin: str = "the file") -> Settings:
 
 
 def read_pieces(model: bytes, *, origin: str = "the file") -> list[Piece]:
-    """Read the pieces of a SentencePiece model, by id."""
     pieces = parse_model(model, origin=origin).pieces
     return [Piece(piece.piece, piece.score, piece.type) for piece in pieces]
 

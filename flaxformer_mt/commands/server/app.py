@@ -97,7 +97,6 @@ def make_specification(url: str) -> dict[str, Any]:
 def _describe(
     path: str, summary: str, required: tuple[str, ...], optional: tuple[str, ...], example: Any
 ) -> dict[str, Any]:
-    """Return what OpenAPI calls an operation."""
     content = {"text/plain": {}} if example is None else {"application/json": {"example": example}}
     answer = {"description": "The answer", "content": content}
     error = {"description": "What is wrong", "content": {"application/json": {"example": {"error": "..."}}}}
@@ -138,7 +137,6 @@ class Measurements:
         self._totals["characters"] += characters
 
     def format(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all counts as text for Prometheus."""
         rows = _head("requests_total", "counter", "Requests answered.")
         for (path, status), count in sorted(self._requests.items()):
             rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -179,7 +177,6 @@ class TranslatedFiles:
         self._most, self._bytes = most_bytes, 0
 
     def keep(self, text: str, *, ending: str, target: str) -> str:
-        """Keep a translation; return the name under which it can be fetched."""
         name = f"{secrets.token_hex(16)}.{target}{ending}"
         self._files[name] = text.encode("utf-8", errors="replace")
         self._bytes += len(self._files[name])
@@ -240,8 +237,6 @@ def make_app(
 
 
 class _Server:
-    """The functions behind the paths."""
-
     def __init__(
         self, models: dict[Pair, DirectedModel], options: ServeOptions, keys: frozenset[bytes], log: Log
     ) -> None:

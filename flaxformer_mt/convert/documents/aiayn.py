@@ -79,7 +79,6 @@ _SAME = (
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path is such a file, by its name."""
     return path.suffix == ".chkpt" and path.is_file()
 
 

@@ -204,7 +204,6 @@ for _package in ("torch", "transformers"):
 
 
 def open_model(path: Path, given: Given | None = None) -> Outputs:
-    """Load a folder with transformers; return the function from batches to float32 logits [B, T, V]."""
     import torch
     from transformers import AutoModelForSeq2SeqLM
 

@@ -111,7 +111,6 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {
 
 
 def read_search(folder: Path, fields: dict[str, Any], vocab: Vocab) -> SearchConfig:
-    """Return the search of a foreign model, and warn of options that this package does not have."""
     path, settings = folder / _FILE, fields
     if path.is_file():
         try:

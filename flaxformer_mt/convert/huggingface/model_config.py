@@ -152,7 +152,6 @@ def longest_target(config: Config) -> int:
 
 
 def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    """Return the fields of config.json that both model classes have."""
     model = config.model
     share, tie = TYING[model.tying]
     attention, ffn = model.attention_dropout_rate, model.ffn_dropout_rate

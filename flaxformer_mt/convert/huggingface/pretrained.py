@@ -82,7 +82,6 @@ class Facts(NamedTuple):
 
     @property
     def is_t5(self) -> bool:
-        """Whether the arrays are those of T5, not of BART."""
         return self.model_type in _T5_TYPES
 
 
@@ -298,7 +297,6 @@ def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
 
 
 def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
-    """Return the tags of a tokenizer of transformers, in the order of their ids."""
     if style == "m2m_100":
         from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as codes
 
@@ -335,7 +333,6 @@ def _make_data_fields(facts: Facts, style: TagStyle, settings: Mapping[str, Any]
 
 
 def write_vocab(vocab: PretrainedVocab, folder: Path, changes: Mapping[str, Any]) -> None:
-    """Write the files of a tokenizer, and config.json with some fields changed if they differ."""
     for name, content in vocab.files.items():
         if name == "config.json":
             stored = json.loads(content)

@@ -144,9 +144,6 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the options of the network and of the task, of either layout, with the defaults of
-    absent ones.
-    """
     config = attributes_of(checkpoint.get("cfg"))
     stored = attributes_of(checkpoint.get("args")) or attributes_of(config.get("model"))
     if not stored:
@@ -276,7 +273,6 @@ def _has_final_norm(state: Mapping[str, torch.Tensor], options: Mapping[str, Any
 
 
 def _read_dictionary(folder: Path, language: str | None) -> toolkit.PieceList:
-    """Return the pieces of a language's dictionary: those of fairseq, then one a line with its count."""
     names = [f"dict.{language}.txt"] * (language is not None) + ["dict.txt"]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:

@@ -131,7 +131,6 @@ def _find_languages(data: Mapping[str, Any]) -> toolkit.Languages:
 
 
 def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
-    """Warn of what Joey NMT does to text and this package does not."""
     lost = []
     for side in _SIDES:
         section = attributes_of(data.get(side))

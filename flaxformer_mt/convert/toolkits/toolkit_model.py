@@ -158,7 +158,6 @@ def stack_rules(
 
 
 def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:
-    """Return the tables of positions that a file may have, and that are computed here."""
     return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
 
 
@@ -185,7 +184,6 @@ def read_vocabs(
     *,
     models: Mapping[str, Path] | None = None,
 ) -> Vocabs:
-    """Return the vocabularies of two lists; one for both sides if the lists are equal."""
     source, target = lists
     joint = list(source.names) == list(target.names)
     models = _find_models(folder, languages) if models is None else models
@@ -220,7 +218,6 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
 
 
 def _find_models(folder: Path, languages: Languages) -> dict[str, Path]:
-    """Return the SentencePiece model of each side; {} if the folder has none."""
     models = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
     return choose_sides(models, languages, what="SentencePiece models", folder=folder) if models else {}
 

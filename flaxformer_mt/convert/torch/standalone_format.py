@@ -117,7 +117,6 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _facts(vocabs: Vocabs) -> dict[str, Any]:
-    """Return arguments of the class, beside the config of the model."""
     return {
         "sizes": {"source": vocabs.source.size, "target": vocabs.target.size},
         "special_ids": {
@@ -144,7 +143,6 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 
 def _load_given(path: Path, given: Given) -> modeling.Transformer:
-    """Return the class with the arguments of a given config and vocabulary, and the tensors of a file."""
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
     module = modeling.Transformer(to_dict(config)["model"], **_facts(vocabs))
@@ -166,7 +164,6 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Read a safetensors file as float32 arrays, converting other types."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give the folder of {TENSORS_NAME} or the file itself")
     try:

@@ -97,7 +97,6 @@ class StateDictFormat:
         return self.outputs_of(self._load(path, config, vocabs), arguments)
 
     def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
-        """Return the forward function of the class with these arguments and tensors, those of all files."""
         module = self.make_module(**arguments)
         named = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
         state = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
@@ -122,7 +121,6 @@ class StateDictFormat:
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
     def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
-        """Return the Flax parameters of these tensors, those of all files."""
         table, sizes = self.make_table(config, vocabs), size_fields(config, vocabs)
         return Weights(config, vocabs, table.to_flax(tensors, origin=origin, sizes=sizes))
 
@@ -153,7 +151,6 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Read a state dict as float32 arrays, converting other types; executes no code from the file."""
     state = load_safely(path, what="a state dict")
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
