@@ -175,7 +175,8 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
     statistics = devices[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")
     problems = []
-    if devices[0].platform == "cpu" and _has_nvidia_gpu():
+    has_nvidia_gpu = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+    if devices[0].platform == "cpu" and has_nvidia_gpu:
         problems.append(
             "this machine has an NVIDIA GPU, but JAX runs on the CPU; "
             f"install JAX's GPU plugin with: {install_command(extra='gpu')} (gpu-cuda12 for an older driver)"
@@ -186,10 +187,6 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
         "count": len(devices),
         "memory_gib": round(memory / 2**30, 1) if memory else None,
     }, problems
-
-
-def _has_nvidia_gpu() -> bool:
-    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
 
 
 def _host_memory_gib() -> float | None:

@@ -108,10 +108,11 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
     from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 
     head = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
-    problems = [
-        [PROBLEM_WORDS.get(name, name), f"{found['count']:,}", ACTION_WORDS[found["action"]], _first(found)]
-        for name, found in part["problems"].items()
-    ]
+    problems = []
+    for name, problem in part["problems"].items():
+        first = problem["examples"][0]["where"] if problem["examples"] else ""
+        words = PROBLEM_WORDS.get(name, name)
+        problems.append([words, f"{problem['count']:,}", ACTION_WORDS[problem["action"]], first])
     if held := part.get("held_out"):
         parts = {
             "held out for validation": "valid",
@@ -123,10 +124,6 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         ]
     problems = problems or [[""] * 4]
     return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
-
-
-def _first(problem: Mapping[str, Any]) -> str:
-    return problem["examples"][0]["where"] if problem["examples"] else ""
 
 
 def _describe_lengths(report: Mapping[str, Any] | None) -> list[str]:

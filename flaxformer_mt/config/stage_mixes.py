@@ -106,7 +106,7 @@ def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> in
     for names in (
         [member.name for member in members],
         [member.dataset for member in members],
-        [_short(member) for member in members],
+        [member.dataset.rpartition("@")[2].rstrip("/").rpartition("/")[2] for member in members],
     ):
         matches = [index for index, known in enumerate(names) if known == name]
         if len(matches) == 1:
@@ -121,7 +121,3 @@ def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> in
         f"data.stages: stage {stage.name} names {name}, which is not in data.dataset ({listed}); name "
         "one of them, or the last folder of parallel_text@DIR"
     )
-
-
-def _short(member: Member) -> str:
-    return member.dataset.rpartition("@")[2].rstrip("/").rpartition("/")[2]

@@ -287,7 +287,8 @@ def import_run(
     hub_name = find_hub_name(path)
     path = fetch_input(path) if hub_name is None else fetch_model(hub_name)
     if not path.exists():
-        hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if _is_hub_name(origin) else ""
+        like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", origin)
+        hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if like_hub_name else ""
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
     source = find_format(format_name or find_format_name(path))
     if source.read is None:
@@ -299,7 +300,8 @@ def import_run(
     if languages is not None:
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
-    _check_finite(weights)
+    if bad := [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]:
+        raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
     if vocab_text:
         check_cuttable(weights, vocab_text)
     if run_dir.is_symlink():
@@ -336,10 +338,6 @@ def import_run(
     return {"format": source.name, "run": str(run_dir)} | counts | checked
 
 
-def _is_hub_name(text: str) -> bool:
-    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", text) is not None
-
-
 def _compare(source: Format, ours: OwnOutputs, path: Path, given: Given) -> Parity:
     assert source.open is not None
     try:
@@ -349,9 +347,3 @@ def _compare(source: Format, ours: OwnOutputs, path: Path, given: Given) -> Pari
     except Exception as error:  # another system fails at files of another origin in many ways
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{path} cannot be opened as a {source.name} model: {reason}") from error
-
-
-def _check_finite(weights: Weights) -> None:
-    bad = [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]
-    if bad:
-        raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")

@@ -213,8 +213,10 @@ class AiaynTransformer(nn.Module):
         self.logit_scale = d_model**-0.5 if scale == "prj" else 1.0
         self.src_pad_idx, self.trg_pad_idx = src_pad_idx, trg_pad_idx
         sizes = (d_model, n_head, d_k, d_v, d_inner, dropout)
-        self.encoder = _Encoder(n_src_vocab, src_pad_idx, n_position, embedding_scale, n_layers, sizes)
-        self.decoder = _Decoder(n_trg_vocab, trg_pad_idx, n_position, embedding_scale, n_layers, sizes)
+        source = (_EncoderLayer, "src_word_emb", n_src_vocab, src_pad_idx)
+        target = (_DecoderLayer, "trg_word_emb", n_trg_vocab, trg_pad_idx)
+        self.encoder = _Stack(*source, n_position, embedding_scale, n_layers, sizes)
+        self.decoder = _Stack(*target, n_position, embedding_scale, n_layers, sizes)
         self.trg_word_prj = nn.Linear(d_model, n_trg_vocab, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -305,45 +307,32 @@ class _Positions(nn.Module):
         return x + self.pos_table[:, : x.shape[1]]
 
 
-class _Encoder(nn.Module):
+class _Stack(nn.Module):
     def __init__(
-        self, vocabulary: int, pad: int, n_position: int, scale: float, n_layers: int, sizes: tuple
+        self,
+        layer: type[nn.Module],
+        embedding: str,
+        vocabulary: int,
+        pad: int,
+        n_position: int,
+        scale: float,
+        n_layers: int,
+        sizes: tuple,
     ) -> None:
         super().__init__()
         width, dropout = sizes[0], sizes[-1]
-        self.src_word_emb = nn.Embedding(vocabulary, width, padding_idx=pad)
+        self.embedding, self.scale = embedding, scale
+        self.add_module(embedding, nn.Embedding(vocabulary, width, padding_idx=pad))
         self.position_enc = _Positions(width, n_position)
-        self.layer_stack = nn.ModuleList([_EncoderLayer(*sizes) for _ in range(n_layers)])
+        self.layer_stack = nn.ModuleList([layer(*sizes) for _ in range(n_layers)])
         self.layer_norm = nn.LayerNorm(width, eps=_EPSILON)
         self.dropout = nn.Dropout(dropout)
-        self.scale = scale
 
-    def forward(self, source: Tensor, visible: Tensor) -> Tensor:
-        x = self.position_enc(self.src_word_emb(source) * self.scale)
+    def forward(self, ids: Tensor, *memory_and_masks: Tensor) -> Tensor:
+        x = self.position_enc(getattr(self, self.embedding)(ids) * self.scale)
         x = self.layer_norm(self.dropout(x))
         for layer in self.layer_stack:
-            x = layer(x, visible)
-        return x
-
-
-class _Decoder(nn.Module):
-    def __init__(
-        self, vocabulary: int, pad: int, n_position: int, scale: float, n_layers: int, sizes: tuple
-    ) -> None:
-        super().__init__()
-        width, dropout = sizes[0], sizes[-1]
-        self.trg_word_emb = nn.Embedding(vocabulary, width, padding_idx=pad)
-        self.position_enc = _Positions(width, n_position)
-        self.layer_stack = nn.ModuleList([_DecoderLayer(*sizes) for _ in range(n_layers)])
-        self.layer_norm = nn.LayerNorm(width, eps=_EPSILON)
-        self.dropout = nn.Dropout(dropout)
-        self.scale = scale
-
-    def forward(self, target: Tensor, memory: Tensor, visible: Tensor, memory_visible: Tensor) -> Tensor:
-        x = self.position_enc(self.trg_word_emb(target) * self.scale)
-        x = self.layer_norm(self.dropout(x))
-        for layer in self.layer_stack:
-            x = layer(x, memory, visible, memory_visible)
+            x = layer(x, *memory_and_masks)
         return x
 
 
@@ -357,11 +346,9 @@ _ALLOWED = POST_NORM | {
 _ATTENTION = [*attention_rules(("w_qs", "w_ks", "w_vs"), "fc"), *RESIDUAL_NORM]
 
 
-def _problems(config: Config) -> list[str]:
-    return [*unsupported_fields(config, _ALLOWED), *_shape_problems(config.model)]
-
-
-def _shape_problems(model: ModelConfig) -> Iterator[str]:
+def _problems(config: Config) -> Iterator[str]:
+    yield from unsupported_fields(config, _ALLOWED)
+    model = config.model
     if model.num_encoder_layers != model.num_decoder_layers:
         yield (
             f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
@@ -412,12 +399,6 @@ def _positions(model: ModelConfig) -> int:
     return rows
 
 
-def _scale(model: ModelConfig) -> str:
-    if model.embedding_scale:
-        return "emb"
-    return "prj" if model.logit_scale else "none"
-
-
 def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     model = config.model
     size = model.model_dim // model.num_heads
@@ -437,7 +418,7 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
         "n_position": _positions(model),
         "trg_emb_prj_weight_sharing": _shares_projection(model),
         "emb_src_trg_weight_sharing": model.tying in ("embeddings", "all"),
-        "scale_emb_or_prj": _scale(model),
+        "scale_emb_or_prj": "emb" if model.embedding_scale else "prj" if model.logit_scale else "none",
     }
 
 
@@ -484,7 +465,7 @@ def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]
 
 STATE_DICT = StateDictFormat(
     name="aiayn",
-    problems=_problems,
+    problems=lambda config: list(_problems(config)),
     rules=_rules,
     arguments=_arguments,
     make_module=AiaynTransformer,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
     HEADS_OUT,
@@ -203,7 +203,8 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     return {
         "vocab_size": vocabs.target.size,
         "embedding_size": model.model_dim,
-        "window_size": _position_rows(model) - 1,
+        # Of the table of positions; one_vector has it too, although its inputs are unbounded.
+        "window_size": (model.max_positions or 512) - 1,
         "d_k": model.key_dim or size,
         "d_v": model.value_dim or size,
         "n_heads": model.num_heads,
@@ -212,11 +213,6 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
         "dropout": model.dropout_rate,
         "positions": _POSITIONS[model.positions],
     }
-
-
-def _position_rows(model: ModelConfig) -> int:
-    """Return rows of the position table; one_vector has the table too, although its inputs are unbounded."""
-    return model.max_positions or 512
 
 
 def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import (
     VOCAB_NAME,
     Format,
@@ -62,10 +61,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _problems(config: Config) -> list[str]:
-    return unsupported_fields(config, _ALLOWED)
-
-
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     rows = model.longest_input
@@ -105,7 +100,7 @@ def _open(folder: Path) -> Outputs:
 
 FORMAT = Format(
     name="embeddings",
-    problems=_problems,
+    problems=lambda config: unsupported_fields(config, _ALLOWED),
     write=_write,
     open=_open,
     read=None,

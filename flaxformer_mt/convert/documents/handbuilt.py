@@ -23,7 +23,6 @@ from flaxformer_mt.convert.name_table import (
 )
 from flaxformer_mt.convert.torch.state_dicts import POST_NORM, StateDictFormat, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 _MASKED_SCORE = -1e9
@@ -243,16 +242,12 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     }
 
 
-def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    return module(tensor_of(batch.source), tensor_of(batch.target_in))[0]
-
-
 STATE_DICT = StateDictFormat(
     name="handbuilt",
     problems=lambda config: unsupported_fields(config, _ALLOWED),
     rules=_rules,
     arguments=_arguments,
     make_module=HandbuiltTransformer,
-    run=_run,
+    run=lambda module, batch, tensors: module(tensor_of(batch.source), tensor_of(batch.target_in))[0],
 )
 FORMAT = STATE_DICT.make_format()

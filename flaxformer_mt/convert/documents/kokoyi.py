@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
     FLAT_ROWS,
@@ -147,11 +147,9 @@ _ATTENTION = [
 ]
 
 
-def _problems(config: Config) -> list[str]:
-    return [*unsupported_fields(config, _ALLOWED), *_shape_problems(config.model)]
-
-
-def _shape_problems(model: ModelConfig) -> Iterator[str]:
+def _problems(config: Config) -> Iterator[str]:
+    yield from unsupported_fields(config, _ALLOWED)
+    model = config.model
     if model.padding_mask != "none":
         yield (
             f"model.padding_mask is {model.padding_mask}; supported: none. The class does not mask padding, "
@@ -162,17 +160,13 @@ def _shape_problems(model: ModelConfig) -> Iterator[str]:
             f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
             f"{model.num_decoder_layers}; they must be equal"
         )
-    key_dim, value_dim = _head_sizes(model)
+    size = model.model_dim // model.num_heads
+    key_dim, value_dim = model.key_dim or size, model.value_dim or size
     if not key_dim == value_dim == model.ffn_dim:
         yield (
             f"model.key_dim is {key_dim}, model.value_dim is {value_dim} and model.ffn_dim is "
             f"{model.ffn_dim}; they must be equal: the class has one size for all three, hidden_dim"
         )
-
-
-def _head_sizes(model: ModelConfig) -> tuple[int, int]:
-    size = model.model_dim // model.num_heads
-    return model.key_dim or size, model.value_dim or size
 
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
@@ -219,17 +213,13 @@ def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]
     return module(tensors[_SOURCE][tensor_of(batch.source)], tensors[_TARGET][tensor_of(batch.target_in)])
 
 
-def _file_of(name: str) -> str:
-    return EMBEDDINGS_NAME if name in (_SOURCE, _TARGET) else STATE_NAME
-
-
 STATE_DICT = StateDictFormat(
     name="kokoyi",
-    problems=_problems,
+    problems=lambda config: list(_problems(config)),
     rules=_rules,
     arguments=_arguments,
     make_module=KokoyiTransformer,
     run=_run,
-    file_of=_file_of,
+    file_of=lambda name: EMBEDDINGS_NAME if name in (_SOURCE, _TARGET) else STATE_NAME,
 )
 FORMAT = STATE_DICT.make_format()

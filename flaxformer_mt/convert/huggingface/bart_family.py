@@ -306,8 +306,9 @@ class HuggingFaceFormat:
         write_generation(config, vocabs.target, folder, longest_target=longest_target(config))
         class_fields = {"architectures": [self.class_name], "model_type": self.model_type}
         write_config_json(weights, folder, self.name, class_fields | make_model_fields(config, vocabs))
-        for name in tied_names(config.model)[1:] if _class_ties_arrays(config) else []:
-            del tensors[name]
+        if config.model.tying != "embeddings":  # with which the class stores copies
+            for name in tied_names(config.model)[1:]:
+                del tensors[name]
         save_safetensors(tensors, folder / WEIGHTS_NAME)
 
     def _read(self, path: Path, given: Given) -> Weights:
@@ -348,11 +349,6 @@ class HuggingFaceFormat:
             tensors, tied=tied_names(config.model), origin=str(path), sizes=size_fields(config, vocabs)
         )
         return Weights(config, vocabs, leaves)
-
-
-def _class_ties_arrays(config: Config) -> bool:
-    """Return whether the class shares what model.tying shares; with tying=embeddings it stores copies."""
-    return config.model.tying in ("all", "target_output")
 
 
 MARIAN = HuggingFaceFormat(

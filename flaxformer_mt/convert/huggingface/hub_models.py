@@ -132,7 +132,7 @@ def _problems(config: Config) -> list[str]:
     return unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
 
 
-def _own_format(config: Config) -> Format:
+def _format_with_our_vocabulary(config: Config) -> Format:
     return _WITH_OUR_VOCABULARY["marian" if config.model.norm_position == "post" else "pegasus"]
 
 

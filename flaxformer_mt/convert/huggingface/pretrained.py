@@ -247,7 +247,11 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
         family=facts.model_type,
     )
     vocab = PretrainedVocab(vocab_facts, files, name=str(folder))
-    _check_end(vocab, pieces, folder)
+    if ids.get("</s>", vocab.eos_id) != vocab.eos_id:
+        raise UserError(
+            f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
+            f"{ids['</s>']}; the files belong to different models"
+        )
     return vocab, _make_data_fields(facts, style, settings)
 
 
@@ -311,14 +315,6 @@ def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
     from transformers.models.mbart50.tokenization_mbart50 import FAIRSEQ_LANGUAGE_CODES as mbart_codes
 
     return list(mbart_codes)
-
-
-def _check_end(vocab: PretrainedVocab, pieces: list[str], folder: Path) -> None:
-    if "</s>" in pieces and pieces.index("</s>") != vocab.eos_id:
-        raise UserError(
-            f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
-            f"{pieces.index('</s>')}; the files belong to different models"
-        )
 
 
 def _make_data_fields(facts: Facts, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ language codes (>>fr<<). With models of other projects there are three differenc
    it is mostly unknown; in this package those of the characters that vocab.json has keep their ids.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,35 +146,29 @@ def _names(ids: dict[str, int], size: int, path: Path) -> list[str]:
 
 
 def _read_ids(path: Path) -> dict[str, int]:
-    ids = _read_json(path)
+    with _naming(path):
+        ids = read_json_object(path)
     if not all(isinstance(number, int) for number in ids.values()):
         raise UserError(f"{path} is damaged: it must contain an id for each piece")
     return ids
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-
-
 def _read_bytes(path: Path) -> bytes:
-    try:
+    with _naming(path):
         return read_file(path, most=1 << 30)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}; the folder needs {', '.join(_SPM.values())} and "
+            f"{_ID_FILES['source']}, or give --vocab=DIR"
+        ) from error
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path} cannot be read: {error.strerror}; the folder needs {', '.join(_SPM.values())} and "
-        f"{_ID_FILES['source']}, or give --vocab=DIR"
-    )
 
 
 def _write_json(content: dict[str, Any], path: Path) -> None:

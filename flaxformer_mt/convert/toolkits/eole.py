@@ -102,7 +102,9 @@ def _read(path: Path, given: Given) -> Weights:
     lists = _read_lists(read_config_json(folder, _VOCAB_NAME), folder / _VOCAB_NAME)
     network = _make_network(options)
     vocabs = toolkit.read_vocabs(folder, lists, toolkit.Languages())
-    files = _find_files(folder)
+    files = sorted(folder.glob("model.[0-9][0-9].safetensors"))
+    if not files:
+        raise UserError(f"{folder} has no file model.00.safetensors; give the folder that eole has saved")
     return toolkit.make_weights(
         network,
         vocabs,
@@ -185,29 +187,13 @@ def _make_network(options: Mapping[str, Any]) -> ModelConfig:
 # ---- arrays ----
 
 
-def _find_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("model.[0-9][0-9].safetensors"))
-    if not files:
-        raise UserError(f"{folder} has no file model.00.safetensors; give the folder that eole has saved")
-    return files
-
-
 _TABLES = TableNames("src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight")
-_SELF_ATTENTION = ("self_attn", "input_layernorm")
-_FEEDFORWARD = ("mlp", "post_attention_layernorm")
-_STACKS = {
-    "encoder": toolkit.StackNames(
-        "transformer_layers", {"self_attention": _SELF_ATTENTION, "feedforward": _FEEDFORWARD}
-    ),
-    "decoder": toolkit.StackNames(
-        "transformer_layers",
-        {
-            "self_attention": _SELF_ATTENTION,
-            "cross_attention": ("context_attn", "precontext_layernorm"),
-            "feedforward": _FEEDFORWARD,
-        },
-    ),
-}
+_STACKS = toolkit.alike_stacks(
+    "transformer_layers",
+    self_attention=("self_attn", "input_layernorm"),
+    cross_attention=("context_attn", "precontext_layernorm"),
+    feedforward=("mlp", "post_attention_layernorm"),
+)
 
 
 def _make_rules(network: ModelConfig) -> list[Rule | Constant]:

@@ -122,9 +122,7 @@ def _read(path: Path, given: Given) -> Weights:
     state = take_tensors(checkpoint.get("model"), file, what="model")
     tensors = _rename_old(state)
     final_norm = _has_final_norm(state, options, file)
-    languages = toolkit.Languages(
-        *(_text_or_none(options.get(name)) for name in ("source_lang", "target_lang"))
-    )
+    languages = toolkit.languages_of(options.get(name) for name in ("source_lang", "target_lang"))
     lists = [_read_dictionary(folder, language) for language in languages]
     vocabs = toolkit.read_vocabs(folder, lists, languages)
     network = _make_network(options, final_norm=final_norm)
@@ -165,10 +163,6 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     return options
 
 
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
 def _make_network(options: Mapping[str, Any], *, final_norm: bool) -> ModelConfig:
     pre_norm, learned = bool(options["encoder_normalize_before"]), bool(options["encoder_learned_pos"])
     tying: Any = "target_output" if options["share_decoder_input_output_embed"] else "none"
@@ -199,19 +193,12 @@ def _make_network(options: Mapping[str, Any], *, final_norm: bool) -> ModelConfi
 _TABLES = TableNames(
     "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 )
-_SELF_ATTENTION = ("self_attn", "self_attn_layer_norm")
-_FEEDFORWARD = ("", "final_layer_norm")
-_STACKS = {
-    "encoder": toolkit.StackNames("layers", {"self_attention": _SELF_ATTENTION, "feedforward": _FEEDFORWARD}),
-    "decoder": toolkit.StackNames(
-        "layers",
-        {
-            "self_attention": _SELF_ATTENTION,
-            "cross_attention": ("encoder_attn", "encoder_attn_layer_norm"),
-            "feedforward": _FEEDFORWARD,
-        },
-    ),
-}
+_STACKS = toolkit.alike_stacks(
+    "layers",
+    self_attention=("self_attn", "self_attn_layer_norm"),
+    cross_attention=("encoder_attn", "encoder_attn_layer_norm"),
+    feedforward=("", "final_layer_norm"),
+)
 
 
 def _make_rules(network: ModelConfig) -> list[Rule]:

@@ -60,7 +60,9 @@ def _read(path: Path, given: Given) -> Weights:
     state = take_tensors(load_checkpoint(file).get("model_state"), file, what="model_state")
     sides = _read_sides(config.get("model"), state, config_file)
     data = attributes_of(config.get("data"))
-    languages = _find_languages(data)
+    languages = toolkit.languages_of(
+        attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES
+    )
     _warn_of_text(data, folder)
     lists = [_read_list(folder / f"{side}_vocab.txt", data.get("special_symbols")) for side in _SIDES]
     vocabs = toolkit.read_vocabs(folder, lists, languages)
@@ -123,11 +125,6 @@ def _make_network(sides: Mapping[str, Mapping[str, Any]], model: Mapping[str, An
         dropout_rate=float(encoder["dropout"]),
         embedding_dropout_rate=float(encoder["emb_dropout"]),
     )
-
-
-def _find_languages(data: Mapping[str, Any]) -> toolkit.Languages:
-    codes = [attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES]
-    return toolkit.Languages(*(code if isinstance(code, str) and code else None for code in codes))
 
 
 def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:

@@ -123,6 +123,10 @@ def make_weights(
     return Weights(config, vocabs, leaves)
 
 
+def languages_of(codes: Iterable[Any]) -> Languages:
+    return Languages(*(code if isinstance(code, str) and code else None for code in codes))
+
+
 class StackNames(NamedTuple):
     """Names within a stack.
 
@@ -140,6 +144,18 @@ def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
     tied += [names.target]
     tied += [names.output] if network.tying in ("all", "target_output") else []
     return tied if len(tied) > 1 else []
+
+
+def alike_stacks(
+    layers: str,
+    *,
+    self_attention: tuple[str, str],
+    cross_attention: tuple[str, str],
+    feedforward: tuple[str, str],
+) -> dict[str, StackNames]:
+    encoder = {"self_attention": self_attention, "feedforward": feedforward}
+    decoder = encoder | {"cross_attention": cross_attention}
+    return {"encoder": StackNames(layers, encoder), "decoder": StackNames(layers, decoder)}
 
 
 def stack_rules(
