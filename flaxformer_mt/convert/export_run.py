@@ -58,10 +58,10 @@ _LIBRARIES = {
 }
 
 
-def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
+def make_card(config: Config, export: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
     report = report or {}
     directions = find_directions(config.data)
-    library, code = _LIBRARIES.get(facts["format"], ("pytorch", ""))
+    library, code = _LIBRARIES.get(export["format"], ("pytorch", ""))
     names = ", ".join(direction.name for direction in directions)
     header = {
         "language": list(dict.fromkeys(code for direction in directions for code in direction if code)),
@@ -75,8 +75,8 @@ def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
     lines += [f"# Translation, {names}" if config.data.source_language else f"# Language model, {names}", ""]
     lines += [
-        f"Trained with flaxformer_mt {flaxformer_mt.__version__}; checkpoint {facts['checkpoint']}, step "
-        f"{facts['step']:,}, exported as `{facts['format']}`. `config.json` has all settings.",
+        f"Trained with flaxformer_mt {flaxformer_mt.__version__}; checkpoint {export['checkpoint']}, step "
+        f"{export['step']:,}, exported as `{export['format']}`. `config.json` has all settings.",
         "",
         "## Data",
         "",
@@ -91,7 +91,7 @@ def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any
     lines += (
         ["```python", code, "```"]
         if code
-        else [f"PyTorch loads the parameters, which have the names of the classes of `{facts['format']}`."]
+        else [f"PyTorch loads the parameters, which have the names of the classes of `{export['format']}`."]
     )
     return "\n".join(lines) + "\n"
 

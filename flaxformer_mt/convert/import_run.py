@@ -315,8 +315,8 @@ def import_run(
         if vocab_text:
             weights = cut_vocabulary(weights, vocab_text, languages)
         leaves = nest_leaves(weights.leaves)
-        facts = {"format": source.name, "path": origin}
-        write_new_run(partial, weights.config, weights.vocabs, leaves, origin=facts)
+        written = {"format": source.name, "path": origin}
+        write_new_run(partial, weights.config, weights.vocabs, leaves, origin=written)
         counts = {
             "parameters": sum(leaf.size for leaf in weights.leaves.values()),
             "arrays": len(weights.leaves),

@@ -32,10 +32,10 @@ from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
 from flaxformer_mt.convert.huggingface.pretrained import (
-    Facts,
+    Family,
     make_model_config,
     make_pretrained_config,
-    read_facts,
+    read_family,
     read_vocab,
     write_vocab,
 )
@@ -185,22 +185,22 @@ def _read(path: Path, given: Given) -> Weights:
     stored = read_config_json(folder)
     if not stored:
         raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
-    if (family := _WITH_OUR_VOCABULARY.get(stored.get("model_type", ""))) is not None:
-        assert family.read is not None
-        return family.read(path, given)
+    if (our_format := _WITH_OUR_VOCABULARY.get(stored.get("model_type", ""))) is not None:
+        assert our_format.read is not None
+        return our_format.read(path, given)
     refuse_given(given, folder)
-    facts = read_facts(folder, stored)
+    family = read_family(folder, stored)
     tensors = {name: tensor for name, tensor in open_tensors(folder).items() if name not in UNUSED}
-    return _read_tensors(folder, facts, tensors)
+    return _read_tensors(folder, family, tensors)
 
 
-def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Weights:
-    vocab, data = read_vocab(folder, facts)
+def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> Weights:
+    vocab, data = read_vocab(folder, family)
     vocabs = Vocabs(vocab, vocab, joint=True)
-    tied, bias = _is_tied(facts, tensors), bart_family.has_output_bias(tensors)
-    model = make_model_config(facts, tied=tied, output_bias=bias)
-    search = read_search(folder, facts.fields, vocab)
-    config = make_pretrained_config(facts, model, vocab, search, data)
+    tied, bias = _is_tied(family, tensors), bart_family.has_output_bias(tensors)
+    model = make_model_config(family, tied=tied, output_bias=bias)
+    search = read_search(folder, family.fields, vocab)
+    config = make_pretrained_config(family, model, vocab, search, data)
     try:
         check_network(config, folder)
     except UserError as error:
@@ -211,11 +211,11 @@ def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Wei
     return Weights(config, vocabs, leaves)
 
 
-def _is_tied(facts: Facts, tensors: Mapping[str, Any]) -> bool:
+def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
     """Return whether the output matrix is the embedding: as transformers decides it, by what the file
     has.
     """
-    shared = "shared.weight" if facts.is_t5 else "model.shared.weight"
+    shared = "shared.weight" if family.is_t5 else "model.shared.weight"
     if "lm_head.weight" not in tensors or shared not in tensors:
         return True
     output, embedding = tensors["lm_head.weight"], tensors[shared]

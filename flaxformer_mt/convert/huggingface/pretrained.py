@@ -74,8 +74,8 @@ _T5_ACTIVATIONS: dict[str, Any] = {
 }
 
 
-class Facts(NamedTuple):
-    """The fields of config.json, with the defaults of absent ones, and the sort of the model."""
+class Family(NamedTuple):
+    """The sort of a model, and the fields of its config.json with the defaults of absent ones."""
 
     model_type: str
     fields: dict[str, Any]
@@ -85,7 +85,7 @@ class Facts(NamedTuple):
         return self.model_type in _T5_TYPES
 
 
-def read_facts(folder: Path, stored: Mapping[str, Any]) -> Facts:
+def read_family(folder: Path, stored: Mapping[str, Any]) -> Family:
     path = folder / CONFIG_NAME
     model_type = stored.get("model_type")
     if model_type not in _FAMILY_DEFAULTS:
@@ -100,15 +100,15 @@ def read_facts(folder: Path, stored: Mapping[str, Any]) -> Facts:
     if "vocab_size" not in stored:
         raise UserError(f"{path} lacks vocab_size; give the folder of a complete model")
     check_fields(fields, _FAMILY_NUMBERS, path)
-    facts = Facts(model_type, fields)
-    problems = _find_problems(facts) + _find_oversize(facts, folder)
+    family = Family(model_type, fields)
+    problems = _find_problems(family) + _find_oversize(family, folder)
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    return facts
+    return family
 
 
-def _find_problems(facts: Facts) -> list[str]:
-    fields = facts.fields
+def _find_problems(family: Family) -> list[str]:
+    fields = family.fields
     problems = model_config.find_quantization(fields)
     for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
         if fields.get(name, value) is not value:
@@ -119,7 +119,7 @@ def _find_problems(facts: Facts) -> list[str]:
                 f"{name} is {str(fields[name])[:40]}; it must be an id below vocab_size "
                 f"{fields['vocab_size']}"
             )
-    if facts.is_t5:
+    if family.is_t5:
         if str(fields["feed_forward_proj"]) not in _T5_ACTIVATIONS:
             problems.append(
                 f"feed_forward_proj is {str(fields['feed_forward_proj'])[:40]}; supported: "
@@ -129,9 +129,9 @@ def _find_problems(facts: Facts) -> list[str]:
     return problems + model_config.find_network_problems(fields)
 
 
-def _find_oversize(facts: Facts, folder: Path) -> list[str]:
-    fields = facts.fields
-    if facts.is_t5:
+def _find_oversize(family: Family, folder: Path) -> list[str]:
+    fields = family.fields
+    if family.is_t5:
         layers = fields["num_layers"] + (fields["num_decoder_layers"] or fields["num_layers"])
         inner = fields["d_ff"]
     else:
@@ -141,10 +141,10 @@ def _find_oversize(facts: Facts, folder: Path) -> list[str]:
     )
 
 
-def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelConfig:
-    fields = facts.fields
+def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> ModelConfig:
+    fields = family.fields
     tying: Literal["all", "embeddings"] = "all" if tied else "embeddings"
-    if facts.is_t5:
+    if family.is_t5:
         return ModelConfig(
             tying=tying,
             model_dim=fields["d_model"],
@@ -162,35 +162,35 @@ def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelCo
             relative_distance=fields["relative_attention_max_distance"],
             embedding_scale=False,
             attention_scale=False,
-            logit_scale=_scales_output(facts),
+            logit_scale=_scales_output(family),
             attention_bias=False,
             ffn_bias=False,
             dropout_rate=float(fields["dropout_rate"]),
         )
-    positions: Any = "sinusoidal_halves" if facts.model_type == "m2m_100" else "learned"
+    positions: Any = "sinusoidal_halves" if family.model_type == "m2m_100" else "learned"
     return ModelConfig(
         tying=tying,
         **model_config.network_fields(fields),
-        norm_position="post" if facts.model_type == "bart" else "pre",
-        embedding_norm=facts.model_type != "m2m_100",
+        norm_position="post" if family.model_type == "bart" else "pre",
+        embedding_norm=family.model_type != "m2m_100",
         positions=positions,
         first_position=_OFFSET,
         output_bias=output_bias,
     )
 
 
-def _scales_output(facts: Facts) -> bool:
+def _scales_output(family: Family) -> bool:
     """Return whether the output is divided by sqrt(d_model): in the first T5 models, which tie the output
     matrix.
     """
-    if facts.model_type == "mt5":
+    if family.model_type == "mt5":
         return False
-    tied = facts.fields.get("tie_word_embeddings", True) is not False
-    return bool(facts.fields.get("scale_decoder_outputs", tied))
+    tied = family.fields.get("tie_word_embeddings", True) is not False
+    return bool(family.fields.get("scale_decoder_outputs", tied))
 
 
 def make_pretrained_config(
-    facts: Facts, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
+    family: Family, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
 ) -> Config:
     return Config(
         data=model_config.make_data_config(model.longest_input, **data),
@@ -215,7 +215,7 @@ _KEPT = (
 )
 
 
-def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, Any]]:
+def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str, Any]]:
     """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it."""
     files = {
         name: read_bytes(folder / name, remedy="copy or download it again")
@@ -229,10 +229,10 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
             f"{folder / _SETTINGS}: tokenizer_class is MBartTokenizer, which puts languages after sentences, "
             "as mBART-25 does; give an mBART-50 model"
         )
-    kind = _choose_kind(facts, files, tokenizer, folder)
+    kind = _choose_kind(family, files, tokenizer, folder)
     pieces = make_segmenter(kind, files, name=str(folder)).pieces
-    style, tags = _find_tags(facts, kind, pieces, settings)
-    fields = facts.fields
+    style, tags = _find_tags(family, kind, pieces, settings)
+    fields = family.fields
     ids = {piece: number for number, piece in enumerate(pieces)}
     vocab_facts = PretrainedFacts(
         kind=kind,
@@ -241,10 +241,10 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
         bos_id=fields["decoder_start_token_id"],
         eos_id=fields["eos_token_id"],
         unk_id=ids.get("<unk>", fields["pad_token_id"]),
-        first_ids=(ids["<s>"],) if facts.model_type == "bart" and "<s>" in ids else (),
+        first_ids=(ids["<s>"],) if family.model_type == "bart" and "<s>" in ids else (),
         tags=tags,
         target_tags=style in BOTH_SIDES,
-        family=facts.model_type,
+        family=family.model_type,
     )
     vocab = PretrainedVocab(vocab_facts, files, name=str(folder))
     if ids.get("</s>", vocab.eos_id) != vocab.eos_id:
@@ -252,18 +252,18 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
             f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
             f"{ids['</s>']}; the files belong to different models"
         )
-    return vocab, _make_data_fields(facts, style, settings)
+    return vocab, _make_data_fields(family, style, settings)
 
 
-def _choose_kind(facts: Facts, files: Mapping[str, bytes], tokenizer: str, folder: Path) -> Kind:
+def _choose_kind(family: Family, files: Mapping[str, bytes], tokenizer: str, folder: Path) -> Kind:
     if tokenizer == "ByT5Tokenizer":
         return "bytes"
     if TOKENIZER_JSON in files:
         return "json"
-    if facts.model_type == "m2m_100" and "vocab.json" in files:
+    if family.model_type == "m2m_100" and "vocab.json" in files:
         return "m2m_100"
     if any(name in files for name in SENTENCEPIECE_NAMES):
-        return "sentencepiece" if facts.is_t5 else "fairseq"
+        return "sentencepiece" if family.is_t5 else "fairseq"
     raise UserError(
         f"{folder} has no {TOKENIZER_JSON} and no {' or '.join(SENTENCEPIECE_NAMES[:2])}; copy or download "
         "the files of the model's tokenizer"
@@ -271,15 +271,15 @@ def _choose_kind(facts: Facts, files: Mapping[str, bytes], tokenizer: str, folde
 
 
 def _find_tags(
-    facts: Facts, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
+    family: Family, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
 ) -> tuple[TagStyle, dict[str, int]]:
     """Return the style of the family's language tags, and the id of each."""
-    if facts.is_t5:
-        return _find_t5_tags(facts, pieces)
-    if facts.model_type == "bart":
+    if family.is_t5:
+        return _find_t5_tags(family, pieces)
+    if family.model_type == "bart":
         return "opus", {}
     style: TagStyle = "mbart_50"
-    if facts.model_type == "m2m_100":
+    if family.model_type == "m2m_100":
         style = "m2m_100" if kind == "m2m_100" else "nllb"
     if kind == "json":
         return style, _find_pieces(pieces, style)
@@ -288,10 +288,10 @@ def _find_tags(
     return style, {code: len(pieces) + number for number, code in enumerate(codes)}
 
 
-def _find_t5_tags(facts: Facts, pieces: list[str]) -> tuple[TagStyle, dict[str, int]]:
+def _find_t5_tags(family: Family, pieces: list[str]) -> tuple[TagStyle, dict[str, int]]:
     if tags := _find_pieces(pieces, "madlad"):
         return "madlad", tags
-    tasks = facts.fields.get("task_specific_params")
+    tasks = family.fields.get("task_specific_params")
     has_tasks = isinstance(tasks, dict) and any(str(task).startswith("translation") for task in tasks)
     return ("t5" if has_tasks else "opus"), {}
 
@@ -317,7 +317,7 @@ def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
     return list(mbart_codes)
 
 
-def _make_data_fields(facts: Facts, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _make_data_fields(family: Family, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"tag_style": style}
     for name, ours in (("src_lang", "source_language"), ("tgt_lang", "target_language")):
         code = settings.get(name)

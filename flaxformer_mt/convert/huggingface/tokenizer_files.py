@@ -30,7 +30,7 @@ from flaxformer_mt.vocab.model_file import Settings, read_settings
 
 _SPM = {"source": "source.spm", "target": "target.spm"}
 _ID_FILES = {"source": "vocab.json", "target": "target_vocab.json"}
-_FACTS = "tokenizer_config.json"
+_SETTINGS = "tokenizer_config.json"
 
 
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
@@ -59,7 +59,7 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
-    _write_json(settings, folder / _FACTS)
+    _write_json(settings, folder / _SETTINGS)
     _write_json(tokens, folder / "special_tokens_map.json")
 
 
@@ -101,7 +101,7 @@ def read_tokenizer(folder: Path, fields: dict[str, Any]) -> Vocabs:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    return read_config_json(folder, _FACTS)
+    return read_config_json(folder, _SETTINGS)
 
 
 def read_tokenizer_settings(folder: Path, side: str) -> Settings:

@@ -112,11 +112,11 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     stored = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
     save_safetensors(stored, folder / TENSORS_NAME)
     vocabs.save(folder / VOCAB_NAME)
-    write_config_json(weights, folder, FORMAT.name, _facts(vocabs))
+    write_config_json(weights, folder, FORMAT.name, _class_arguments(vocabs))
     (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
 
 
-def _facts(vocabs: Vocabs) -> dict[str, Any]:
+def _class_arguments(vocabs: Vocabs) -> dict[str, Any]:
     return {
         "sizes": {"source": vocabs.source.size, "target": vocabs.target.size},
         "special_ids": {
@@ -129,7 +129,7 @@ def _facts(vocabs: Vocabs) -> dict[str, Any]:
 
 def _open(path: Path, given: Given | None = None) -> Outputs:
     if path.is_dir() and given in (None, Given()):
-        check_equal(read_config_json(path), _facts(find_vocabs(path, Given())), path / CONFIG_NAME)
+        check_equal(read_config_json(path), _class_arguments(find_vocabs(path, Given())), path / CONFIG_NAME)
         module = modeling.Transformer.load(path)
     else:
         module = _load_given(path, given or Given())
@@ -145,7 +145,7 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 def _load_given(path: Path, given: Given) -> modeling.Transformer:
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-    module = modeling.Transformer(to_dict(config)["model"], **_facts(vocabs))
+    module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs))
     tensors = modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path)
     tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
     module.load_state_dict(tensors, strict=True)
