@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.config.directions import Direction, find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import (
@@ -64,11 +64,8 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
             f"--against={name} is neither a run directory nor a file of translations; give RUN, "
             "RUN@CHECKPOINT or FILE"
         )
-    if not read_config(folder / "config.json").data.source_language:
-        raise UserError(
-            f"--against={name} is a language model (its data.source_language is empty) and translates "
-            "nothing; compare runs that translate, or files of translations"
-        )
+    reason = " and translates nothing; compare runs that translate, or files of translations"
+    refuse_language_model(read_config(folder / "config.json").data, f"--against={name}", reason)
     return ComparedSystem(name, folder, checkpoint)
 
 
