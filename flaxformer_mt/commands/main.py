@@ -234,7 +234,7 @@ def _summarize_experiment(result: dict[str, Any]) -> str:
 
 def _prepare(options: command_options.PrepareOptions) -> object:
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.lexical_table import ShortlistRequest
+    from flaxformer_mt.data.learned_shortlist import ShortlistRequest
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.text_io.lines import check_output
     from flaxformer_mt.tracking.progress_display import WorkProgress

@@ -40,7 +40,7 @@ from flaxformer_mt.runs.run_directory import (
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import WorkProgress
-from flaxformer_mt.tracking.service import import_service
+from flaxformer_mt.tracking.tracking_services import import_service
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
