@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast)"
 _COLLECTIVE = re.compile(rf"%?([\w.\-]+) = (.*?) ({_KINDS})(-start|-done)?\((?:%?([\w.\-]+))?")
@@ -98,7 +98,7 @@ def read_collectives(text: str) -> tuple[dict[str, Traffic], int]:
 
 def _works_between(lines: list[str], start: str, end: str) -> bool:
     """Tell whether kernels run between the start and the end of a collective."""
-    first = next(number for number, line in enumerate(lines) if f"%{start} = " in line)
+    first = next((number for number, line in enumerate(lines) if f"%{start} = " in line), len(lines))
     ops = (_INSTRUCTION.match(line) for line in lines[first + 1 : lines.index(end)])
     return any(one is not None and one[4] in ("fusion", "custom-call", "dot", "while") for one in ops)
 
@@ -408,12 +408,12 @@ def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
     return kernel.times * (max(kernel.flops / rates.flops, size / rates.bytes) + rates.launch)
 
 
-def sum_kernels(kernels: Iterable[Kernel], rates: Rates | None) -> list[dict[str, object]]:
+def sum_kernels(kernels: Iterable[Kernel], rates: Rates | None) -> list[dict[str, Any]]:
     """Add up kernels by kind, the most bytes first, as JSON values; `milliseconds` are None without rates."""
     kinds = collections.defaultdict(list)
     for kernel in kernels:
         kinds[kernel.kind].append(kernel)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "kind": kind,
             "kernels": sum(one.times for one in own),

@@ -23,7 +23,8 @@ MAX_KEYS = 256 * 64
 # Scores that a program holds at a time, in registers: of the forward and of the backward kernel.
 _FORWARD_SCORES, _BACKWARD_SCORES = 64 * 128, 32 * 128
 _MIN_BLOCK = 16
-_WARPS = 4
+# Warps of a program, by the numbers of its keys: their registers hold the gradients of keys and values.
+_WARPS, _MANY_KEYS, _WARPS_FOR_MANY = 8, 128 * 64, 16
 # With biases, a program adds up their gradients over a part of the batch, so that so many parts are left to
 # add.
 _BIAS_PARTS = 16
@@ -99,7 +100,7 @@ def _attend_backward(rule: Rule, saved: Any, gradient: Array) -> tuple[tuple[Arr
     query, keys, values, *bias = _call(
         _backward, rule, grid, rows, batch // parts, heads, inputs, extra, results=results
     )
-    d_inputs = Inputs(None, None, bias=bias[0].sum(0) if bias else None)  # type: ignore[arg-type]
+    d_inputs = Inputs(None, None, bias=bias[0].sum(0) if bias else None)
     return (query, keys, values), d_inputs
 
 
@@ -154,11 +155,13 @@ def _call(
         None if inputs.bias is None else bias,
     )
 
+    warps = _WARPS if memory * size <= _MANY_KEYS else _WARPS_FOR_MANY
+
     def run(*references: Any) -> None:
         (query, keys, values, inputs), others = references[:4], references[4:]
         begin = pl.program_id(2) * queries if blocked else 0
-        count = 1 if blocked else queries // block
-        tiles = _Tiles(rule, (block, memory), (length, memory_length), begin, count, inputs, triton)
+        blocks = 1 if blocked else queries // block
+        tiles = _Tiles(rule, (block, memory), (length, memory_length), begin, blocks, inputs, triton)
         kernel(tiles, group, (query, keys, values), others)
 
     return pl.pallas_call(
@@ -169,26 +172,26 @@ def _call(
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
         name=f"attention{kernel.__name__}",
         interpret=rule.interpret,
-        compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
+        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=1),
     )(*heads, inputs, *extra)
 
 
 class _Tiles(NamedTuple):
-    """The tiles of a program: queries [block, K] from `begin` on, `count` times, and all keys [memory, K]."""
+    """The tiles of a program: `blocks` times queries [block, K] from `begin` on, and all keys [memory, K]."""
 
     rule: Rule
     shape: tuple[int, int]
     lengths: tuple[int, int]
     begin: Any
-    count: int
+    blocks: int
     inputs: Any
     triton: Any
 
     def for_each(self, compute: Any, state: Any) -> Any:
         """Apply compute(first query of a block, state) block after block."""
-        if self.count == 1:
+        if self.blocks == 1:
             return compute(0, state)
-        return jax.lax.fori_loop(0, self.count, lambda i, state: compute(i * self.shape[0], state), state)
+        return jax.lax.fori_loop(0, self.blocks, lambda i, state: compute(i * self.shape[0], state), state)
 
     def read_queries(self, array: Any, row: Any, start: Any) -> Array:
         """Read a block of queries or of their gradients; what exceeds the row is 0."""

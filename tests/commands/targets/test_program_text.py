@@ -218,7 +218,8 @@ def test_bytes_that_are_sent_while_kernels_run_are_told():
     start = "  %s{n} = f32[24]{{0}} all-reduce-start(%p), to_apply=%add\n"
     end = "  %d{n} = f32[24]{{0}} all-reduce-done(%s{n})\n"
     found, _ = read_collectives(
-        "HloModule x, num_partitions=4\n\nENTRY %main (p: f32[24]) -> f32[24] {\n  %p = f32[24]{0} parameter(0)\n"
+        "HloModule x, num_partitions=4\n\nENTRY %main (p: f32[24]) -> f32[24] {\n"
+        "  %p = f32[24]{0} parameter(0)\n"
         + start.format(n=1)
         + "  %b = f32[2,12]{1,0} bitcast(%p)\n"
         + end.format(n=1)
@@ -298,7 +299,7 @@ backend_config={"known_trip_count":{"n":"6"}}
 
 
 def test_the_kernels_of_a_gpu_have_the_bytes_and_operations_of_their_shapes():
-    """Of what they slice or update in place, the slices; a loop of six steps, and steps in an endless refill."""
+    """Of what they slice or update in place, the slices; six steps, and steps in loops of unknown length."""
     product = 2 * 3 * 7 * 5
     step = [Kernel("copies", "fusion", 32 + 4 + 16), Kernel("copies", "fusion", 32 + 4 + 32)]
     assert read_kernels(FOR_A_GPU) == [

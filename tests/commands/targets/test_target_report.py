@@ -42,7 +42,7 @@ def test_operations_bytes_and_collectives_take_their_time_by_the_data_sheet():
 
 
 def test_the_time_on_an_h100_is_that_of_its_kernels():
-    """The roofline at 700 TFLOP/s and 2.8 TB/s and 2 us a kernel; attention 2.6 times as long as its bytes."""
+    """At 700 TFLOP/s, 2.8 TB/s and 2 us a kernel; attention takes 2.6 times as long as its bytes."""
     kernels = [
         Kernel("products", "dot", 10**6, 7 * 10**12, times=2),
         Kernel("attention", "__cudnn$fmha", 28 * 10**9, times=3),
