@@ -141,7 +141,7 @@ def read_compared_files(
 class Rival(NamedTuple):
     """The translations of a compared system, and its description as JSON values, of which one is its name."""
 
-    facts: dict[str, Any]
+    description: dict[str, Any]
     hypotheses: tuple[str, ...]
 
 
@@ -168,9 +168,9 @@ def translate_compared_systems(
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
-        facts = {"name": system.name, "checkpoint": translator.checkpoint}
-        facts |= describe_search(translator.config.search)
-        rivals.append(Rival(facts, tuple(translation.text for translation in translated)))
+        description = {"name": system.name, "checkpoint": translator.checkpoint}
+        description |= describe_search(translator.config.search)
+        rivals.append(Rival(description, tuple(translation.text for translation in translated)))
     return rivals
 
 
@@ -201,27 +201,27 @@ def find_largest_differences(
 
 
 def save_largest_differences(
-    run_dir: Path, name: str, own: Translations, rivals: Sequence[Rival], *, lowercase: bool
+    run_dir: Path, name: str, ours: Translations, rivals: Sequence[Rival], *, lowercase: bool
 ) -> None:
     """Write the sentences whose chrF differs most between the run and each other system, at most 100 each."""
     rows = []
-    for facts, hypotheses in rivals:
+    for description, hypotheses in rivals:
         for i, our, their in find_largest_differences(
-            own.hypotheses, hypotheses, own.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
+            ours.hypotheses, hypotheses, ours.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
         ):
-            texts = own.sources[i], own.references[i], own.hypotheses[i], hypotheses[i]
-            rows.append((facts["name"], str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
+            texts = ours.sources[i], ours.references[i], ours.hypotheses[i], hypotheses[i]
+            rows.append((description["name"], str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
     save_differences(run_dir, name, _HEADING, rows)
 
 
 def compare(
-    own: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
+    ours: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
     """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
     resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
-        {"": own.hypotheses} | {facts["name"]: hypotheses for facts, hypotheses in rivals},
-        own.references,
+        {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
+        ours.references,
         samples=resamples.samples,
         paired=resamples.paired,
         trials=resamples.trials,
@@ -238,11 +238,11 @@ def compare(
         result["paired"] = {"test": resamples.paired, "signatures": resampled.signatures}
         result["against"] = [
             {
-                **facts,
-                "differing": sum(a != b for a, b in zip(own.hypotheses, hypotheses, strict=True)),
+                **description,
+                "differing": sum(a != b for a, b in zip(ours.hypotheses, hypotheses, strict=True)),
                 **{metric: score._asdict() for metric, score in scores.items()},
             }
-            for (facts, hypotheses), scores in zip(rivals, others, strict=True)
+            for (description, hypotheses), scores in zip(rivals, others, strict=True)
         ]
     return result
 

@@ -312,15 +312,15 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
         return []
     first, shown = runs[0].translations, Blocks()
     if len(runs) == 1:
-        own = score_sentences_chrf(first.hypotheses, first.references)
+        scores = score_sentences_chrf(first.hypotheses, first.references)
         shown.append(("heading", "The lowest chrF"))
-        for i in sorted(range(len(own)), key=lambda i: own[i])[:_SENTENCES]:
+        for i in sorted(range(len(scores)), key=lambda i: scores[i])[:_SENTENCES]:
             rows = [
                 ("source", [("", first.sources[i])]),
                 ("translation", [("", first.hypotheses[i])]),
                 ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
             ]
-            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {own[i]:.1f}", rows)))
+            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {scores[i]:.1f}", rows)))
     for other in runs[1:]:
         pairs = list(zip(first.hypotheses, other.translations.hypotheses, strict=True))
         differing = sum(ours != theirs for ours, theirs in pairs)
