@@ -191,10 +191,7 @@ def make_madlad(folder: Path) -> Any:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces_of(model), unk_id=0))
     metaspace = {"replacement": "▁", "prepend_scheme": "always"}
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [
-            tokenizers.pre_tokenizers.WhitespaceSplit(),
-            tokenizers.pre_tokenizers.Metaspace(**metaspace),
-        ]
+        [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Metaspace(**metaspace)]
     )
     tokenizer.decoder = tokenizers.decoders.Metaspace(**metaspace)
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(

@@ -26,14 +26,7 @@ from flaxformer_mt.data.batch_array import BatchArray, as_batch, to_array
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch
 from flaxformer_mt.data.buckets import Shape, make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.loader import (
-    BEGINNING,
-    Position,
-    RowShare,
-    make_batch,
-    train_batches,
-    valid_batches,
-)
+from flaxformer_mt.data.loader import BEGINNING, Position, RowShare, make_batch, train_batches, valid_batches
 from flaxformer_mt.data.piece_links import link_pieces
 from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
@@ -125,11 +118,7 @@ def test_a_bucketed_batch_by_hand():
     assert batch.target_in.tolist() == [[1, 7, 8, 9, 0, 0], [1, 9, 9, 0, 0, 0], [0] * 6]
     assert batch.target_out.tolist() == [[7, 8, 9, 2, 0, 0], [9, 9, 2, 0, 0, 0], [0] * 6]
     assert batch.source_mask.tolist() == [[True] * 3 + [False], [True] * 2 + [False] * 2, [False] * 4]
-    assert batch.target_mask.tolist() == [
-        [True] * 4 + [False] * 2,
-        [True] * 3 + [False] * 3,
-        [False] * 6,
-    ]
+    assert batch.target_mask.tolist() == [[True] * 4 + [False] * 2, [True] * 3 + [False] * 3, [False] * 6]
     assert set(batch[5:]) == {None}
     assert {array.dtype for array in batch[:3]} == {np.dtype(np.int32)}
 
