@@ -34,7 +34,7 @@ LINES = [
 _BART_SIZES = {
     "d_model": 32,
     "encoder_layers": 2,
-    "decoder_layers": 2,
+    "decoder_layers": 1,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48,
@@ -48,7 +48,7 @@ _T5_SIZES = {
     "d_kv": 12,
     "d_ff": 48,
     "num_layers": 2,
-    "num_decoder_layers": 2,
+    "num_decoder_layers": 1,
     "num_heads": 2,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
