@@ -82,8 +82,8 @@ def find_format_name(path: Path) -> str:
     if isinstance(ours, dict) and ours.get("format") in NAMES:
         return str(ours["format"])
     if (kind := facts.get("model_type")) is not None:
-        if kind in _MODEL_TYPES:
-            return _MODEL_TYPES[kind]
+        if str(kind) in _MODEL_TYPES:
+            return _MODEL_TYPES[str(kind)]
         raise _refuse(path, f"its config.json has model_type {kind}; known: {', '.join(_MODEL_TYPES)}")
     if isinstance(facts.get("model"), dict) and "decoder" in facts["model"]:
         return "eole"

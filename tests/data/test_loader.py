@@ -22,6 +22,7 @@ from flaxformer_mt.config import (
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data import loader as loader_module
+from flaxformer_mt.data import piece_links
 from flaxformer_mt.data.batch_array import BatchArray, as_batch, to_array
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch
 from flaxformer_mt.data.buckets import Shape, make_training_shapes
@@ -437,6 +438,15 @@ def test_each_piece_is_linked_to_each_piece_of_the_aligned_word():
     assert owners.tolist() == [0, 0, 0, 0, 1]
     nothing = link_pieces(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), words)
     assert nothing[0].shape == (0, 2) and nothing[1].shape == (0,)
+
+
+def test_pieces_with_a_space_inside_are_numbered_by_their_words():
+    """As many pieces begin with a space as there are words; the second of them is no word."""
+    pieces = ["</s>", "\u2581a\u2581b", "\u2581", "\u2581c"]
+    vocab = SimpleNamespace(size=4, pieces=lambda ids: [pieces[number] for number in ids])
+    ids = [np.array([1, 2, 3, 0])]
+    (numbers,) = piece_links._number_words(["a b c"], ids, vocab, piece_links._tabulate(vocab))
+    assert numbers.tolist() == [0, 2, 2]
 
 
 def test_links_reach_the_right_places_of_batches(tmp_path):

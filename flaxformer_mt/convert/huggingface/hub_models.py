@@ -193,8 +193,8 @@ def _read(path: Path, given: Given) -> Weights:
     stored = read_config_json(folder)
     if not stored:
         raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
-    if stored.get("model_type") in _OWN:
-        read = _OWN[stored["model_type"]].read
+    if (kind := str(stored.get("model_type"))) in _OWN:
+        read = _OWN[kind].read
         assert read is not None
         return read(path, given)
     if given != Given():
