@@ -53,14 +53,15 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         wanted = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if text.lower() == "none" else parse_text(text, wanted, flag)
+        is_choice = "none" in typing.get_args(wanted)  # as sacreBLEU's tokenizer of that name
+        return None if text.lower() == "none" and not is_choice else parse_text(text, wanted, flag)
     if kind == tuple[StageConfig, ...]:
         return _read_stages(text)
     if origin is tuple:
         return tuple(parse_text(part, arguments[0], flag) for part in text.split(",") if part.strip())
     if kind is bool and text.lower() not in _BOOLS:
         raise UserError(f"{flag} is {text!r} (allowed: True, False)")
-    if kind is bool:
+    if kind is bool or (origin is typing.Literal and _BOOLS.get(text.lower()) in arguments):
         return _BOOLS[text.lower()]
     if kind is Path and not text:  # Path("") would be the working folder
         raise UserError(f"{flag} has no value; give {flag}=PATH")
