@@ -37,7 +37,8 @@ def read_json_pairs(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the texts of both languages of each line; the source is b"" if `languages[0]` is "".
 
-    A line feed inside of a text becomes a space, since a sentence is one line.
+    A text that is null is empty, as in a parquet file. A line feed inside of a text becomes a space, since a
+    sentence is one line.
 
     Args:
       first_line: number of the first line of the block, for messages.
@@ -49,6 +50,7 @@ def read_json_pairs(
         try:
             values = json.loads(line)
             values = values.get("translation", values)
+            values = dict.fromkeys(languages) if values is None else values
             source, target = (values[language] if language else "" for language in languages)
             yield _encode(source), _encode(target)
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
@@ -60,6 +62,7 @@ def read_json_pairs(
 
 
 def _encode(text: object) -> bytes:
+    text = "" if text is None else text
     if not isinstance(text, str):
         raise TypeError(f"a text is {type(text).__name__}")
     return text.replace("\n", " ").encode("utf-8", "surrogatepass")
@@ -269,12 +272,12 @@ def open_parallel_text(
 
 
 def _read_tag(file: Path) -> dict[str, str]:
-    """Return the symbol before the sources of a table that `backtranslate` made, as its report says."""
+    """Return the symbol before the sources that `backtranslate` made, as its report says, in any form."""
     try:
         report = json.loads((file.parent / "report.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    made = file.name == "train.tsv" and isinstance(report, dict) and "dropped" in report
+    made = file.name.startswith("train.") and isinstance(report, dict) and "dropped" in report
     tag = report.get("tag") if made else None
     return {"tag": tag} if isinstance(tag, str) and tag else {}
 

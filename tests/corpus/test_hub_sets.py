@@ -9,6 +9,7 @@ import pytest
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus import Pair, has_split, read_pairs
+from flaxformer_mt.corpus.hub_sets import HubRows
 from flaxformer_mt.errors import UserError
 
 PAIRS = [("Guten Tag.", "Good day."), ("Bis\u2028morgen!", "See you tomorrow!")]
@@ -49,6 +50,18 @@ def test_a_folder_of_parquet_files(tmp_path, nested):
     write(tmp_path / "set" / "train-00001-of-00002.parquet", [("x", "y")], nested=nested)
     changed = read_pairs(config, "train")
     assert changed[1] == Pair("x", "y") and changed.fingerprint != pairs.fingerprint
+
+
+def test_a_null_is_an_empty_text():
+    """As `datasets` gives rows: a text, and a whole translation, may be null."""
+    rows = [{"de": "a", "en": "b"}, {"de": None, "en": "b"}, None]
+
+    class Columns(list):
+        def __getitem__(self, numbers):
+            return {"translation": [rows[number] for number in numbers]}
+
+    found = HubRows(Columns(rows), ("de", "en"), nested=True).read(range(3))
+    assert found == [(b"a", b"b"), (b"", b"b"), (b"", b"")]
 
 
 @needs_datasets

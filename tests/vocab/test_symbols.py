@@ -1,10 +1,13 @@
 """User-defined symbols are one piece in every kind of vocabulary, and given models must have them."""
 
 import dataclasses
+import json
 import re
 from typing import NamedTuple
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from flaxformer_mt.config import Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -46,8 +49,34 @@ def test_a_given_model_must_have_the_symbols(tmp_path):
     assert make_vocabs(VocabConfig(source_model=given, symbols=("<BT>",)), PAIRS, tmp_path / "ok").joint
 
 
-def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path):
-    (tmp_path / "train.tsv").write_text("".join(f"<BT> {a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
+@pytest.mark.parametrize(
+    "form",
+    [
+        "train.tsv",
+        "train.tsv.gz",
+        "train.tsv.zst",
+        "train.jsonl",
+        "train.jsonl.gz",
+        "train.parquet",
+        "train.de",
+    ],
+)
+def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path, form):
+    """Whatever became of the table that `backtranslate` has written."""
+    rows = [{"de": f"<BT> {a}", "en": b} for a, b in PAIRS]
+    text = {
+        "tsv": "".join(f"{row['de']}\t{row['en']}\n" for row in rows),
+        "jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
+        "de": "".join(f"{row['de']}\n" for row in rows),
+    }
+    if form == "train.parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / form)
+    else:
+        packing = {"gz": "gzip", "zst": "zstd"}.get(form.rpartition(".")[2])
+        with pyarrow.output_stream(str(tmp_path / form), compression=packing) as file:
+            file.write(text[form.split(".")[1]].encode())
+    if form == "train.de":
+        (tmp_path / "train.en").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
     (tmp_path / "report.json").write_text('{"tag": "<BT>", "dropped": {}}')
     data = DataConfig(
         dataset=f"parallel_text@{tmp_path}", cache_dir=str(tmp_path / "cache"), max_source_length=16
