@@ -604,6 +604,9 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     host: str | None = None
     # File of keys, one a line. A request for a translation needs one of them. None: no key is needed.
     api_key_file: Path | None = None
+    # Origins whose pages may ask this server from a browser (CORS), such as https://example.org, separated by
+    # commas. *: any. Empty: only the server's own page.
+    cors: tuple[str, ...] = ()
     # ---- limits ----
 
     # Characters of one request; more are refused with status 413.
