@@ -201,7 +201,7 @@ def translate_compared_systems(
         }
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
-        facts = {"name": system.name, "checkpoint": translator.checkpoint}
+        facts = {"name": system.name, "checkpoint": translator.checkpoint, "step": translator.step}
         facts |= describe_search(translator.config.search)
         rivals.append(Rival(facts, tuple(translation.text for translation in translated)))
     return rivals
@@ -290,12 +290,18 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     own = {
         metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
     }
-    rows = [(name, own), *((system["name"], system) for system in systems)]
+    rows = [(name, own), *((_name_system(system), system) for system in systems)]
     width = max(len(row) for row, _ in rows)
     lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
     for row, scores in rows:
         lines.append(f"{row:<{width}}" + "".join(_cell(scores[metric]) for metric in _TITLES))
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _name_system(system: Mapping[str, Any]) -> str:
+    """Return the name of a compared system, with the step of its checkpoint; a file has none."""
+    step, name = system.get("step"), system["name"]
+    return name if step is None or name.endswith(f"@{step}") else f"{name} (step {step:,})"
 
 
 def _cell(found: Mapping[str, Any]) -> str:

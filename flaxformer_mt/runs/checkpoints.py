@@ -362,9 +362,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """Return the step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has
-        it.
-        """
+        """Return the step with the best `best_metric`, see `rank_scores`; None if no checkpoint has it."""
         self._join_writer()
         return self._index.best()
 

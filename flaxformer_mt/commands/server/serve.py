@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -52,7 +53,8 @@ def serve(options: ServeOptions) -> None:
             pairs = find_directions(data)
             if twice := [pair for pair in pairs if pair in models]:
                 raise UserError(
-                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out"
+                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out, or "
+                    "serve it beside this one, by a command of its own with another --port"
                 )
             names = ", ".join(pair.name for pair in pairs)
             preparation = _warm_up(system, f"{path}, {names}") if options.warm_up else ()
@@ -123,6 +125,12 @@ def read_keys(path: Path) -> list[str]:
 
 
 def _check(options: ServeOptions) -> None:
+    for origin in options.cors:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+", origin):
+            raise UserError(
+                f"--cors has {origin!r}; an origin is such as https://example.org or http://localhost:3000, "
+                "in small letters and without a path; * allows any"
+            )
     if options.backend == "ctranslate2":
         for name in ("checkpoint", "dtype", "quantization", "shortlist"):
             if (value := getattr(options, name)) is not None:
@@ -156,6 +164,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
         batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)
         return batches.config.data, batches, ""
     from flaxformer_mt.config.files import read_config
+    from flaxformer_mt.runs.load_run import name_checkpoint
     from flaxformer_mt.translation.live_translator import LiveTranslator
     from flaxformer_mt.translation.translator import Translator
 
@@ -164,7 +173,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
         name: getattr(options, name) for name in ("dtype", "quantization", "shortlist", "split_sentences")
     }
     translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
-    checkpoint = f", checkpoint {translator.checkpoint}"
+    checkpoint = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
     return translator.config.data, LiveTranslator(translator), checkpoint
 
 
