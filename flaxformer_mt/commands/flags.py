@@ -164,7 +164,7 @@ def parse_flags(
     if topic is not None:  # help is shown whatever flags are unknown or have no value
         given = {flag: found for flag, found in given.items() if flag in known and found}
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
-    texts = {flag: _join_values(flag, found, known) for flag, found in given.items()}
+    texts = _take_checkpoint({flag: _join_values(flag, found, known) for flag, found in given.items()}, known)
     for flag in ("--config", "--run", "--init", *required):
         if flag in texts and not texts[flag].strip(" ,"):
             raise UserError(f"{flag} has no value; give {flag}=VALUE")
@@ -310,6 +310,21 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
     if not texts and not _has_several(flag, known):
         raise UserError(f"{flag} has no value; give {flag}=VALUE")
     return ",".join(texts)
+
+
+def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts with RUN and its checkpoint instead of RUN@CHECKPOINT, for a command that takes both.
+
+    Raises:
+      UserError: --checkpoint names another one.
+    """
+    run, checkpoint = split_checkpoint(texts.get("--run", ""))
+    if checkpoint is None or "--checkpoint" not in known or _has_several("--run", known):
+        return texts
+    if texts.get("--checkpoint", checkpoint) != checkpoint:
+        both = f"--run={texts['--run']} and --checkpoint={texts['--checkpoint']}"
+        raise UserError(f"{both} name two checkpoints; leave one out")
+    return texts | {"--run": run, "--checkpoint": checkpoint}
 
 
 def _find_run_config(run: str | None) -> Config | None:

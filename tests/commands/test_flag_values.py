@@ -2,6 +2,7 @@
 
 import dataclasses
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from flaxformer_mt.commands.flags import list_flag_types, parse_flags, parse_tex
 from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import read_value, replace_fields
+from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
 
 ODD = [
@@ -97,3 +99,37 @@ def test_a_choice_of_words_and_truth_values_is_set_from_the_command_line():
     for value in (1, 0, 1.0, None):
         with pytest.raises(UserError, match=r"model.scan_layers is .* \(allowed: auto, True, False\)"):
             replace_fields(Config(), {"model.scan_layers": value}, "config")
+
+
+RUN_COMMANDS = [
+    name
+    for name, command in COMMANDS.items()
+    if {"--run", "--checkpoint"} <= set(flags := list_flag_types(command.options)) and flags["--run"] is Path
+]
+
+
+@pytest.mark.parametrize("command", [*RUN_COMMANDS, "plot"])
+def test_run_at_checkpoint_is_taken_by_every_command_that_takes_a_checkpoint(command, tmp_path, monkeypatch):
+    """As `evaluate` prints it and --init and --against take it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run@home").mkdir()
+    kind = COMMANDS[command].options
+    others = {"input": "x", "output": "y", "target": "x", "format": "hf"}
+    others = [f"--{name}={value}" for name, value in others.items() if f"--{name}" in list_flag_types(kind)]
+
+    def parse(*flags: str) -> tuple[str, str | None]:
+        options = parse_flags(kind, [*flags, *others], prog=command, words=COMMANDS[command].words)
+        return options.run.name, options.checkpoint
+
+    assert parse("--run=run@250") == parse("run@250", "--checkpoint=250") == ("run", "250")
+    assert parse("--run=run@home") == ("run@home", None) and parse("run@home@best") == ("run@home", "best")
+    with pytest.raises(UserError, match="--run=run@250 and --checkpoint=last name two checkpoints"):
+        parse("--run=run@250", "--checkpoint=last")
+    assert len(RUN_COMMANDS) >= 7
+
+
+def test_a_command_without_checkpoints_says_so(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="run@250 is not a run directory.*run is one, of which no checkpoint"):
+        read_config(tmp_path / "run@250" / "config.json")

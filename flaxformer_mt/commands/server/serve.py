@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.config.files import split_checkpoint
 from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
@@ -49,7 +50,8 @@ def serve(options: ServeOptions) -> None:
         listener = stack.enter_context(_bind(address, options.port))
         models: dict[tuple[str, str], DirectedModel] = {}
         for path in options.run:
-            data, system, checkpoint = _load(open_copy(path), options)
+            run, named = split_checkpoint(str(path))
+            data, system, checkpoint = _load(open_copy(run), options, named or options.checkpoint)
             pairs = find_directions(data)
             if twice := [pair for pair in pairs if pair in models]:
                 raise UserError(
@@ -60,7 +62,7 @@ def serve(options: ServeOptions) -> None:
             preparation = _warm_up(system, f"{path}, {names}") if options.warm_up else ()
             thread = ModelThread(system, names, preparation=preparation)
             stack.callback(thread.stop)
-            models |= direct(thread, data, title=f"{find_url(path) or path.name}{checkpoint}")
+            models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
         app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
@@ -155,7 +157,7 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, str]":
+def _load(path: Path, options: ServeOptions, checkpoint: str | None) -> "tuple[DataConfig, LineSystem, str]":
     """Return the data section of a model's config, which names its languages; the model; its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
@@ -172,9 +174,9 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
     loading: dict[str, Any] = {
         name: getattr(options, name) for name in ("dtype", "quantization", "shortlist", "split_sentences")
     }
-    translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
-    checkpoint = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
-    return translator.config.data, LiveTranslator(translator), checkpoint
+    translator = Translator.load(path, checkpoint=checkpoint, search=search, **loading)
+    name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
+    return translator.config.data, LiveTranslator(translator), name
 
 
 class _LogOfUvicorn(logging.Handler):
