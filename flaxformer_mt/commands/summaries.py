@@ -116,7 +116,7 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         [PROBLEM_WORDS.get(name, name), f"{found['count']:,}", ACTION_WORDS[found["action"]], _first(found)]
         for name, found in part["problems"].items()
     ]
-    if held := part.get("held_out"):
+    if split == "train" and (held := part.get("held_out")):
         parts = {
             "held out for validation": "valid",
             "held out for test": "test",

@@ -192,7 +192,7 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
         return {"batches": stages[0]["batches"], "stages": stages}
     parts = train.base.parts
     mixture = {"mixture": describe_shares(parts)} if len(parts) > 1 else {}
-    return {"batches": _plan_first_epoch(config, train), **mixture}
+    return {"batches": plan_first_epoch(config, train), **mixture}
 
 
 def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
@@ -247,7 +247,8 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
     return vocabs
 
 
-def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
+def plan_first_epoch(config: Config, train: EpochStores) -> Any:
+    """Return the batches of the first epoch, see `plan_summary`."""
     lengths = train.base.source_lengths, train.base.target_lengths
     shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
     # Of one seed for all runs: what is compiled for these batches serves a sweep over seeds.
