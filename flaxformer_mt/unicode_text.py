@@ -62,9 +62,7 @@ def lacks_spaces(texts: Iterable[str]) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks and
-    so on.
-    """
+    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks."""
     return not text or text.isspace() or all(map(_is_invisible, text))
 
 

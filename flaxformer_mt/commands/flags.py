@@ -43,10 +43,7 @@ _NOUNS = {int: "whole number", float: "number"}
 
 
 def parse_text(text: str, kind: Any, flag: str) -> Any:
-    """Convert the text of a flag to a value: "1,2" for tuple[float, ...] is (1.0, 2.0).
-
-    Which values a field accepts is for `config.field_values.read_value` to say: a choice stays as it is.
-    """
+    """Convert the text of a flag: "1,2" for tuple[float, ...] is (1.0, 2.0); a choice stays as it is."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         wanted = next(argument for argument in arguments if argument is not types.NoneType)
@@ -80,9 +77,7 @@ _INPUTS = ("input", "prefix", "required", "source", "reference", "target", "voca
 
 
 def expand_path(name: str, path: Path) -> Path:
-    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local
-    folder.
-    """
+    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run's local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs and outputs are known when the command runs.
@@ -206,9 +201,7 @@ def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
 
 
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
-    """Return the flags without --quiet and --log_level, which main.py obeys, and how much they let a command
-    say: info, warning or error.
-    """
+    """Return the flags without --quiet and --log_level, and what these say: info, warning or error."""
     rest, level, tokens = [], "info", iter(flags)
     for token in tokens:
         flag, equals, value = token.partition("=")

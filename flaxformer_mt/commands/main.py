@@ -102,9 +102,7 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
 
 
 def _comparison(options: command_options.EvaluateOptions) -> dict[str, Any]:
-    """Return the arguments of `evaluate_run` for confidence intervals and for significance tests against
-    others.
-    """
+    """Return the arguments of `evaluate_run` for confidence intervals and significance tests."""
     from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 
     resamples = make_resampling_options(
@@ -492,10 +490,7 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _speak(level: str) -> Iterator[None]:
-    """Print every warning of the package as `warning: MESSAGE`, even if repeated, but not at level error.
-
-    At levels above info, standard error gets nothing else.
-    """
+    """Print every warning of the package as `warning: MESSAGE`; above level info, nothing else but errors."""
     stream: TextIO | None = None  # what is standard error at that time
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

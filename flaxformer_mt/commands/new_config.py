@@ -83,10 +83,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Fields of the config's `data`: where the text is and what its languages are.
-
-    links: for files that have other names, the names that they get in `text_dir`.
-    """
+    """Fields of the config's `data`; `links` are names in `text_dir` for files that have other names."""
 
     text_dir: Path
     train_split: str

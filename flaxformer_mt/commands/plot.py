@@ -55,11 +55,7 @@ Figures = dict[str, Any]
 def plot(
     run_dir: Path, *, source: str = "", output: Path | None = None, checkpoint: str | None = None
 ) -> dict[str, Any]:
-    """Plot a run, and the attention over a sentence if one is given; return JSON values.
-
-    The title of a figure is the name of the run, with the checkpoint if the figure depends on parameters.
-    The result names the files and, with a sentence, contains its translation and the checkpoint.
-    """
+    """Plot a run, and the attention over a sentence if one is given; return JSON values."""
     run_dir = open_copy(run_dir)
     config = read_config(run_dir / "config.json")
     output = run_dir / "plots" if output is None else output
@@ -194,10 +190,7 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
 ) -> dict[str, dict[str, Curve]]:
-    """Return the curves for `draw_training` from a run's metrics: losses, BLEU and learning rate over steps.
-
-    If a step is recorded twice, as after resuming from an earlier checkpoint, the later record counts.
-    """
+    """Return the curves of a run's metrics; of a step that is recorded twice, the later record counts."""
     smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
     return {
         "loss": {

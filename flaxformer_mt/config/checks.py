@@ -397,9 +397,7 @@ def search_width(options: SearchConfig, n_best: int) -> int:
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """Return the search that finds the candidates of the method mbr; options of other methods stay as they
-    are.
-    """
+    """Return the search that finds the candidates of the method mbr; other searches stay as they are."""
     if search.method != "mbr":
         return search
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}

@@ -130,9 +130,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
-    """Return the content of a file that should be small, such as JSON: of no pipe or device, which may never
-    end.
-    """
+    """Read a small file, such as JSON; refuse pipes and devices, which may never end."""
     # A pipe that nobody writes to would keep an ordinary `open` waiting.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -228,10 +226,7 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
 
 
 def user_cache_dir() -> Path:
-    """Return the user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt.
-
-    A user without a home folder, as in a container that runs with a number for a user, has a temporary one.
-    """
+    """Return $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt, else a temporary folder of this user."""
     folder = os.environ.get("FLAXFORMER_MT_CACHE", "")
     if folder:
         return folder_of_arrays(folder)

@@ -281,9 +281,7 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
 
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
-    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that
-    have none.
-    """
+    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, parameters of plain norms."""
     if config.positions in ("sinusoidal", "sinusoidal_halves"):
         first, longest = config.first_position, config.longest_input or 0
         make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table

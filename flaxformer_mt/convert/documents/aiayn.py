@@ -448,9 +448,7 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 
 def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]:
-    """Return the file's tensors; the config is the given one, or that of the folder with the model of the
-    file.
-    """
+    """Return the file's tensors, with the given config or that of the folder and the file's model."""
     tensors, settings = read_checkpoint(path)
     vocabs = find_vocabs(path.parent, given)
     config = given.config

@@ -212,9 +212,7 @@ def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> W
 
 
 def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
-    """Return whether the output matrix is the embedding: as transformers decides it, by what the file
-    has.
-    """
+    """Return whether the output matrix is the embedding, by what the file has, as transformers decides it."""
     shared = "shared.weight" if family.is_t5 else "model.shared.weight"
     if "lm_head.weight" not in tensors or shared not in tensors:
         return True

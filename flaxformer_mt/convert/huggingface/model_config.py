@@ -137,9 +137,7 @@ _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_
 
 
 def num_positions(config: Config) -> int:
-    """Return rows of the position tables: at least 512, more for longer inputs, at most
-    model.max_positions.
-    """
+    """Return rows of the position tables: 512, or more for longer inputs, at most model.max_positions."""
     longest = config.model.longest_input or LONGEST
     return min(longest, max(LONGEST, config.data.max_source_length, longest_target(config)))
 

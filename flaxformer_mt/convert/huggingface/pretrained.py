@@ -180,9 +180,7 @@ def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> Model
 
 
 def _scales_output(family: Family) -> bool:
-    """Return whether the output is divided by sqrt(d_model): in the first T5 models, which tie the output
-    matrix.
-    """
+    """Return whether the output is divided by sqrt(d_model), as in the first T5 models."""
     if family.model_type == "mt5":
         return False
     tied = family.fields.get("tie_word_embeddings", True) is not False
