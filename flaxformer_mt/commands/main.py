@@ -146,13 +146,14 @@ _CHUNK = 4096
 
 
 def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
-    from flaxformer_mt.corpus.reader import find_alignments, open_train_set
+    from flaxformer_mt.corpus.reader import find_files, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
 
-    if options.output is None and (url := find_url(options.config.data.text_dir)):
+    data = options.config.data
+    if options.output is None and (url := find_url(data.text_dir)):
         raise UserError(f"data.text_dir is {url}, which is not written to; give --output=FILE or a URL")
-    split = open_train_set(options.config.data)
-    output: str | Path | None = options.output or find_alignments(options.config.data)[0]
+    split = open_train_set(data)
+    output: str | Path | None = options.output or find_files(data, data.alignments)[0]
     if not output:
         raise UserError("there is no file to write to; give --output=FILE, or set data.alignments")
     if not split.has_source:
