@@ -11,17 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.commands.new_sizing import (
-    FEWEST_PAIRS,
-    Choice,
-    Corpus,
-    Machine,
-    choose_held_out,
-    choose_lengths,
-    choose_model,
-    choose_training,
-    choose_vocabulary,
-)
+from flaxformer_mt.commands import new_sizing
+from flaxformer_mt.commands.new_sizing import Choice, Corpus, Machine
 from flaxformer_mt.commands.options import NewOptions
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -265,13 +256,13 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
     train = read_pairs(data, "train", hands=choose_hands(None, None), progress=WorkProgress(sys.stderr))
-    if len(train) < FEWEST_PAIRS:
+    if len(train) < new_sizing.FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
-            f"{FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
+            f"{new_sizing.FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
         )
     for split in ("valid", "test"):
-        held = choose_held_out(len(train), split)
+        held = new_sizing.choose_held_out(len(train), split)
         if has_split(data, split):
             held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
         choices.append(held)
@@ -291,7 +282,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
 
     pairs = read_pairs(data, "train")
     characters, scripts = _look_at_text(pairs)
-    vocabulary = choose_vocabulary(len(pairs), characters, scripts)
+    vocabulary = new_sizing.choose_vocabulary(len(pairs), characters, scripts)
     longest: dict[str, Any] = {
         "max_source_length": _LONGEST,
         "max_target_length": _LONGEST,
@@ -314,9 +305,9 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     lengths = np.stack([store.source_lengths, store.target_lengths])
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
     corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
-    limits = choose_lengths(corpus)
-    model = choose_model(corpus, machine, joint=config.vocab.joint)
-    training = choose_training(
+    limits = new_sizing.choose_lengths(corpus)
+    model = new_sizing.choose_model(corpus, machine, joint=config.vocab.joint)
+    training = new_sizing.choose_training(
         corpus,
         machine,
         longest=max(choice.value for choice in limits),

@@ -15,17 +15,7 @@ from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.evaluation.plots import (
-    AttentionMaps,
-    Curve,
-    TokenAxis,
-    attention_maps,
-    draw_attention,
-    draw_position_curves,
-    draw_position_tables,
-    draw_training,
-    save_figure,
-)
+from flaxformer_mt.evaluation import plots
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.parallel import enable_compilation_cache
@@ -106,7 +96,7 @@ def _save(figures: Figures, output: Path, title: str = "") -> list[str]:
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         with name_full_disk(output / name):
-            save_figure(figure, output / name, title=title)
+            plots.save_figure(figure, output / name, title=title)
     return [str(output / name) for name in figures]
 
 
@@ -136,8 +126,8 @@ def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
     curves = {name: t[:, :4] for name, t in tables.items()} if model.positions == "rotary" else tables
     options: Any = {"first_position": model.first_position, "column": column}
     return {
-        "positions.png": draw_position_curves(curves, **options),
-        "position_table.png": draw_position_tables(tables, **options),
+        "positions.png": plots.draw_position_curves(curves, **options),
+        "position_table.png": plots.draw_position_tables(tables, **options),
     }
 
 
@@ -180,7 +170,7 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
     if not (run_dir / "metrics.jsonl").is_file():
         _note(f"{run_dir} has no metrics.jsonl, so there is no training.png")
         return {}
-    figure = draw_training(training_panels(read_metrics(run_dir), config.train.label_smoothing))
+    figure = plots.draw_training(training_panels(read_metrics(run_dir), config.train.label_smoothing))
     if not figure.axes:
         _note(f"{run_dir}/metrics.jsonl has no numbers yet, so there is no training.png")
         return {}
@@ -189,7 +179,7 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
 
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
-) -> dict[str, dict[str, Curve]]:
+) -> dict[str, dict[str, plots.Curve]]:
     """Return the curves of a run's metrics; of a step that is recorded twice, the later record counts."""
     smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
     return {
@@ -202,7 +192,7 @@ def training_panels(
     }
 
 
-def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve:
+def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> plots.Curve:
     values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
     steps = sorted(values)
     return steps, [math.nan if values[step] is None else values[step] for step in steps]
@@ -237,7 +227,7 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
         source_ids = [*source_ids[: config.data.max_source_length - 1], vocabs.source.eos_id]
     batch = _make_batch(source_ids, translation.tokens, bos_id=vocabs.target.bos_id)
     model = trained.make_model()
-    maps = jax.jit(lambda params: attention_maps(model, params, batch))(params)
+    maps = jax.jit(lambda params: plots.attention_maps(model, params, batch))(params)
     result = {"checkpoint": trained.checkpoint, "translation": translation.text}
     return _draw_maps(maps, batch, vocabs), result
 
@@ -250,27 +240,30 @@ def _make_batch(source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id:
     return Batch(source, target_in, target_out, np.ones(source.shape, bool), np.ones(target_in.shape, bool))
 
 
-def _draw_maps(maps: AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
+def _draw_maps(maps: plots.AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
     source = vocabs.source.pieces(np.asarray(batch.source[0]))
     read, written = (vocabs.target.pieces(np.asarray(ids[0])) for ids in (batch.target_in, batch.target_out))
     if maps.cross:
         sides = {
-            "cross": (TokenAxis("predicted piece", written), TokenAxis("source", source)),
-            "encoder": (TokenAxis("source", source), TokenAxis("source", source)),
-            "decoder": (TokenAxis("last input piece", read), TokenAxis("translation so far", read)),
+            "cross": (plots.TokenAxis("predicted piece", written), plots.TokenAxis("source", source)),
+            "encoder": (plots.TokenAxis("source", source), plots.TokenAxis("source", source)),
+            "decoder": (
+                plots.TokenAxis("last input piece", read),
+                plots.TokenAxis("translation so far", read),
+            ),
         }
         if not maps.decoder:  # a recurrence in place of self-attention
             del sides["decoder"]
         boundary = None
     else:
-        row = TokenAxis("source, then translation", [*source, *read])
+        row = plots.TokenAxis("source, then translation", [*source, *read])
         sides, boundary = {"decoder": (row, row)}, len(source)
     weights = {name: [np.asarray(layer[0], np.float32) for layer in getattr(maps, name)] for name in sides}
     # One colour scale for all figures, so that they can be compared.
     darkest = max(float(layer.max()) for layers in weights.values() for layer in layers)
     figures: Figures = {}
     for name, (queries, memory) in sides.items():
-        drawn = draw_attention(
+        drawn = plots.draw_attention(
             weights[name], queries=queries, memory=memory, boundary=boundary, darkest=darkest
         )
         figures |= {f"attention_{name}{part and '_'}{part}.png": figure for part, figure in drawn.items()}

@@ -19,18 +19,9 @@ from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.config.files import read_file
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.formats import (
-    NAMES,
-    OUR_KEY,
-    Format,
-    Given,
-    Weights,
-    find_format,
-    fit_vocabulary,
-    naming_extras,
-    read_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Weights
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
@@ -72,9 +63,9 @@ def find_format_name(path: Path) -> str:
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
     folder = path if path.is_dir() else path.parent
-    stored = read_config_json(folder)
-    ours = stored.get(OUR_KEY)
-    if isinstance(ours, dict) and ours.get("format") in NAMES:
+    stored = formats.read_config_json(folder)
+    ours = stored.get(formats.OUR_KEY)
+    if isinstance(ours, dict) and ours.get("format") in formats.NAMES:
         return str(ours["format"])
     if (kind := stored.get("model_type")) is not None:
         if kind in _MODEL_TYPES:
@@ -111,12 +102,12 @@ def _has_names(format_name: str, names: list[str]) -> bool:
 
 def _refuse(path: Path, reason: str) -> UserError:
     return UserError(
-        f"the files of {path} do not say their format ({reason}); give --format={'|'.join(NAMES)}"
+        f"the files of {path} do not say their format ({reason}); give --format={'|'.join(formats.NAMES)}"
     )
 
 
 def _read_names(file: Path) -> list[str]:
-    with naming_extras(str(file)):
+    with formats.naming_extras(str(file)):
         if file.suffix != ".safetensors":
             from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
 
@@ -290,13 +281,13 @@ def import_run(
         like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", origin)
         hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if like_hub_name else ""
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
-    source = find_format(format_name or find_format_name(path))
+    source = formats.find_format(format_name or find_format_name(path))
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
     weights = source.read(path, given)
     if given.vocabs is not None:
-        weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
+        weights = dataclasses.replace(weights, config=formats.fit_vocabulary(weights.config, given.vocabs))
     if languages is not None:
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)

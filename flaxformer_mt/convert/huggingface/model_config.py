@@ -126,7 +126,7 @@ def make_data_config(most: int | None, **others: Any) -> DataConfig:
 # model.activation -> activation_function.
 _TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
 ACTIVATIONS = tuple(_TO_TRANSFORMERS)
-# Default values of absent fields, and for numbers the type and the bounds, as in bart_fields.py.
+# Default values of absent fields, and for numbers the type and the bounds.
 _DEFAULTS: dict[str, Any] = DEFAULTS | {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
 _NUMBERS: dict[str, tuple[type, float, float]] = {
     **BOUNDS,
