@@ -16,6 +16,7 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation import plots
+from flaxformer_mt.evaluation.plots import save_figure
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.parallel import enable_compilation_cache
@@ -96,7 +97,7 @@ def _save(figures: Figures, output: Path, title: str = "") -> list[str]:
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         with name_full_disk(output / name):
-            plots.save_figure(figure, output / name, title=title)
+            save_figure(figure, output / name, title=title)
     return [str(output / name) for name in figures]
 
 
