@@ -42,6 +42,18 @@ _BOOLS = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}
 
 
+# Flags that name a file or a folder to read.
+_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
+# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
+_SIMILAR = 0.7
+_CONFIG_HELP = f"""
+
+--config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
+the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
+run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
+_SHELLS = ("bash", "zsh", "fish")
+
+
 def parse_text(text: str, kind: Any, flag: str) -> Any:
     """Convert the text of a flag: "1,2" for tuple[float, ...] is (1.0, 2.0); a choice stays as it is."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -70,10 +82,6 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
     from flaxformer_mt.corpus.opustrainer_file import read_curriculum
 
     return read_curriculum(path)
-
-
-# Flags that name a file or a folder to read.
-_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
 
 
 def expand_path(name: str, path: Path) -> Path:
@@ -105,16 +113,6 @@ def run_locally(run: Callable[[Any], object], options: Any) -> object:
         if is_first():
             publish_output(paths["output"])
     return result
-
-
-# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
-_SIMILAR = 0.7
-
-_CONFIG_HELP = f"""
-
---config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
-the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
-run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
 
 
 def takes_config(kind: type) -> bool:
@@ -287,9 +285,6 @@ def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
     similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
     hint = foreign or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
-
-
-_SHELLS = ("bash", "zsh", "fish")
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:

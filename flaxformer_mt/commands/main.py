@@ -54,6 +54,23 @@ _FOR_TEXT = {
 }
 
 
+# Pairs that are read at a time.
+_CHUNK = 4096
+PROGRAM = "flaxformer-mt"
+# The name of standard output in messages.
+_STDOUT = "standard output"
+# Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
+_REMEDIES = {
+    **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR), ""),
+    errno.ENOTDIR: "; one of its folders is a file: give another path",
+    errno.EROFS: "; give a folder that can be written to",
+    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "; check the disk and run the command again"),
+}
+
+
 def evaluate(options: command_options.EvaluateOptions) -> object:
     from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 
@@ -141,10 +158,6 @@ def report(options: ReportOptions) -> dict[str, Any]:
     return report_runs(options.run, options.output, name=options.name, attention=options.attention)
 
 
-# Pairs that are read at a time.
-_CHUNK = 4096
-
-
 def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
     from flaxformer_mt.corpus.reader import find_files, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
@@ -173,23 +186,6 @@ def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any
     aligned = sum(len(set(points[:, 1].tolist())) for points in alignments)
     share = round(aligned / words, 4) if words else 0.0
     return {"output": str(output), "pairs": len(split), "aligned_target_words": share}
-
-
-PROGRAM = "flaxformer-mt"
-
-# The name of standard output in messages.
-_STDOUT = "standard output"
-
-# Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
-_REMEDIES = {
-    **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR), ""),
-    errno.ENOTDIR: "; one of its folders is a file: give another path",
-    errno.EROFS: "; give a folder that can be written to",
-    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "; check the disk and run the command again"),
-}
 
 
 def _train(options: command_options.TrainOptions) -> object:

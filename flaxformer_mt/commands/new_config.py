@@ -35,6 +35,14 @@ _SECTIONS = {
 _WIDTH = 110
 
 
+# Pairs whose characters and scripts are looked at.
+_SAMPLE = 20_000
+# Maximum length with which tokens are counted, before the maximum lengths are chosen.
+_LONGEST = 1000
+# The maximum lengths are those that this percentage of the sides do not exceed.
+_PERCENTAGE = 99.9
+
+
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
     """Return the text of a config file: each choice below its reason, or below the choice before."""
     imported = sorted({"CleanConfig", "Config", *_SECTIONS.values()})
@@ -166,14 +174,6 @@ def _check_languages(source: str, target: str) -> None:
             raise UserError(f"--{side}_language is {code!r}; give a code such as fr or zh_Hant")
     if source == target:
         raise UserError(f"both languages are {source}; give --source_language and --target_language")
-
-
-# Pairs whose characters and scripts are looked at.
-_SAMPLE = 20_000
-# Maximum length with which tokens are counted, before the maximum lengths are chosen.
-_LONGEST = 1000
-# The maximum lengths are those that this percentage of the sides do not exceed.
-_PERCENTAGE = 99.9
 
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:

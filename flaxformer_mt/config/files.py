@@ -31,6 +31,10 @@ _DIGEST = "blake2b"
 _EXPORTED = "flaxformer_mt"
 
 
+DEFAULT_CONFIG = "toy_de_en"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
 def _load_config_file(path: str | Path) -> Config:
     path = Path(path)
     if (path / "config.json").is_file():
@@ -161,10 +165,6 @@ def compare_configs(old: Config, new: Config) -> list[str]:
     """List the fields that differ, one line each, old value first: `model.model_dim: 256 -> 512`."""
     before, after = flatten(old), flatten(new)
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if before[name] != after[name]]
-
-
-DEFAULT_CONFIG = "toy_de_en"
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def list_recipes() -> dict[str, Path]:

@@ -58,6 +58,11 @@ _LIBRARIES = {
 }
 
 
+TOLERANCE = 1e-4
+# The formats whose folders are models on Hugging Face's Hub.
+_ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
+
+
 def make_card(config: Config, export: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
     report = report or {}
     directions = find_directions(config.data)
@@ -110,11 +115,6 @@ def _list_scores(test: Mapping[str, Any]) -> list[str]:
                 signature = scores.get(key) or test.get(key, "")
                 rows.append(f"* {f'{name} {direction}'.strip()}: {scores[metric]:.2f}, `{signature}`")
     return rows
-
-
-TOLERANCE = 1e-4
-# The formats whose folders are models on Hugging Face's Hub.
-_ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
 
 def export_run(

@@ -59,6 +59,15 @@ _CHECKPOINT_NAMES = {
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
+# Spellings of the special symbols.
+_SPECIALS = {
+    "pad": ("<pad>", "<blank>", "[PAD]"),
+    "bos": ("<bos>", "<s>", "<sos>", "[BOS]"),
+    "eos": ("<eos>", "</s>", "[EOS]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+
+
 def find_format_name(path: Path) -> str:
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
@@ -118,15 +127,6 @@ def _read_names(file: Path) -> list[str]:
             return list(tensors.keys())
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file} cannot be read as safetensors: {error}") from error
-
-
-# Spellings of the special symbols.
-_SPECIALS = {
-    "pad": ("<pad>", "<blank>", "[PAD]"),
-    "bos": ("<bos>", "<s>", "<sos>", "[BOS]"),
-    "eos": ("<eos>", "</s>", "[EOS]"),
-    "unk": ("<unk>", "[UNK]"),
-}
 
 
 def read_given_vocabs(path: Path) -> Vocabs:

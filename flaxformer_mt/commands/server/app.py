@@ -69,6 +69,24 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
 }
 
 
+# Upper bounds in seconds of the classes of durations.
+_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# Ending of a file's name -> its format as of a text, and the type of its content.
+FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
+# Bytes of all files together.
+_MOST_BYTES = 1 << 26
+Log = Callable[[str], None]
+# The client has gone; nobody reads the status, but the log and the counts have it.
+_CLIENT_LEFT = 499
+# Paths whose requests have a body.
+_POSTED = ("/translate", "/translate_file", "/detect")
+# The page loads nothing and talks to this server only.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
 def make_specification(url: str) -> dict[str, Any]:
     return {
         "openapi": _VERSION,
@@ -101,10 +119,6 @@ def _describe(
         forms = _FORMS[-1:] if "file" in required else _FORMS
         operation["requestBody"] = {"required": True, "content": {form: {"schema": schema} for form in forms}}
     return operation
-
-
-# Upper bounds in seconds of the classes of durations.
-_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Measurements:
@@ -153,12 +167,6 @@ def resident_bytes() -> int:
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
-# Ending of a file's name -> its format as of a text, and the type of its content.
-FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
-# Bytes of all files together.
-_MOST_BYTES = 1 << 26
-
-
 class TranslatedFiles:
     """Files by names that cannot be guessed; the oldest are dropped where there are too many."""
 
@@ -185,21 +193,6 @@ def find_ending(name: str) -> str:
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
     return ending
-
-
-Log = Callable[[str], None]
-
-# The client has gone; nobody reads the status, but the log and the counts have it.
-_CLIENT_LEFT = 499
-
-# Paths whose requests have a body.
-_POSTED = ("/translate", "/translate_file", "/detect")
-
-# The page loads nothing and talks to this server only.
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def make_app(

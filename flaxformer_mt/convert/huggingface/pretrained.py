@@ -74,6 +74,14 @@ _T5_ACTIVATIONS: dict[str, Any] = {
 }
 
 
+_SETTINGS = "tokenizer_config.json"
+# The files that are kept, of those that exist.
+_KEPT = (
+    *(TOKENIZER_JSON, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
+)
+
+
 class Family(NamedTuple):
     """The sort of a model, and the fields of its config.json with the defaults of absent ones."""
 
@@ -203,14 +211,6 @@ def make_pretrained_config(
         model=model,
         search=search,
     )
-
-
-_SETTINGS = "tokenizer_config.json"
-# The files that are kept, of those that exist.
-_KEPT = (
-    *(TOKENIZER_JSON, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
-)
 
 
 def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str, Any]]:
