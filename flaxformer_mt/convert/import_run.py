@@ -130,7 +130,7 @@ def _read_names(file: Path) -> list[str]:
 
 
 def read_given_vocabs(path: Path) -> Vocabs:
-    """Read the vocabularies at a path."""
+    """Read joint.model, or source.model and target.model; or such .txt, lists of words; or one such file."""
     if path.is_file():
         vocab = _read_vocab(path)
         return Vocabs(vocab, vocab, joint=True)
