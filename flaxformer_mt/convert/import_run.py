@@ -21,7 +21,7 @@ from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.formats import Format, Given, Weights
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_format
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
@@ -281,7 +281,7 @@ def import_run(
         like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", origin)
         hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if like_hub_name else ""
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
-    source = formats.find_format(format_name or find_format_name(path))
+    source = find_format(format_name or find_format_name(path))
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
