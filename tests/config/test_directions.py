@@ -82,8 +82,6 @@ def test_what_cannot_be_is_named(data, expected):
 
 
 # ---- tag styles ----
-
-
 @pytest.mark.parametrize(
     ("style", "source", "target"),
     [

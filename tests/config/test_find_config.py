@@ -188,8 +188,6 @@ def test_the_config_of_something_else_is_named(tmp_path):
 
 
 # ---- user cache ----
-
-
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch, tmp_path):
     for name in ("FLAXFORMER_MT_CACHE", "TFDS_DATA_DIR", "HOME"):

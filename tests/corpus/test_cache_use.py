@@ -220,8 +220,6 @@ def test_a_prepared_set_with_pipes_or_devices_is_prepared_again(tmp_path, monkey
 
 
 # ---- store text ----
-
-
 def test_texts_weights_and_alignments_are_fetched_and_nothing_else(
     tiny_config, tmp_path, monkeypatch, capsys
 ):

@@ -124,8 +124,6 @@ def test_rules_that_are_off_are_no_part_of_the_identity():
 
 
 # ---- side checks ----
-
-
 ENGLISH = "the house dog sees a man who walks with her to market and then reads this letter".split()
 GERMAN = "das haus hund sieht ein mann der geht mit ihr zu markt und dann liest diesen brief wieder".split()
 GREEK = "το σπίτι σκύλος βλέπει ένας άντρας που πηγαίνει με αυτή στην αγορά και μετά διαβάζει γράμμα".split()
@@ -283,8 +281,6 @@ def test_prepare_warns_with_an_example(tmp_path, capfd):
 
 
 # ---- language identification ----
-
-
 PAIRS = [
     ("Der Hund schläft heute im Garten.", "The dog is sleeping in the garden today."),
     ("Wir haben gestern viel gelesen.", "We read a lot yesterday."),

@@ -94,8 +94,6 @@ def test_runs_of_marks_take_linear_time(language):
 
 
 # ---- word alignment ----
-
-
 def test_words_of_a_lexicon_are_found_wherever_they_stand():
     generator = np.random.default_rng(1)
     words = [f"w{number}" for number in range(30)]

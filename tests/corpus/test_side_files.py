@@ -1,11 +1,12 @@
 """Alignments and weights stay with their pairs; mistakes are named by file and line."""
 
-import dataclasses
 import gzip
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from pytest import raises
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import CleanConfig, DataConfig
@@ -52,13 +53,13 @@ def test_a_removed_pair_takes_its_alignment_with_it(config, tmp_path):
     (tmp_path / "train.align").rename(tmp_path / "away")
     assert links_of(config) == expected
     (tmp_path / "away").rename(tmp_path / "train.align")
-    mixture = dataclasses.replace(
+    mixture = replace(
         config,
         dataset=f"parallel_text@{tmp_path},parallel_text@{tmp_path}",
         alignments=("", str(tmp_path / "train.align")),
     )
     assert links_of(mixture) == [(source, []) for source, _ in expected] + expected
-    plain, other = (read_pairs(c, "train") for c in (dataclasses.replace(config, alignments=()), config))
+    plain, other = (read_pairs(c, "train") for c in (replace(config, alignments=()), config))
     assert plain.links_identity == "" != other.links_identity and plain.fingerprint == other.fingerprint
     (tmp_path / "train.align").write_text("0-0\n" * 2 + "\n" + "0-0\n" * 3)
     assert read_pairs(config, "train").links_identity != other.links_identity
@@ -77,7 +78,7 @@ def test_wrong_files_are_refused_with_file_and_line(config, tmp_path, capsys):
         ("\n\xff\n\n\n\n\n", [f"{file} line 2"]),
     ):
         file.write_text(text, encoding="latin-1")
-        with pytest.raises(UserError) as caught:
+        with raises(UserError) as caught:
             read_pairs(config, "train")
         assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
     file.unlink()
@@ -101,8 +102,6 @@ def test_points_are_read_once_each_in_the_order_of_the_target():
 
 
 # ---- pair weights ----
-
-
 WEIGHTS = ["1", "0.25", "0", "2e0"]
 
 
@@ -123,7 +122,7 @@ def write(folder, **files):
 def test_a_third_column_and_a_file_of_weights_say_the_same(pair_weights_config, tmp_path):
     rows = [(f"s{n}", f"t{n}", weight) for n, weight in enumerate(WEIGHTS)]
     write(pair_weights_config.text_dir, train_tsv=map("\t".join, rows))
-    other = dataclasses.replace(pair_weights_config, text_dir=str(tmp_path / "other"))
+    other = replace(pair_weights_config, text_dir=str(tmp_path / "other"))
     (tmp_path / "other").mkdir()
     write(other.text_dir, train_de=[r[0] for r in rows], train_en=[r[1] for r in rows], train_weights=WEIGHTS)
     for own in (pair_weights_config, other, pair_weights_config, other):  # the second time from the cache
@@ -141,11 +140,9 @@ def test_a_third_column_and_a_file_of_weights_say_the_same(pair_weights_config, 
     assert changed.fingerprint != before and changed.weights.tolist() == [1.0, 0.5, 2.0]
     (tmp_path / "plain").mkdir()
     write(tmp_path / "plain", train_de=["a", "b"], train_en=["c", "d"], valid_tsv=["a\tb\tno number"])
-    mixed = dataclasses.replace(
-        pair_weights_config, dataset=f"parallel_text@{tmp_path / 'plain'},parallel_text"
-    )
+    mixed = replace(pair_weights_config, dataset=f"parallel_text@{tmp_path / 'plain'},parallel_text")
     assert read_pairs(mixed, "train").weights.tolist() == [1.0, 1.0, 1.0, 0.25, 2.0]
-    plain = dataclasses.replace(mixed, dataset=f"parallel_text@{tmp_path / 'plain'}")
+    plain = replace(mixed, dataset=f"parallel_text@{tmp_path / 'plain'}")
     assert read_pairs(plain, "train").weights is None
     assert list(read_pairs(plain, "valid")) == [Pair("a", "b")]  # whose weights have no meaning
 
@@ -153,23 +150,17 @@ def test_a_third_column_and_a_file_of_weights_say_the_same(pair_weights_config, 
 def test_wrong_weights_are_named_with_their_line(pair_weights_config):
     for wrong in ("-1", "nan", "inf", "x", "", "1e-9", "1e7"):
         write(pair_weights_config.text_dir, train_tsv=["a\tb\t1", f"c\td\t{wrong}"])
-        with pytest.raises(
-            UserError, match=rf"train.tsv line 2 has the weight '{re.escape(wrong)}'; a weight"
-        ):
+        with raises(UserError, match=rf"train.tsv line 2 has the weight '{re.escape(wrong)}'; a weight"):
             read_pairs(pair_weights_config, "train")
     write(pair_weights_config.text_dir, train_tsv=["a\tb\t1", "c\td"])
-    with pytest.raises(
-        UserError, match="train.tsv line 2 has 2 columns; a .tsv line has 3, as the first one"
-    ):
+    with raises(UserError, match="train.tsv line 2 has 2 columns; a .tsv line has 3, as the first one"):
         read_pairs(pair_weights_config, "train")
     write(pair_weights_config.text_dir, train_tsv=["a\tb\t1"], train_weights=["1"])
-    with pytest.raises(
-        UserError, match="train.tsv has a column of weights, but there is .*train.weights too"
-    ):
+    with raises(UserError, match="train.tsv has a column of weights, but there is .*train.weights too"):
         read_pairs(pair_weights_config, "train")
     write(pair_weights_config.text_dir, train_tsv=["a\tb"], train_weights=["1", "2"])
-    with pytest.raises(UserError, match="train.weights has 2 lines for 1 pairs"):
+    with raises(UserError, match="train.weights has 2 lines for 1 pairs"):
         read_pairs(pair_weights_config, "train")
     write(pair_weights_config.text_dir, train_tsv=["a\tb"], train_weights=["0"])
-    with pytest.raises(UserError, match=r"no train pairs after cleaning: 0 of 1 are left \(weight_0 1\)"):
+    with raises(UserError, match=r"no train pairs after cleaning: 0 of 1 are left \(weight_0 1\)"):
         read_pairs(pair_weights_config, "train")

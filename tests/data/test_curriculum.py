@@ -201,8 +201,6 @@ def test_a_stage_without_a_pair_that_fits_is_refused(stores, config):
 
 
 # ---- opustrainer file ----
-
-
 CURRICULUM = """
 datasets:
   clean: corpora/clean.gz     # by its name

@@ -351,8 +351,6 @@ def test_valid_batches_hold_all_pairs_in_fixed_order(vocabs, tmp_path):
 
 
 # ---- batch array ----
-
-
 BATCH_ARRAY_IDS = {"pad_id": 3, "bos_id": 1}
 # Ids as large as any, and equal to those of padding and of the beginning: nothing is told by an id.
 IDS_OF_TOKENS = [0, 1, 2, 3, 5, 2**30 - 1]
@@ -428,8 +426,6 @@ def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
 
 
 # ---- piece links ----
-
-
 def test_each_piece_is_linked_to_each_piece_of_the_aligned_word():
     words = [[np.array([0, 0, 1]), np.array([0])], [np.array([0, 1, 1]), np.array([0, 1])]]
     # The last point belongs to a word of the second pair that has no pieces.

@@ -70,8 +70,6 @@ def test_what_workers_prepare_is_the_same_whichever_of_them_die(tiny_config, tmp
 
 
 # ---- overlap ----
-
-
 class Split(list):
     """Pairs with the hashes that cleaning finds, and tags."""
 

@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+from pytest import raises
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -46,8 +47,6 @@ def systems(references):
 
 
 # ---- the tests themselves ----
-
-
 @pytest.mark.parametrize(
     ("paired", "kind", "counts"), [("bootstrap", "bs", (50, -1)), ("approximate", "ar", (80, 50))]
 )
@@ -106,8 +105,6 @@ def test_without_samples_randomization_has_no_intervals(systems, references):
 
 
 # ---- runs ----
-
-
 @pytest.fixture
 def runs(tmp_path, monkeypatch, systems, references):
     """Run directories named after the systems, whose translators say what these say."""
@@ -205,14 +202,12 @@ def test_the_sentences_that_differ_most_are_kept(runs, systems, references):
 def test_runs_are_compared_on_one_set_only(runs):
     save_config(Config(data=DataConfig(dataset="shorter")), runs / "like" / "config.json")
     save_config(Config(data=DataConfig(dataset="without")), runs / "bad" / "config.json")
-    with pytest.raises(
-        UserError, match=r"good has the test split of toy_de_en \(60 pairs, de to en\), but"
-    ) as told:
+    with raises(UserError, match=r"good has the test split of toy_de_en \(60 pairs, de to en\), but") as told:
         evaluate(runs, "like")
     assert "like that of shorter (59 pairs, de to en)" in str(told.value) and "--source=FILE" in str(
         told.value
     )
-    with pytest.raises(UserError, match="bad has without, without a test split; score both"):
+    with raises(UserError, match="bad has without, without a test split; score both"):
         evaluate(runs, "bad")
     assert not (runs / "good" / "translations").exists()
     found = evaluate(runs, "like", "bad", source="source", reference="reference")
@@ -247,7 +242,7 @@ def test_what_cannot_be_compared_ends_with_one_line(runs, capfd, monkeypatch):
         assert main(["evaluate", "--run=text", *flags]) == 2
         message = capfd.readouterr().err
         assert "text is a language model" in message and f"leave out {flags[0].partition('=')[0]}" in message
-    with pytest.raises(UserError, match="no translations to compare with those of good"):
+    with raises(UserError, match="no translations to compare with those of good"):
         evaluate_run(runs / "text", against=[parse_compared_system("good")])
 
 

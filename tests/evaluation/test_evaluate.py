@@ -1,13 +1,19 @@
-"""What an evaluation reports, from a translator that says what it is told."""
+"""What an evaluation reports: from a translator that says what it is told, by direction, and its loss."""
 
 import dataclasses
 import io
 import json
+import math
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.config.files import save_config
+from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import ResamplingOptions
@@ -19,7 +25,9 @@ from flaxformer_mt.evaluation.evaluation_set import (
     save_translations,
 )
 from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
-from flaxformer_mt.evaluation.score_breakdowns import describe_by_length, score_by_length
+from flaxformer_mt.evaluation.perplexity import Likelihood, measure
+from flaxformer_mt.evaluation.score_breakdowns import DirectionScorer, describe_by_length, score_by_length
+from flaxformer_mt.training.report import describe_report
 from flaxformer_mt.translation.translator import Translation, Translator
 
 # What the fake knows: capitals are right, but the references have a small letter.
@@ -58,8 +66,6 @@ def write(path, lines, *, end=b"\n"):
 
 
 # ---- lines ----
-
-
 def test_evaluate_lines_scores_what_the_translator_says():
     translator = FakeTranslator()
     cased = evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a")
@@ -93,8 +99,6 @@ def test_unequal_or_no_lines_are_refused():
 
 
 # ---- files of translations ----
-
-
 def test_translations_keep_their_lines(tmp_path):
     odd = ("a\x85b", "c\u2028d\te", "", "🐕", " f ")
     saved = Translations(odd, odd[::-1], ("x\ny", "p\rq", "r\r\ns", "", "t"))
@@ -132,8 +136,6 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
 
 
 # ---- by length ----
-
-
 def words(count, word="w"):
     return " ".join([word] * count)
 
@@ -169,8 +171,6 @@ def test_buckets_count_case_as_they_are_told():
 
 
 # ---- runs ----
-
-
 def test_evaluate_run_on_files(run_dir):
     source = write(run_dir / "set.de", SOURCES)
     reference = write(run_dir / "set.en", REFERENCES, end=b"\r\n")
@@ -257,3 +257,129 @@ def test_mistakes_with_files_are_named(run_dir, tmp_path_factory):
     with pytest.raises(UserError, match="not a run directory"):
         evaluate_run(tmp_path_factory.mktemp("empty"), source=source, reference=short)
     assert not (run_dir / "translations").exists()
+
+
+# ---- direction scores ----
+class Set:
+    """What a scorer reads of the pairs of a set."""
+
+    def __init__(self, parts, languages, targets):
+        self.parts, self.languages, self.targets = parts, languages, targets
+
+    def __getitem__(self, number):
+        return Pair("", self.targets[number])
+
+
+def test_each_direction_has_its_tokenizer_and_counts_alike_in_the_mean():
+    references = ("a b c d e f", "a b c d", "他是我的老师。")
+    hypotheses = ("a b c d e f", "a b c e", "他是你的老师。")
+    languages, parts = (("zh", "en"), ("en", "zh")), (Part("a", 2, 1.0), Part("b", 1, 1.0))
+    pairs = Set(parts, languages, references)
+    found = DirectionScorer(pairs, TrainConfig()).score(Translations(("",) * 3, references, hypotheses))
+    english = score_translations(hypotheses[:2], references[:2], tokenize="13a")
+    chinese = score_translations(hypotheses[2:], references[2:], tokenize="zh")
+    assert found == pytest.approx(
+        {
+            "bleu": (english.bleu + chinese.bleu) / 2,
+            "chrf": (english.chrf + chinese.chrf) / 2,
+            "bleu_zh-en": english.bleu,
+            "chrf_zh-en": english.chrf,
+            "bleu_en-zh": chinese.bleu,
+            "chrf_en-zh": chinese.chrf,
+        }
+    )
+    one = Set(parts[:1], languages[:1], references[:2])
+    alone = DirectionScorer(one, TrainConfig()).score(Translations(("",) * 2, references, hypotheses))
+    assert alone == {"bleu": english.bleu, "chrf": english.chrf}
+
+
+def test_validation_and_report_have_each_direction(two_way_run):
+    records = [json.loads(line) for line in (two_way_run / "metrics.jsonl").read_text().split("\n") if line]
+    (valid,) = (record for record in records if record["split"] == "valid")
+    for metric in ("bleu", "chrf"):
+        each = [valid[f"{metric}_xx-yy"], valid[f"{metric}_yy-xx"]]
+        assert valid[metric] == pytest.approx(sum(each) / 2)
+    log = (two_way_run.parent / "log").read_text()
+    assert "parallel_text:xx-yy,parallel_text:yy-xx xx-yy, yy-xx: 128 pairs" in log
+    shares = "33.3% parallel_text:xx-yy (64 pairs x 1), 66.7% parallel_text:yy-xx (64 pairs x 2)"
+    assert f"mixture: {shares}" in log
+    assert f"| xx-yy {valid['bleu_xx-yy']:.2f} | yy-xx {valid['bleu_yy-xx']:.2f}" in log
+    report = json.loads((two_way_run / "report.json").read_text())
+    assert set(report["test"]["directions"]) == {"xx-yy", "yy-xx"}
+    assert report["test"]["sentences"] == 12
+    assert "yy-xx              6" in describe_report(report, two_way_run)
+
+
+def test_evaluate_has_a_table_and_the_scores_of_each_direction(
+    two_way_run, two_way_config, tiny_text, tmp_path, capfd
+):
+    assert main(["evaluate", f"--run={two_way_run}", "--split=valid", "--bootstrap=0"]) == 0
+    out, err = capfd.readouterr()
+    result = json.loads(out)
+    there, back = result["directions"]["xx-yy"], result["directions"]["yy-xx"]
+    assert result["bleu"] == pytest.approx((there["bleu"] + back["bleu"]) / 2)
+    assert there["name"] == "valid.xx-yy" and there["by_length"]
+    assert "direction  sentences    BLEU    chrF     TER\nxx-yy              6" in err
+    untagged = [pair.source for pair in read_pairs(two_way_config.data, "valid", tagged=False)]
+    saved = two_way_run / "translations" / "valid.yy-xx.source"
+    assert saved.read_text(encoding="utf-8").split("\n")[:-1] == untagged[6:]
+    files = {"source": tiny_text / "valid.yy", "reference": tiny_text / "valid.xx"}
+    for options in ({"split": "valid"}, files):
+        one = evaluate_run(two_way_run, target_language="xx", **options)
+        assert {"bleu": one["bleu"], "chrf": one["chrf"]} == {"bleu": back["bleu"], "chrf": back["chrf"]}
+    with pytest.raises(UserError, match="translates to yy and xx; give --target_language=yy"):
+        evaluate_run(two_way_run, **files)
+    with pytest.raises(UserError, match="--target_language is zz, but this model translates to yy and xx"):
+        evaluate_run(two_way_run, target_language="zz")
+
+
+# ---- perplexity ----
+def measure_steps(steps):
+    """The likelihood of batches whose results these are."""
+    return measure(lambda params, batch: batch, None, steps, put=lambda batch: batch)
+
+
+def test_likelihoods_are_means_over_all_batches():
+    """Batches of 2 and 6 tokens; perplexity beyond the largest float is infinite."""
+    two = {"loss": (jnp.float32(4.0), jnp.int32(2)), "accuracy": (jnp.bfloat16(1.0), 2)}
+    six = {"loss": (np.float32(4.0), 6), "accuracy": (5.0, 6.0)}
+    likelihood = measure_steps([two, six])
+    assert likelihood == Likelihood(tokens=8, loss=1.0, accuracy=0.75)
+    assert [type(value) for value in likelihood] == [int, float, float]
+    assert likelihood.perplexity == math.e
+    assert Likelihood(1, 1000.0, 0.0).perplexity == math.inf
+
+
+def test_sums_do_not_wear_out():
+    """In float32, 2**24 + 1 is 2**24: a count of tokens would stand still."""
+    first = {"loss": (jnp.float32(2.0**24), jnp.int32(2**30)), "accuracy": (0.0, 1)}
+    further = {"loss": (jnp.float32(1), jnp.int32(2**30)), "accuracy": (0.0, 1)}
+    likelihood = measure_steps([first, *[further] * 3])
+    assert (likelihood.tokens, likelihood.loss) == (2**32, (2**24 + 3) / 2**32)
+
+
+class Unread:
+    """A scalar that remembers whether its value was asked for."""
+
+    def __init__(self, value) -> None:
+        self.value, self.was_read = value, False
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        self.was_read = True
+        return np.asarray(self.value, dtype)
+
+
+def test_no_step_waits_to_be_read():
+    waiting = [Unread(value) for value in (2.0, 1.0, 1.0, 1.0) * 3]
+    steps = [
+        {"loss": tuple(waiting[i : i + 2]), "accuracy": tuple(waiting[i + 2 : i + 4])} for i in (0, 4, 8)
+    ]
+
+    def one_by_one():
+        for step in steps:
+            assert not any(value.was_read for value in waiting)
+            yield step
+        assert not any(value.was_read for value in waiting)
+
+    assert measure_steps(one_by_one()) == Likelihood(3, 2.0, 1.0)
+    assert all(value.was_read for value in waiting)

@@ -1,6 +1,6 @@
 """Numbers in bfloat16 outside of products: looked up, and cast once."""
 
-import dataclasses
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,7 @@ def test_rows_of_a_bfloat16_table_are_those_of_numpy_and_have_a_gradient():
 def test_cast_kernels_casts_what_is_multiplied():
     params = random_params(
         make_model(
-            dataclasses.replace(TINY, tying="none", attention_bias=True, output_bias=True),
-            source_size=24,
-            target_size=24,
+            replace(TINY, tying="none", attention_bias=True, output_bias=True), source_size=24, target_size=24
         )
     )
     kept = {"scale", "bias", "output_bias"}

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from bfloat16_models import CONFIG, KINDS, V, make_bfloat16
+from numpy.testing import assert_allclose, assert_array_equal
 from tiny_experiment import random_params
 
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
@@ -61,7 +62,7 @@ def test_whole_numbers_are_multiplied_exactly(multiply, spec, dtype):
         jnp.asarray(x, dtype), matrix
     )
     assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, 2.0 * x @ y)
+    assert_array_equal(found, 2.0 * x @ y)
 
 
 def test_rows_are_rounded_to_their_own_steps():
@@ -169,7 +170,7 @@ def test_cached_keys_and_values_are_8_bit_integers():
     first, last = (store(keys[:, part], values[:, part], quantized=True) for part in (slice(6), slice(6, 8)))
     written = write(write(empty, first, 0), last, 6)
     for name in narrow:
-        np.testing.assert_array_equal(written[name], narrow[name])
+        assert_array_equal(written[name], narrow[name])
     mask = np.arange(8) % 3 > 0
     kernels = choose_kernels(CONFIG, "cpu")
     wide = (
@@ -178,10 +179,6 @@ def test_cached_keys_and_values_are_8_bit_integers():
     )
     found = score(kernels, query, narrow, mask), average(kernels, weights, narrow, "bfloat16")
     assert found[0].dtype == jnp.float32 and found[1].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(
-        found[0] == jnp.finfo(jnp.float32).min, np.broadcast_to(~mask, (2, 3, 4, 8))
-    )
-    np.testing.assert_allclose(
-        found[0][..., mask], wide[0][..., mask], atol=0.03 * np.abs(wide[0][..., mask]).max()
-    )
-    np.testing.assert_allclose(found[1].astype(jnp.float32), wide[1], atol=0.03 * np.abs(wide[1]).max())
+    assert_array_equal(found[0] == jnp.finfo(jnp.float32).min, np.broadcast_to(~mask, (2, 3, 4, 8)))
+    assert_allclose(found[0][..., mask], wide[0][..., mask], atol=0.03 * np.abs(wide[0][..., mask]).max())
+    assert_allclose(found[1].astype(jnp.float32), wide[1], atol=0.03 * np.abs(wide[1]).max())

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
@@ -15,7 +14,7 @@ from plain_losses import count_correct, smoothed_cross_entropy
 
 from flaxformer_mt.flops import loss_chunk_width
 from flaxformer_mt.kernels import Kernels
-from flaxformer_mt.kernels.cross_entropy import CrossEntropy, Output, score_in_two_passes
+from flaxformer_mt.kernels.cross_entropy import CrossEntropy, Output
 from flaxformer_mt.losses import TokenSums, mix_teacher, sum_over_tokens
 from flaxformer_mt.shapes import TeacherTokens
 
@@ -115,50 +114,6 @@ def random_hidden(batch: int, length: int) -> np.ndarray:
     return np.random.default_rng(2).normal(size=(batch, length, D)).astype(np.float32)
 
 
-@pytest.mark.parametrize(
-    ("batch", "length", "chunk_tokens", "smoothing", "bias"),
-    [
-        (2, 5, 1, 0.1, True),  # fewer tokens than rows: one column at a time
-        (2, 5, 4, 0.1, False),  # two columns at a time, the last piece padded
-        (3, 7, 9, 0.0, True),
-        (1, 1, 1, 0.1, True),
-        (2, 5, 1000, 0.3, False),  # all at once
-    ],
-)
-def test_loss_in_chunks_is_the_loss_at_once(batch, length, chunk_tokens, smoothing, bias):
-    """Value, and gradients by the hidden states, the table and the bias; a factor in front goes through."""
-    _, target, mask = random_case(batch, length)
-    hidden, output = random_hidden(batch, length), random_output(bias)
-
-    def in_chunks(hidden: jax.Array, output: Output) -> tuple[jax.Array, jax.Array]:
-        sums = projected_cross_entropy(
-            hidden, output, target, mask, smoothing=smoothing, chunk_tokens=chunk_tokens
-        )
-        assert sums.correct_sum is None
-        return 0.7 * sums.loss_sum, sums.weight
-
-    def at_once(hidden: jax.Array, output: Output) -> tuple[jax.Array, jax.Array]:
-        logits = hidden @ output.table.T + (0 if output.bias is None else output.bias)
-        loss, weight = smoothed_cross_entropy(logits, target, mask, smoothing)
-        return 0.7 * loss, weight
-
-    @jax.jit
-    def run(hidden: jax.Array, output: Output) -> tuple:
-        differentiated = (
-            jax.value_and_grad(which, (0, 1), has_aux=True)(hidden, output) for which in (in_chunks, at_once)
-        )
-        return *differentiated, in_chunks(hidden, output)[0]
-
-    found, found_at_once, without_gradient = jax.device_get(run(hidden, output))
-    (value, weight), gradients = found
-    (expected, expected_weight), expected_gradients = found_at_once
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    assert float(weight) == float(expected_weight) == mask.sum()
-    assert (gradients[1].bias is not None) is bias
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), gradients, expected_gradients)
-    np.testing.assert_allclose(without_gradient, expected, rtol=1e-5)
-
-
 def distilled(logits: np.ndarray, target: np.ndarray, teacher: TeacherTokens, weight: float) -> np.ndarray:
     """The cross-entropy of each token with a written-out mixture of target and teacher, in float64."""
     losses = np.zeros(target.shape)
@@ -228,89 +183,12 @@ def test_a_teacher_whose_probabilities_round_to_more_than_one_leaves_no_negative
     assert float(mixture.teacher.sum()) == pytest.approx(1)
 
 
-def test_gradients_in_chunks_are_those_of_finite_differences():
-    _, target, mask = random_case()
-
-    def loss(hidden: jax.Array, table: jax.Array, bias: jax.Array) -> jax.Array:
-        return projected_cross_entropy(
-            hidden, Output(table, bias), target, mask, smoothing=0.1, chunk_tokens=4
-        )[0]
-
-    output = random_output(True)
-    arguments = (random_hidden(B, T), output.table, output.bias)
-    check_grads(jax.jit(loss), arguments, order=1, modes=["rev"], rtol=2e-2, atol=2e-2)
-
-
-def test_chunks_of_bfloat16_states_score_in_float32():
-    _, target, mask = random_case()
-    hidden, output = random_hidden(B, T), random_output(True)
-
-    def loss(hidden: jax.Array, output: Output) -> jax.Array:
-        return projected_cross_entropy(hidden, output, target, mask, smoothing=0.1, chunk_tokens=4)[0]
-
-    loss_and_gradients = jax.jit(jax.value_and_grad(loss, (0, 1)))
-    wide, wide_gradients = loss_and_gradients(hidden, output)
-    narrow, gradients = loss_and_gradients(hidden.astype(jnp.bfloat16), output)
-    assert narrow.dtype == jnp.float32
-    assert (gradients[0].dtype, gradients[1].table.dtype) == (jnp.bfloat16, jnp.float32)
-    np.testing.assert_allclose(narrow, wide, rtol=2e-2)
-    np.testing.assert_allclose(gradients[1].table, wide_gradients[1].table, atol=5e-2)
-
-
-def test_the_two_passes_of_a_tpu_give_the_loss_and_gradients_of_one():
-    """The largest logits from one product, the exponentials from another."""
-    _, target, mask = random_case()
-    hidden, output = random_hidden(B, T), random_output(True)
-    hidden = hidden * 30  # exp(logits) alone would overflow
-
-    def run(kernel: CrossEntropy) -> Any:
-        def loss(hidden: jax.Array, output: Output) -> jax.Array:
-            options = {"smoothing": 0.1, "chunk_tokens": 4, "kernel": kernel}
-            return projected_cross_entropy(hidden, output, target, mask, **options)[0]
-
-        return jax.device_get(jax.jit(jax.value_and_grad(loss, (0, 1)))(hidden, output))
-
-    expected, found = run(CrossEntropy()), run(CrossEntropy(score=score_in_two_passes))
-    assert np.isfinite(expected[0]) and expected[0] > 0
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
-
-
 def test_correct_words_are_counted_where_there_are_words():
     logits = np.zeros((1, 4, 3), np.float32)
     logits[0, [0, 1, 2, 3], [2, 1, 0, 1]] = 1.0
     target = np.array([[2, 0, 0, 1]], np.int32)
     correct, total = jax.jit(count_correct)(logits, target, np.array([[True, True, True, False]]))
     assert (float(correct), float(total)) == (2.0, 3.0)
-
-
-@pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
-def test_counting_in_chunks_is_counting_at_once_and_leaves_loss_and_gradients(chunk_tokens):
-    _, target, mask = random_case()
-    hidden, output = random_hidden(B, T), random_output(True)
-    best = np.asarray(hidden @ output.table.T + output.bias).argmax(-1)
-    target[:, ::2] = best[:, ::2]  # else hardly any would be right
-    options = {"smoothing": 0.1, "chunk_tokens": chunk_tokens}
-
-    def loss_of(hidden: jax.Array, output: Output, count: bool) -> tuple[jax.Array, TokenSums]:
-        sums = projected_cross_entropy(hidden, output, target, mask, count=count, **options)
-        return sums.loss_sum, sums
-
-    @jax.jit
-    def run(hidden: jax.Array, output: Output) -> tuple:
-        loss_and_gradients = jax.value_and_grad(loss_of, (0, 1), has_aux=True)
-        differentiated = (loss_and_gradients(hidden, output, count) for count in (True, False))
-        return *differentiated, loss_of(hidden, output, True)[1].correct_sum
-
-    ((_, counted), gradients), ((_, plain), plain_gradients), without_gradient = jax.device_get(
-        run(hidden, output)
-    )
-    expected = ((best == target) & mask).sum()
-    assert 0 < expected < mask.sum()
-    assert counted.correct_sum == expected
-    assert without_gradient == expected
-    assert plain.correct_sum is None
-    assert counted[:2] == plain[:2]
-    jax.tree.map(np.testing.assert_array_equal, gradients, plain_gradients)
 
 
 def test_of_equal_words_the_first_is_the_prediction_and_nan_is_none():

@@ -82,12 +82,7 @@ VARIANTS = {
         "padding_mask": "both",
         "tying": "none",
     },
-    "fairseq": {
-        "positions": "sinusoidal_halves",
-        "first_position": 2,
-        "model_dim": 14,
-        "max_positions": 11,
-    },
+    "fairseq": {"positions": "sinusoidal_halves", "first_position": 2, "model_dim": 14, "max_positions": 11},
     "t5": {
         "num_encoder_layers": 2,
         "num_decoder_layers": 2,

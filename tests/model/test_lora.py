@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 from tiny_experiment import change
 
 from flaxformer_mt.model.lora import (
@@ -50,7 +51,7 @@ def test_changes_are_merged_into_matrices_of_any_form_and_layout():
     assert factors["down"].shape == (10, 3) and factors["up"].shape == (3, 7)
     assert 0.2 < np.abs(factors["down"]).max() <= 10**-0.5 and not factors["up"].any()
     for path, leaf in flatten_tree(merge_factors(adapted)).items():
-        np.testing.assert_array_equal(leaf, flatten_tree(plain)[path])
+        assert_array_equal(leaf, flatten_tree(plain)[path])
     assert not np.array_equal(
         adapted["lora"]["encoder"]["layers_0"]["output"]["kernel"]["down"], factors["down"]
     )
@@ -58,7 +59,7 @@ def test_changes_are_merged_into_matrices_of_any_form_and_layout():
     stacked = jax.device_get(add_factors(stack_layers(plain), stacked_paths, rank=3, alpha=12, key=key))
     other = flatten_tree(unstack_layers(stacked))
     for path, leaf in flatten_tree(adapted).items():
-        np.testing.assert_array_equal(leaf, other[path])
+        assert_array_equal(leaf, other[path])
     adapted, stacked = jax.tree.map(np.array, (adapted, stacked))
     for tree in (adapted, stacked):
         for path, leaf in flatten_tree(tree).items():
@@ -66,14 +67,12 @@ def test_changes_are_merged_into_matrices_of_any_form_and_layout():
                 leaf += np.float32(0.5)
     merged = flatten_tree(merge_factors(adapted))
     wanted = layer["output"]["kernel"].reshape(10, 7) + 4 * factors["down"] @ np.full((3, 7), 0.5)
-    np.testing.assert_allclose(
-        merged["encoder/layers_1/output/kernel"].reshape(10, 7), wanted, rtol=1e-5, atol=1e-6
-    )
+    assert_allclose(merged["encoder/layers_1/output/kernel"].reshape(10, 7), wanted, rtol=1e-5, atol=1e-6)
     on_device = flatten_tree(unstack_layers(jax.jit(merge_factors)(stacked)))
     assert on_device.keys() == merged.keys() == flatten_tree(plain).keys()
     for path, leaf in merged.items():
-        np.testing.assert_allclose(on_device[path], leaf, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(merged["encoder/layers_0/query/bias"], np.float32(layer["query"]["bias"]))
+        assert_allclose(on_device[path], leaf, rtol=1e-5, atol=1e-6)
+    assert_array_equal(merged["encoder/layers_0/query/bias"], np.float32(layer["query"]["bias"]))
 
 
 def test_chosen_tokens_have_changes_of_their_own():
@@ -92,7 +91,7 @@ def test_chosen_tokens_have_changes_of_their_own():
     assert is_factor(f"lora/{table}/rows") and not is_factor(f"lora/{table}/ids")
     assert not is_factor("lora/scale") and not is_factor(output)
     for path, leaf in flatten_tree(merge_factors(adapted)).items():
-        np.testing.assert_array_equal(leaf, flatten_tree(plain)[path])
+        assert_array_equal(leaf, flatten_tree(plain)[path])
     rows, columns = np.float32(draw((2, 3))), np.float32(draw((3, 3)))
     leaves |= {f"lora/{table}/rows": rows, f"lora/{output}/rows": columns}
     leaves |= {f"lora/{table}/up": np.ones((2, 3), np.float32)}
@@ -102,8 +101,8 @@ def test_chosen_tokens_have_changes_of_their_own():
     kernel = plain[output].copy()
     kernel[:, [0, 2, 4]] += columns.T
     for merged in (merge_factors(adapted), jax.jit(merge_factors)(jax.tree.map(jnp.asarray, adapted))):
-        np.testing.assert_allclose(merged["shared_embedding"]["embedding"], wanted, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(merged[output], kernel, rtol=1e-6)
+        assert_allclose(merged["shared_embedding"]["embedding"], wanted, rtol=1e-5, atol=1e-6)
+        assert_allclose(merged[output], kernel, rtol=1e-6)
     assert np.abs(plain[output]).sum() != np.abs(kernel).sum()  # the base model is left as it is
 
 

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from flax import linen
 
-from flaxformer_mt.model.positions import (
-    LearnedPositions,
-    rotate,
-    sinusoidal_positions,
-    sinusoidal_table,
-)
+from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_positions, sinusoidal_table
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 

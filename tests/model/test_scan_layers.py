@@ -116,8 +116,6 @@ def compute(name: str) -> dict[str, tuple[np.ndarray, Any]]:
 
 
 # ---- the layouts ----
-
-
 def test_the_layouts_by_hand():
     single = {
         "encoder": {"layers_0": {"scale": np.array([1, 2])}, "layers_1": {"scale": np.array([3, 4])}},
@@ -154,8 +152,6 @@ def test_trees_that_are_no_stack_are_refused():
 
 
 # ---- the network ----
-
-
 def test_parameters_start_as_the_same_numbers():
     single = jax.device_get(init_params(make_tiny(TINY, remat="full"), jax.random.key(3)))
     model = make_tiny(TINY, scan_layers=True)
@@ -244,19 +240,12 @@ def test_muon_is_refused_with_stacked_layers():
 
 
 # ---- runs ----
-
-
 @pytest.fixture(scope="module")
 def base(tiny_config) -> Config:
     """Two decoder layers, and a learning rate that moves parameters by rounding."""
     return change(
         tiny_config,
-        model={
-            "num_decoder_layers": 2,
-            "scan_layers": True,
-            "dropout_rate": 0.0,
-            "ffn_dropout_rate": 0.1,
-        },
+        model={"num_decoder_layers": 2, "scan_layers": True, "dropout_rate": 0.0, "ffn_dropout_rate": 0.1},
         optim={"schedule": "constant", "learning_rate": 1e-7, "warmup_steps": 0},
         train={"steps": 2, "evaluate_every": 2, "checkpoint_every": 1, "log_accuracy": False},
         search={"method": "greedy", "beam_size": 1, "max_length_offset": 2},
@@ -320,8 +309,6 @@ def test_an_imported_run_is_trained_on_with_stacked_layers(base, run, exported, 
 
 
 # ---- checkpoints ----
-
-
 @pytest.mark.parametrize(
     "optim", [{}, {"optimizer": "adafactor"}, {"freeze": ("encoder",), "ema_decay": 0.9}], ids=str
 )

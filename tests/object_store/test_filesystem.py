@@ -5,6 +5,7 @@ import importlib.util
 
 import pytest
 from failing_store import new_bucket
+from pytest import raises
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore
@@ -23,7 +24,7 @@ def test_objects_are_written_created_and_removed(url, tmp_path):
     versions = store.list()
     assert set(versions) == {"a/b", "c"} and set(store.list("a")) == {"a/b"}
     store.write("d", b"1", mode="create")
-    with pytest.raises(FileExistsError):
+    with raises(FileExistsError):
         store.write("d", b"2", mode="create")
     assert store.read("d") == b"1"
     store.write("c", b"two")
@@ -34,7 +35,7 @@ def test_objects_are_written_created_and_removed(url, tmp_path):
     store.remove(["c", "c", "absent", "a/b"])
     assert set(store.list()) == {"a/e", "d"}
     for missing in (lambda: store.read("c"), lambda: store.download([("c", tmp_path / "y")])):
-        with pytest.raises(FileNotFoundError):
+        with raises(FileNotFoundError):
             missing()
     assert not (tmp_path / "y").exists()
 
@@ -80,7 +81,7 @@ def test_failures_name_the_url_and_a_remedy(monkeypatch):
         calls.clear()
         fail(error)
         store._extra = extra
-        with pytest.raises(UserError, match=remedy) as caught:
+        with raises(UserError, match=remedy) as caught:
             store.write("x", b"")
         text = str(caught.value)
         assert (
@@ -88,16 +89,14 @@ def test_failures_name_the_url_and_a_remedy(monkeypatch):
         )
         assert len(calls) == 1, "fsspec's packages try again"
     fail(OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(OSError, match="No space"):  # a local disk: main() knows the remedy
+    with raises(OSError, match="No space"):  # a local disk: main() knows the remedy
         store.read("x")
 
 
 def test_unknown_schemes_and_absent_packages_are_one_line():
-    with pytest.raises(UserError, match=r"ftp://x/y: the scheme ftp is unknown; give a folder, gs://"):
+    with raises(UserError, match=r"ftp://x/y: the scheme ftp is unknown; give a folder, gs://"):
         ObjectStore("ftp://x/y")
     for scheme, package in (("gs", "gcsfs"), ("s3", "s3fs")):
         if importlib.util.find_spec(package) is None:
-            with pytest.raises(
-                UserError, match=rf"{scheme}://b/r needs a package .*pip install '?{package}>="
-            ):
+            with raises(UserError, match=rf"{scheme}://b/r needs a package .*pip install '?{package}>="):
                 ObjectStore(f"{scheme}://b/r")

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from failing_store import hurry, new_bucket
+from pytest import raises, warns
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.object_store import owner_lock
@@ -33,8 +34,8 @@ def kill(owner: OwnerLock) -> None:
 def test_a_second_owner_is_refused_until_the_first_gives_the_lock_back(store, elsewhere):
     first = OwnerLock(store)
     with (
-        pytest.warns(FlaxformerWarning, match=r"was last trained by process \d+ on host .*; waiting up to"),
-        pytest.raises(UserError, match=r"run is being trained by process \d+ on host .*; wait until it ends"),
+        warns(FlaxformerWarning, match=r"was last trained by process \d+ on host .*; waiting up to"),
+        raises(UserError, match=r"run is being trained by process \d+ on host .*; wait until it ends"),
     ):
         OwnerLock(store)
     first.check()
@@ -48,10 +49,10 @@ def test_a_second_owner_is_refused_until_the_first_gives_the_lock_back(store, el
 def test_a_silent_owner_is_replaced_and_finds_out(store, elsewhere):
     first = OwnerLock(store)
     kill(first)
-    with pytest.warns(FlaxformerWarning, match="waiting up to"):
+    with warns(FlaxformerWarning, match="waiting up to"):
         second = OwnerLock(store)
     second.check()
-    with pytest.raises(UserError, match="is being trained by .*; this process publishes nothing further"):
+    with raises(UserError, match="is being trained by .*; this process publishes nothing further"):
         first.check()
     first._end.clear()  # it was only suspended: its sign of life must not bring its lock back
     beating = threading.Thread(target=first._beat, daemon=True)
@@ -60,9 +61,7 @@ def test_a_silent_owner_is_replaced_and_finds_out(store, elsewhere):
     second.check()
     kill_later = first._end
     kill_later.set()
-    with pytest.warns(
-        FlaxformerWarning, match="the lock of the run was not given back: .* is being trained by"
-    ):
+    with warns(FlaxformerWarning, match="the lock of the run was not given back: .* is being trained by"):
         first.release()
     second.check()
     second.release()
@@ -88,7 +87,7 @@ def test_of_many_at_once_at_most_one_gets_the_lock(store, elsewhere):
             got.append(OwnerLock(store))
 
     threads = [threading.Thread(target=take) for _ in range(8)]
-    with pytest.warns(FlaxformerWarning):
+    with warns(FlaxformerWarning):
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -101,5 +100,5 @@ def test_of_many_at_once_at_most_one_gets_the_lock(store, elsewhere):
 @pytest.mark.parametrize("content", [b"[1]", b"{", b""])
 def test_a_damaged_lock_ends_after_the_silence(store, content):
     store.write(".lock", content)
-    with pytest.warns(FlaxformerWarning, match="was last trained by another process"):
+    with warns(FlaxformerWarning, match="was last trained by another process"):
         OwnerLock(store).release()

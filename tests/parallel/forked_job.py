@@ -52,8 +52,6 @@ SHARED = tuple(name for name in LAYOUTS if name != "one")
 
 
 # ---- states, which are functions of a seed ----
-
-
 def make_state() -> TrainState:
     """A state with parameters of the kinds that rules split in different ways, and one that is whole."""
     params = {
@@ -134,8 +132,6 @@ def assert_same_bits(found: Any, expected: Any, parallel: Parallel, what: Any) -
 
 
 # ---- tasks of one process of a job ----
-
-
 def move(process: int, folder: str) -> None:
     """Writes parameters of all layouts; restores them, and those of one process, onto all layouts."""
     save_params(Path(folder), "two", SHARED)
@@ -258,7 +254,6 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 
 # ---- the server, as its client sees it ----
-
 ANY = None  # a status
 
 
@@ -302,8 +297,6 @@ def open_jobs() -> Iterator[Jobs]:
 
 
 # ---- the server ----
-
-
 def run_job(task: str, **arguments: Any) -> list[dict[str, Any]]:
     """Forks the two processes of a job; once one of them has been killed, the other one is killed as well."""
     with socket.socket() as listener:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_text import CompiledText, read_compiled
@@ -445,25 +444,6 @@ def test_a_checkpoint_of_any_layout_can_be_resumed_on_any_other(runs, saved, sou
         np.testing.assert_array_equal(left, parallel.fetch(right))
         assert right.sharding.is_equivalent_to(sharding, right.ndim)
     assert progress.step == STEPS and (progress.epoch, progress.index) == (2, 3)
-
-
-def test_placed_arrays_are_fetched_whole():
-    tree = {"decoder": {"layers_0": {"feedforward": {"input": {"kernel": np.arange(32.0).reshape(8, 4)}}}}}
-    parallel = make_parallel(on("2 x 2 x 2"))
-    placed = parallel.place(tree)
-    leaf = jax.tree.leaves(placed)[0]
-    assert leaf.addressable_shards[0].data.shape == (4, 2)
-    np.testing.assert_array_equal(jax.tree.leaves(parallel.fetch(placed))[0], jax.tree.leaves(tree)[0])
-
-
-@pytest.mark.parametrize("name", ["one", "pmap 8"])
-def test_donated_arguments_give_their_memory_away(name):
-    parallel = make_parallel(on(name))
-    state, other = parallel.place(jnp.arange(8.0)), parallel.place(jnp.ones(8))
-    result = parallel.compile(lambda state, other: state + other, donate=(0,))(state, other)
-    np.testing.assert_array_equal(result, np.arange(8.0) + 1)
-    assert state.is_deleted()
-    assert not other.is_deleted()
 
 
 def test_all_devices_are_used_by_default_and_described():

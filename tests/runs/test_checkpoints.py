@@ -1,4 +1,4 @@
-"""Checkpoints: bits come back, a crash or damage is never silent, and the right ones are kept."""
+"""Checkpoints: bits come back, a crash or damage is never silent, the right ones are kept and loaded."""
 
 import asyncio
 import errno
@@ -20,12 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from pytest import raises
 
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel import processes
 from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.runs import checkpoints as checkpoint_module
-from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
+from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
 from flaxformer_mt.training.checkpoint_trees import TrainProgress
+from flaxformer_mt.trees import flatten_tree
 
 
 def make_params(seed: float = 0.0) -> dict:
@@ -196,9 +200,9 @@ def test_the_model_that_training_starts_from_is_not_averaged(tmp_path):
     for step, value in [(0, 100.0), (4, 1.0), (8, 2.0)]:
         checkpoints.save(step, {"params": {"w": jnp.full(2, value)}}, {})
         if step == 0:
-            with pytest.raises(UserError, match="average 1 checkpoints: there are none after step 0, the"):
+            with raises(UserError, match="average 1 checkpoints: there are none after step 0, the"):
                 checkpoints.average(1)
-    with pytest.raises(UserError, match="cannot average 3 checkpoints: choose 1 to 2 after step 0, the"):
+    with raises(UserError, match="cannot average 3 checkpoints: choose 1 to 2 after step 0, the"):
         checkpoints.average(3)
     checkpoints.average(2)
     assert checkpoints.restore_params("average")[0]["w"].tolist() == [1.5, 1.5]
@@ -211,45 +215,43 @@ def test_parameters_that_are_not_finite_are_refused(tmp_path):
         checkpoints.save(step, {"params": {"w": jnp.ones(2), "half": half, "count": jnp.int32(1)}}, {})
     checkpoints.restore_params(1)
     for step in (2, 3):
-        with pytest.raises(
-            UserError, match=f"checkpoint {step} .*NaN or infinite values in 1 of 3 .* in half"
-        ):
+        with raises(UserError, match=f"checkpoint {step} .*NaN or infinite values in 1 of 3 .* in half"):
             checkpoints.restore_params(step)
         params, _ = checkpoints.restore_params(step, allow_nonfinite=True)
         assert not np.isfinite(params["half"].astype(np.float32)).all()
-    with pytest.raises(UserError, match="checkpoint 2 .*--allow_nonfinite"):
+    with raises(UserError, match="checkpoint 2 .*--allow_nonfinite"):
         checkpoints.average(3)
     assert checkpoints.average(3, allow_nonfinite=True).is_dir()
 
 
 def test_average_of_what_is_not_there(tmp_path):
-    with pytest.raises(UserError, match="checkpoints: there are none.*train first"):
+    with raises(UserError, match="checkpoints: there are none.*train first"):
         Checkpoints(tmp_path).average(2)
     checkpoints = save_steps(tmp_path, {5: 1.0, 6: 1.0})
     for last in (3, 0):
-        with pytest.raises(UserError, match=f"cannot average {last} checkpoints: choose 1 to 2; .* has 5, 6"):
+        with raises(UserError, match=f"cannot average {last} checkpoints: choose 1 to 2; .* has 5, 6"):
             checkpoints.average(last)
     checkpoints.save(7, {"params": {"w": jnp.ones(3)}}, {})
-    with pytest.raises(UserError, match=r"params/w: stored float32\[2\], wanted float32\[3\]"):
+    with raises(UserError, match=r"params/w: stored float32\[2\], wanted float32\[3\]"):
         checkpoints.average(2)
     assert not (tmp_path / "checkpoints" / "average").exists()
 
 
 def test_absent_checkpoints_are_answered_with_those_there_are(tmp_path):
-    with pytest.raises(UserError, match="no checkpoint last; .*checkpoints has no checkpoints; train first"):
+    with raises(UserError, match="no checkpoint last; .*checkpoints has no checkpoints; train first"):
         Checkpoints(tmp_path).resolve("last")
-    with pytest.raises(UserError, match="no checkpoint 12; .* has no checkpoints"):
+    with raises(UserError, match="no checkpoint 12; .* has no checkpoints"):
         Checkpoints(tmp_path).restore_params(12)
     checkpoints = save_steps(tmp_path, {100: None, 1400: None})
-    with pytest.raises(UserError, match="no checkpoint 1000; the nearest is 1400; .* has 100, 1400$"):
+    with raises(UserError, match="no checkpoint 1000; the nearest is 1400; .* has 100, 1400$"):
         checkpoints.restore_params(1000)
-    with pytest.raises(UserError, match="no best checkpoint: no step has a bleu yet; use last"):
+    with raises(UserError, match="no best checkpoint: no step has a bleu yet; use last"):
         checkpoints.resolve("best")
-    with pytest.raises(UserError, match="no averaged checkpoint; the command `average` makes one"):
+    with raises(UserError, match="no averaged checkpoint; the command `average` makes one"):
         checkpoints.resolve("average")
-    with pytest.raises(UserError, match="'lats' is not best, last, average or a step; did you mean last?"):
+    with raises(UserError, match="'lats' is not best, last, average or a step; did you mean last?"):
         checkpoints.resolve("lats")
-    with pytest.raises(UserError, match="'-5' is not"):
+    with raises(UserError, match="'-5' is not"):
         checkpoints.resolve(-5)
 
 
@@ -279,9 +281,9 @@ def test_damage_to_any_file_is_named_with_the_last_good_one(tmp_path, kind):
             f"checkpoint 2 of .* is damaged: file {name} .*; the newest undamaged step is 1; "
             "use --checkpoint=1"
         )
-        with pytest.raises(UserError, match=message):
+        with raises(UserError, match=message):
             checkpoints.restore(2, target)
-        with pytest.raises(UserError, match=message):
+        with raises(UserError, match=message):
             checkpoints.restore_params("last")
         assert checkpoints.newest_undamaged() == 1
         assert f"{path.name} " in checkpoints.warning
@@ -298,7 +300,7 @@ def test_damage_elsewhere_does_not_keep_parameters_from_being_read(tmp_path):
     checkpoints.save(1, trees, {})
     damage_file(checkpoints.resolve(1) / "opt_state" / "_METADATA", "delete")
     np.testing.assert_array_equal(checkpoints.restore_params(1)[0]["w"], [1, 1])
-    with pytest.raises(UserError, match="opt_state/_METADATA is missing; no undamaged checkpoint is left"):
+    with raises(UserError, match="opt_state/_METADATA is missing; no undamaged checkpoint is left"):
         checkpoints.restore(1, trees)
 
 
@@ -314,16 +316,16 @@ def test_the_best_is_the_one_that_training_chose_whatever_is_damaged(tmp_path):
     for damaged in (content.replace(b"9.0", b"2.0"), content[:9], b"[]", b"[" * 100_000):
         progress.write_bytes(damaged)
         assert Checkpoints(tmp_path).best() == 1
-        with pytest.raises(UserError, match="checkpoint 1 .* is damaged.*use --checkpoint=3"):
+        with raises(UserError, match="checkpoint 1 .* is damaged.*use --checkpoint=3"):
             checkpoints.restore_params("best")
     progress.write_bytes(content)
     progress = checkpoints.directory / "3" / "manifest.json"
     progress.write_bytes(progress.read_bytes().replace(b"4.0", b"9.5"))
-    with pytest.raises(UserError, match="checkpoint 3 .*the best checkpoint is unknown.*use --checkpoint=2"):
+    with raises(UserError, match="checkpoint 3 .*the best checkpoint is unknown.*use --checkpoint=2"):
         checkpoints.restore_params("best")
     shutil.rmtree(checkpoints.directory / "3")
     shutil.copytree(checkpoints.directory / "1", checkpoints.directory / "3")  # whole, but of another step
-    with pytest.raises(UserError, match="checkpoint 3 .* holds the checkpoint of step 1"):
+    with raises(UserError, match="checkpoint 3 .* holds the checkpoint of step 1"):
         checkpoints.restore_params(3)
     assert checkpoints.newest_undamaged() == 2
 
@@ -340,9 +342,9 @@ def test_odd_names_among_the_checkpoints(tmp_path):
     assert checkpoints.steps() == [5, 6, 130, 140, 150]
     assert checkpoints.newest_undamaged() == 6
     for step in (130, 140, 150, "last", "best"):
-        with pytest.raises(UserError, match=r"checkpoint 1[345]0 .* is damaged: .*use --checkpoint=6"):
+        with raises(UserError, match=r"checkpoint 1[345]0 .* is damaged: .*use --checkpoint=6"):
             checkpoints.restore_params(step)
-    with pytest.raises(UserError, match="is not best, last, average or a step"):
+    with raises(UserError, match="is not best, last, average or a step"):
         checkpoints.restore_params("9" * 5000)
     save_steps(tmp_path, {130: 3.0, 140: 3.0, 150: 3.0}, keep_last=2)
     assert checkpoints.steps() == [130, 140, 150]
@@ -354,7 +356,7 @@ def test_newest_good_without_any_good_one(tmp_path):
     checkpoints = save_steps(tmp_path, {1: 1.0, 2: 1.0})
     for step in (1, 2):
         damage_file(checkpoints.resolve(step) / "manifest.json", "truncate")
-    with pytest.raises(UserError, match="checkpoint 2 .* checkpoint 1 .*no undamaged .* is left: delete"):
+    with raises(UserError, match="checkpoint 2 .* checkpoint 1 .*no undamaged .* is left: delete"):
         checkpoints.newest_undamaged()
 
 
@@ -377,7 +379,7 @@ def test_a_target_of_another_shape_is_refused_path_by_path(tmp_path):
     target["dense"]["bias"] = jax.ShapeDtypeStruct((8,), jnp.float32)
     target["extra"] = jax.ShapeDtypeStruct((2,), jnp.int32)
     del target["scale"]
-    with pytest.raises(UserError) as caught:
+    with raises(UserError) as caught:
         checkpoints.restore(3, {"params": target})
     head, *lines = str(caught.value).split("\n")
     assert "checkpoint 3 of" in head and "4 arrays differ" in head
@@ -387,7 +389,7 @@ def test_a_target_of_another_shape_is_refused_path_by_path(tmp_path):
         "  params/extra: stored nothing, wanted int32[2]",
         "  params/scale: stored float32[], wanted nothing",
     ]
-    with pytest.raises(UserError, match="has no ema_params, only .*opt_state.*; use the config"):
+    with raises(UserError, match="has no ema_params, only .*opt_state.*; use the config"):
         checkpoints.restore(3, {"ema_params": jax.eval_shape(make_params)})
 
 
@@ -397,7 +399,7 @@ def test_a_full_disk_is_told_once_and_costs_nothing_else(tmp_path, capfd):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
     try:
         checkpoints.save(2, {"params": {"w": np.random.default_rng(0).random(50_000)}}, {})
-        with pytest.raises(UserError, match="could not be written: .*File too large.*free disk .* has 1 "):
+        with raises(UserError, match="could not be written: .*File too large.*free disk .* has 1 "):
             checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -447,7 +449,7 @@ def test_a_full_disk_at_any_write_costs_one_message(tmp_path, monkeypatch, capfd
             with monkeypatch.context() as patch:
                 refuse_writes(patch, place)
                 message = "a checkpoint could not be written: .*No space left.*; free disk space .* has 1, 2"
-                with pytest.raises(UserError, match=message) as caught:
+                with raises(UserError, match=message) as caught:
                     write()
             assert "\n" not in str(caught.value), place
             # A folder that was renamed to be replaced comes back before the next save, or at the next start.
@@ -468,7 +470,7 @@ def test_writes_that_end_after_a_failed_one_print_nothing(tmp_path, capfd, monke
     save_steps(tmp_path, {1: 1.0})
     loop = asyncio.new_event_loop()
     loop.close()
-    with pytest.raises(RuntimeError) as caught:
+    with raises(RuntimeError) as caught:
         loop.call_soon_threadsafe(print)
     late = SimpleNamespace(exc_value=caught.value, exc_traceback=caught.value.__traceback__.tb_next)
     other = SimpleNamespace(exc_value=ValueError("a bug"), exc_traceback=None)
@@ -485,18 +487,9 @@ def test_a_defect_in_the_thread_surfaces_at_the_next_call(tmp_path, monkeypatch)
     monkeypatch.setattr(checkpoint_module.atomic_folder, "seal_folder", fail)
     for call in (checkpoints.steps, checkpoints.wait, checkpoints.best, lambda: checkpoints.resolve(1)):
         checkpoints.save(2, {"params": {"w": jnp.ones(2)}}, {})
-        with pytest.raises(ZeroDivisionError, match="a defect"):
+        with raises(ZeroDivisionError, match="a defect"):
             call()
         call()
-
-
-def test_what_cannot_be_saved_is_said_at_once(tmp_path):
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        Checkpoints(tmp_path).save(1, {}, {"array": np.ones(2)})
-    with pytest.raises(ValueError, match="a/b .*ambiguous"):
-        Checkpoints(tmp_path).save(1, {"params": {"a/b": np.ones(2)}}, {})
-    with pytest.raises(ValueError, match="keep_last is 0"):
-        Checkpoints(tmp_path, keep_last=0)
 
 
 SHARDED = """
@@ -594,7 +587,7 @@ def test_progress_of_earlier_versions_is_in_a_file_of_its_own(tmp_path):
     atomic_folder.seal_folder(folder, facts)
     assert checkpoints.restore_params(1)[1]["metrics"] == {"bleu": 1.0} and checkpoints.best() == 1
     damage_file(folder / "progress.json", "truncate")
-    with pytest.raises(UserError, match="checkpoint 1 .* is damaged: file progress.json has .* bytes"):
+    with raises(UserError, match="checkpoint 1 .* is damaged: file progress.json has .* bytes"):
         checkpoints.restore_params(1)
 
 
@@ -622,3 +615,60 @@ def test_large_items_come_back_bit_for_bit(tmp_path, monkeypatch):
     for path, leaf in leaves.items():
         assert found[path].dtype == leaf.dtype
         np.testing.assert_array_equal(found[path], leaf)
+
+
+# ---- load run ----
+def test_all_processes_load_the_checkpoint_that_the_first_one_chose(tiny_run, tmp_path, monkeypatch):
+    """The newest one when process 0 looked, although training has written another one since; or its error."""
+    run, later = tmp_path / "run", tmp_path / "48"
+    shutil.copytree(tiny_run, run)
+    (run / "checkpoints" / "48").rename(later)
+    sent = []
+    monkeypatch.setattr(processes, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "exchange", lambda message: [message, sent.append(message) or b"{}"])
+    first = load_trained(run, checkpoint="last")
+    assert (first.checkpoint, first.progress["step"]) == ("last", 32)
+    with pytest.raises(UserError, match="there is no checkpoint 48; the nearest is 32"):
+        load_trained(run, checkpoint="48")
+    later.rename(run / "checkpoints" / "48")
+    assert load_trained(run, checkpoint="last").progress["step"] == 48
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    answers = iter(sent)
+    monkeypatch.setattr(processes, "exchange", lambda message: [next(answers), message])
+    other = load_trained(run, checkpoint="last")
+    assert (other.checkpoint, other.progress["step"]) == ("last", 32)
+    with pytest.raises(UserError, match="there is no checkpoint 48; the nearest is 32"):
+        load_trained(run, checkpoint="48")
+
+
+def test_the_model_that_training_started_from_is_not_taken_in_silence(tiny_run, tmp_path):
+    """Step 0, whose BLEU no later checkpoint has reached, and the trained run: one line, and what to do."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    trained = load_trained(tiny_run, checkpoint="last")
+    write_checkpoint(
+        run / "checkpoints" / "0",
+        {"params": flatten_tree(trained.params)},
+        {"step": 0, "metrics": {"bleu": 100.0, "loss": 0.1}},
+    )
+    told = []
+    found = load_trained(run, warn=told.append)
+    assert (found.checkpoint, found.step) == ("best", 0)
+    (line,) = told
+    assert line == (
+        f"the best checkpoint of {run} is step 0, the model that training started from; --checkpoint=last "
+        "takes step 48"
+    )
+    for named in ("last", "0", "48"):
+        load_trained(run, checkpoint=named, warn=told.append)
+    load_trained(tiny_run, warn=told.append)
+    assert len(told) == 1
+    for folder in (run / "checkpoints").iterdir():
+        shutil.rmtree(folder) if folder.name != "0" else None
+    load_trained(run, warn=told.append)  # an import that was not trained
+    assert len(told) == 1
+
+
+def test_a_checkpoint_is_named_with_its_step():
+    assert name_checkpoint("best", 1250) == "best (step 1,250)"
+    assert name_checkpoint("1250", 1250) == "1250" and name_checkpoint("best", None) == "best"

@@ -1,7 +1,13 @@
-"""A run directory belongs to one config: what may change between sittings, and what is refused by name."""
+"""A run directory belongs to one config and one training: what may change, what is refused, and its lock."""
 
+import errno
+import fcntl
 import json
+import os
 import shlex
+import signal
+import subprocess
+import sys
 import typing
 import warnings
 from typing import Any
@@ -11,7 +17,14 @@ import pytest
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import flatten, from_dict, read_config, save_config, to_dict
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.runs.run_directory import is_complete, open_run, read_report, sweep_run, write_report
+from flaxformer_mt.runs.run_directory import (
+    is_complete,
+    lock_run,
+    open_run,
+    read_report,
+    sweep_run,
+    write_report,
+)
 
 
 def change(config: Config, name: str, value: object) -> Config:
@@ -172,14 +185,6 @@ def test_a_run_may_end_elsewhere_where_its_schedule_has_no_end(schedule, steps, 
         assert f"train --init={tmp_path} --run=NEW --config.train.steps={steps}" in remedies
 
 
-def test_another_network_cannot_start_from_the_runs_parameters(tmp_path):
-    open_run(tmp_path, Config())
-    (tmp_path / "checkpoints" / "40").mkdir(parents=True)
-    with pytest.raises(UserError) as error:
-        open_run(tmp_path, change(Config(), "model.ffn_dim", 1024))
-    assert "restore the old values" in str(error.value) and "--init" not in str(error.value)
-
-
 def test_the_command_of_the_remedy_gives_the_new_values(tmp_path):
     """As the command line reads it: texts, lists and truth values."""
     from flaxformer_mt.commands.flags import parse_flags
@@ -317,3 +322,61 @@ def test_odd_names_among_the_checkpoints_are_no_steps(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     open_run(tmp_path, change(config, "train.steps", config.train.steps - 1))
     assert read_config(tmp_path / "config.json").train.steps == config.train.steps - 1
+
+
+# ---- run lock ----
+OWNER = """
+import sys
+from pathlib import Path
+from flaxformer_mt.runs.run_directory import lock_run
+with lock_run(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_owner_is_refused_with_the_first_and_a_killed_one_holds_nothing(tmp_path):
+    run = tmp_path / "runs" / "a"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with owner:
+        assert owner.stdout.readline() == "locked\n"
+        for _ in range(2):
+            with (
+                pytest.raises(UserError, match=f"{run} is being trained by process {owner.pid} on .*--run="),
+                lock_run(run),
+            ):
+                pass
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        assert (run / ".lock").exists()
+        with lock_run(run):
+            (run / "config.json").write_text("")
+            with pytest.raises(UserError, match=f"by process {os.getpid()} on host"), lock_run(run):
+                pass
+    assert [path.name for path in run.iterdir()] == ["config.json"]
+
+
+def test_a_run_that_writes_nothing_leaves_nothing(tmp_path):
+    (tmp_path / "there").mkdir()
+    for run in (tmp_path / "new" / "deep" / "run", tmp_path / "there"):
+        with pytest.raises(ZeroDivisionError), lock_run(run):
+            assert (run / ".lock").exists()
+            raise ZeroDivisionError
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match="cannot write to the run directory .*file/run"),
+        lock_run(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(FlaxformerWarning, match="has no locks"), lock_run(tmp_path):
+        pass

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -54,22 +55,20 @@ def lay_out(options, tables, lines) -> StateLayout:
     return _lay_out(options, structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
 
 
-@functools.partial(jax.jit, static_argnames="options", compiler_options=QUICK)
+@partial(jax.jit, static_argnames="options", compiler_options=QUICK)
 def begin(tables, lines, *, options):
     task = make_task(options, 1)
     return take_first_step(task, begin_lines(task, start_cache(tables, 1), lines))
 
 
-@functools.partial(
-    jax.jit, static_argnames=("options", "layout", "refill", "capacity"), compiler_options=QUICK
-)
+@partial(jax.jit, static_argnames=("options", "layout", "refill", "capacity"), compiler_options=QUICK)
 def go_through(state, waiting, count, final_free_rows, *, options, layout, refill, capacity):
     return search_queue(
         make_task(options, capacity), layout, state, waiting, count, final_free_rows, refill=refill
     )
 
 
-@functools.partial(jax.jit, static_argnames="options", compiler_options=QUICK)
+@partial(jax.jit, static_argnames="options", compiler_options=QUICK)
 def search_at_once(tables, lines, *, options):
     task = make_task(options)
     return task.finish(task.run(task.start(start_cache(tables, task.width), lines)))
@@ -202,8 +201,6 @@ def test_rows_that_a_program_leaves_are_free_or_continue():
 
 
 # ---- rows ----
-
-
 @functools.cache
 def greedy_layout() -> StateLayout:
     return lay_out(GREEDY, make_tables(1, 8, seed=0), Lines(LIMITS[:1]))
@@ -227,7 +224,7 @@ def test_the_layout_knows_which_axes_grow():
     assert state.tokens.shape == (4, 3, LENGTH) and state.done.all() and state.step.shape == (4,)
 
 
-@functools.partial(jax.jit, compiler_options=QUICK)
+@partial(jax.jit, compiler_options=QUICK)
 def put_two_rows():
     """In a program, as search does."""
     line = tokens_state(1, [[7], [8]])

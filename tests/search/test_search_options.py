@@ -1,4 +1,4 @@
-"""The options of a search: rules for tokens, required sequences, coverage, groups, ensembles, segments."""
+"""The options of a search: rules, required sequences, coverage, groups, ensembles, segments, sampling."""
 
 import dataclasses
 import functools
@@ -22,6 +22,7 @@ from test_search import (
     make_tables,
     next_logits,
     penalty,
+    run_greedy,
     search_lattice,
     search_tables,
     start_cache,
@@ -43,6 +44,7 @@ from flaxformer_mt.search import (
     search,
     take_rows,
 )
+from flaxformer_mt.search.sampling import draw_tokens, keep_likely, make_keys
 from flaxformer_mt.shapes import Batch
 
 # 27 prefixes of three words, four continuations each: with four steps and three words that may be chosen
@@ -86,8 +88,6 @@ def contains(tokens, phrase) -> bool:
 
 
 # ---- rules ----
-
-
 def test_rules_for_the_tokens_of_each_line():
     """Forced prefixes, suppressed tokens, minimum lengths and required sequences, in rows of one search.
 
@@ -181,7 +181,6 @@ def test_no_ngram_occurs_twice(n):
 
 
 # ---- required sequences ----
-
 PHRASES = [[(3, 4), (4, 5)], [(5, 5, 3)], [], [(4,), (4,), (5, 4)]]
 
 
@@ -219,7 +218,6 @@ def test_a_narrow_beam_contains_what_is_required_however_unlikely(width, alpha, 
 
 
 # ---- coverage ----
-
 SOURCE_MASK = np.array([[True, True, True], [True, True, False]])
 # What a token looks at, by its id: the end at the first source token, 3 at the second, and so on.
 LOOKS_AT = np.array([[0, 0, 0], [0, 0, 0], [0.8, 0.2, 0], [0.1, 0.6, 0.3], [0, 0.5, 0.5], [0.3, 0.7, 0]])
@@ -272,8 +270,6 @@ def test_coverage_ranks_hypotheses_by_what_they_looked_at():
 
 
 # ---- groups ----
-
-
 def diverse_beam(table, limit, *, width, groups, strength):
     """Diverse beam search in plain Python, without an early end: (score, tokens), best first."""
     size = width // groups
@@ -312,25 +308,7 @@ def test_groups_are_those_of_diverse_beam_search(groups, strength):
         assert len(set(ended)) == len(ended) and set(ended) <= {tokens for _, tokens in expected}
 
 
-def test_one_group_is_plain_beam_search():
-    tables = make_tables(3, 9, seed=11)
-    plain, grouped = (
-        run(tables, limits(8, 8, 6), options=options, n_best=3)
-        for options in (
-            SearchConfig(beam_size=4),
-            SearchConfig(beam_size=4, diversity_groups=1, diversity_strength=0.0),
-        )
-    )
-    jax.tree.map(np.testing.assert_array_equal, plain, grouped)
-    # Kept apart by force, all hypotheses start with tokens of their own.
-    apart = SearchConfig(beam_size=4, diversity_groups=4, diversity_strength=100.0)
-    found = run(tables, limits(8, 8, 6), options=apart, n_best=4)
-    assert all(len({tokens_of(found, row, rank)[0] for rank in range(4)}) == 4 for row in range(3))
-
-
 # ---- likely lengths, inexact stopping ----
-
-
 def test_exact_stopping_expects_no_better_hypothesis_than_of_the_likely_length():
     # With a limit of 200 a word is worth a second step, as above; one of 40 tokens is not.
     easy = {EOS: 0.9, 3: 0.05, 4: 0.05}
@@ -365,8 +343,6 @@ def test_inexact_stopping_ends_when_enough_have_ended(patience, steps):
 
 
 # ---- ensembles ----
-
-
 NARROW = SearchConfig(beam_size=3)
 
 
@@ -397,8 +373,6 @@ def test_an_ensemble_has_one_vocabulary():
 
 
 # ---- segments ----
-
-
 def test_a_search_in_segments_of_what_is_left_is_the_search():
     tables = make_tables(5, 9, seed=14)
     lines = limits(3, 12, 1, 3, 12)
@@ -428,8 +402,6 @@ def test_a_search_in_segments_of_what_is_left_is_the_search():
 
 
 # ---- beams that stay where they are ----
-
-
 @pytest.mark.parametrize(
     ("kind", "seed"), [("encoder_decoder", 3), ("encoder_decoder, ssru", 49), ("decoder_only", 11)]
 )
@@ -475,8 +447,6 @@ def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(kind, s
 
 
 # ---- errors ----
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -531,8 +501,6 @@ def test_what_lines_need_is_named():
 
 
 # ---- what is off costs nothing ----
-
-
 def primitives_of(options, lines):
     """The names of all operations of a traced search."""
 
@@ -575,3 +543,133 @@ def test_options_that_are_off_are_not_in_the_program():
     whole = primitives_of(SearchConfig(method="sample"), drawn)
     cut = primitives_of(SearchConfig(method="sample", top_p=0.5), drawn)
     assert "cumsum" in cut and "cumsum" not in whole
+
+
+# ---- greedy and sampling ----
+PROBABILITIES = np.array([0.02, 0.4, 0.03, 0.25, 0.2, 0.1])
+
+
+def sample(**fields) -> SearchConfig:
+    return SearchConfig(method="sample", **fields)
+
+
+def seeds(*numbers) -> np.ndarray:
+    return np.array(numbers, np.uint32)
+
+
+# Options, and the tokens that they keep. Cumulated from the likeliest: .4 .65 .85 .95 .98 1.
+KEPT = [
+    (sample(), [0, 1, 2, 3, 4, 5]),
+    (sample(top_k=3), [1, 3, 4]),
+    (sample(top_p=0.7), [1, 3, 4]),
+    (sample(top_p=0.01), [1]),
+    (sample(min_p=0.3), [1, 3, 4]),
+    (sample(min_p=0.2), [1, 3, 4, 5]),
+    # Of .4 .25 .2, the first two are .765 of it: more than .7.
+    (sample(top_k=3, top_p=0.7), [1, 3]),
+    # At temperature 2 probabilities are as their square roots: .63 .5 .45 .32 .17 .14 of 2.21.
+    (sample(temperature=2.0, top_p=0.6), [1, 3, 4]),
+]
+LIKELIEST = [sample(top_k=1), sample(top_p=1e-6), sample(min_p=1.0), sample(temperature=1e-3)]
+
+
+@functools.partial(jax.jit, compiler_options=QUICK)
+def draw_many(logits, others):
+    """Draws with all options, in one program.
+
+    20,000 from one distribution with those of KEPT, one from each row of others [200, 100, V] with those of
+    LIKELIEST, and what top_p 0.5 keeps of an even distribution.
+    """
+    keys = make_keys(jnp.arange(200, dtype=jnp.uint32), 100)
+    steps = jnp.zeros(200, jnp.int32)
+    everywhere = jnp.broadcast_to(logits, (200, 100, len(logits)))
+    return (
+        [draw_tokens(everywhere, keys, steps, options) for options, _ in KEPT],
+        [draw_tokens(others, keys, steps, options) for options in LIKELIEST],
+        keep_likely(jnp.zeros((1, 1, 8)), sample(top_p=0.5)),
+    )
+
+
+def test_draws_are_from_what_the_options_keep():
+    """Frequencies of tokens, the likeliest of each distribution, and which of an even one are kept."""
+    others = np.random.default_rng(3).normal(size=(200, 100, 9)).astype(np.float32)
+    drawn, likeliest, even = jax.device_get(draw_many(np.log(PROBABILITIES).astype(np.float32), others))
+    for (options, kept), tokens in zip(KEPT, drawn, strict=True):
+        counts = np.bincount(tokens.ravel(), minlength=6)
+        expected = np.zeros(6)
+        expected[kept] = PROBABILITIES[kept] ** (1 / options.temperature)
+        expected *= tokens.size / expected.sum()
+        assert counts[expected == 0].sum() == 0, options
+        chi_square = ((counts - expected) ** 2 / np.maximum(expected, 1))[kept].sum()
+        assert chi_square < 25, options  # five degrees of freedom: passed by chance once in 7,000 times
+    for options, tokens in zip(LIKELIEST, likeliest, strict=True):
+        differ = tokens != others.argmax(axis=-1)
+        if options.temperature < 1:  # between the best two there may be less than the noise
+            best = np.sort(others, axis=-1)
+            differ &= best[..., -1] - best[..., -2] > 20 * options.temperature
+        assert not differ.any(), options
+    values, ids = even
+    assert np.isfinite(values).sum() == 4 and sorted(ids.ravel().tolist()) == list(range(8))
+
+
+def test_whole_samples_come_as_often_as_they_are_likely():
+    """Sequences of a Markov chain, against their exact probabilities, beside rows that are not numbers."""
+    table = make_tables(1, 5, seed=1)
+    table[..., [0, 1]] = -np.inf
+    tables = np.repeat(table, 43, axis=0)
+    lines = Lines(np.full(43, 2, np.int32), seeds=np.arange(43, dtype=np.uint32))
+    sizes = {"max_length": 2, "rows": 43, "vocab_size": 5}
+    found = run(tables, lines, options=sample(), n_best=100, **sizes)
+    count, words, probability = 40 * 100, {}, {}
+    for row in range(40):
+        for rank in range(100):
+            tokens = tokens_of(found, row, rank)
+            words[tokens] = words.get(tokens, 0) + 1
+            probability[tokens] = float(np.exp(found.log_probs[row, rank]))
+    assert len(words) > 5
+    for tokens, p in probability.items():
+        assert abs(words[tokens] / count - p) < 5 * np.sqrt(p * (1 - p) / count) + 1e-3
+    poisons = {40: np.nan, 41: np.inf, 42: -np.inf}
+    for row, poison in poisons.items():
+        tables[row] = poison
+    beside = run(tables, lines, options=sample(), n_best=100, **sizes)
+    for row, poison in poisons.items():
+        for rank in range(100):
+            assert tokens_of(beside, row, rank) == () and beside.scores[row, rank] == -np.inf, poison
+    np.testing.assert_array_equal(beside.tokens[:40], found.tokens[:40])
+
+
+def test_a_sample_depends_on_its_line_and_seed_alone():
+    tables = make_tables(4, 9, seed=2, sharpness=0.7)
+    lines = limits(9, 9, 9, 9)._replace(seeds=seeds(5, 6, 7, 8))
+    together = run(tables, lines, options=SAMPLE, n_best=3)
+    order = [2, 0]
+    fewer = Lines(np.array([9, 9], np.int32), seeds=seeds(7, 5))
+    sizes = {"rows": 2, "max_length": 9}
+    again = run(tables[order], fewer, options=SAMPLE, n_best=3, **sizes)
+    one = run(tables[order], fewer, options=SAMPLE, n_best=1, **sizes)
+    for row, other in enumerate(order):
+        ours = [tokens_of(again, row, rank) for rank in range(3)]
+        assert ours == [tokens_of(together, other, rank) for rank in range(3)]
+        assert len(set(ours)) == 3 and tokens_of(one, row) in ours
+        assert (np.diff(again.scores[row]) <= 0).all()
+    reseeded = run(tables, lines._replace(seeds=seeds(9, 6, 7, 8)), options=SAMPLE, n_best=3)
+    assert not np.array_equal(reseeded.tokens[0], together.tokens[0])
+    np.testing.assert_array_equal(reseeded.tokens[1:], together.tokens[1:])
+    same = run(tables[[0, 0]], fewer._replace(seeds=seeds(5, 5)), options=SAMPLE, **sizes)
+    assert tokens_of(same, 0) == tokens_of(same, 1)
+
+
+def test_sampling_the_likeliest_is_greedy_search():
+    tables = make_tables(4, 9, seed=3)
+    lines = limits(9, 7, 0, 9)._replace(seeds=seeds(1, 2, 3, 4))
+    greedy = run_greedy(tables, [9, 7, 0, 9])
+    for options in LIKELIEST:
+        found = run(tables, lines, options=dataclasses.replace(options, length_penalty=0.7))
+        np.testing.assert_array_equal(found.tokens, greedy.tokens, err_msg=str(options))
+        np.testing.assert_allclose(found.scores, greedy.scores, rtol=1e-5, err_msg=str(options))
+
+
+def test_a_search_ends_with_its_longest_sample():
+    _, steps = search_lattice({EOS: 1.0}, [50, 50], n_best=4, seeds=seeds(1, 2), method="sample")
+    assert steps == 1

@@ -1,5 +1,6 @@
-"""Batch shapes compiled before the first update: which, in which order, and what if one is too large."""
+"""Batch shapes compiled before the first update, with and without padding, once for all runs of a sweep."""
 
+import dataclasses
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +13,21 @@ from tiny_experiment import change
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.data.batch_array import BatchArray
+from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.compile_ahead import (
     ProgramsByShape,
     compile_ahead,
     compiles_ahead,
     find_shapes,
+    find_unpadded_sizes,
+    fitting_sizes,
 )
-from flaxformer_mt.training.setup import compile_shapes, set_up_training
+from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training
 from flaxformer_mt.training.validation import Validation
 
 SHAPES = (Shape(4, 3, 5), Shape(2, 5, 7), Shape(2, 7, 5))
@@ -151,3 +156,212 @@ def test_the_loss_of_the_validation_set_is_compiled_for_all_shapes_at_once(tiny_
         shapes = {(batch.source.shape, batch.target_in.shape) for batch in validation._batches}
         assert len(validation._steps) == (len(shapes) if wanted == "all" else 0)
     assert found[0] == found[1]
+
+
+# ---- unpadded sizes ----
+CPU = SimpleNamespace(platform="cpu", device_count=1)
+
+
+def facts(rows: int, source: int, target: int, tokens: tuple[int, int], *, batches: int = 3) -> dict:
+    return {
+        "rows": rows,
+        "source": source,
+        "target": target,
+        "batches": batches,
+        "likely_tokens": list(tokens),
+    }
+
+
+def test_sizes_are_whole_rows_of_likely_tokens_and_at_most_those_of_the_shape():
+    shapes = [
+        facts(40, 20, 16, (641, 500)),
+        facts(10, 40, 30, (390, 299)),  # 2% of padding are not worth it
+        facts(16, 48, 40, (700, 900), batches=0),
+        facts(9, 50, 50, (449, 300)),  # one side is full
+    ]
+    sizes = find_unpadded_sizes(Config(), CPU, [shapes])
+    assert sizes == {Shape(40, 20, 16): (660, 512), Shape(9, 50, 50): (450, 300)}
+    # of several stages, the largest
+    stages = [[facts(40, 20, 16, (641, 400))], [facts(40, 20, 16, (500, 500))]]
+    assert find_unpadded_sizes(Config(), CPU, stages) == {Shape(40, 20, 16): (660, 512)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": {"padding_mask": "none"}},
+        {"model": {"decoder_self_attention": "ssru"}},
+        {"model": {"architecture": "decoder_only"}},
+        {"data": {"batching": "pack"}},
+        {"train": {"unpad": "none"}},
+        {"platform": "gpu"},
+        {"device_count": 2},
+    ],
+    ids=str,
+)
+def test_some_batches_keep_their_padding(fields):
+    """Where a token reads padding, where there is next to none, and on all but a single CPU device."""
+    sections = {name: value for name, value in fields.items() if isinstance(value, dict)}
+    devices = SimpleNamespace(
+        **{"platform": "cpu", "device_count": 1, **{k: v for k, v in fields.items() if k not in sections}}
+    )
+    config = change(Config(), **sections)
+    assert find_unpadded_sizes(config, devices, [[facts(40, 20, 16, (600, 400))]]) == {}
+
+
+def unpadded_sizes_batch_of(source: int, target: int) -> Batch:
+    """A batch of 4 x 5 and 4 x 6 with this many tokens."""
+    masks = np.arange(20).reshape(4, 5) < source, np.arange(24).reshape(4, 6) < target
+    return Batch(masks[0], masks[1], masks[1], *masks)
+
+
+def test_a_batch_with_more_tokens_than_its_shape_usually_has_keeps_its_padding():
+    sizes = {Shape(4, 5, 6): (15, 18)}
+    assert fitting_sizes(unpadded_sizes_batch_of(15, 18), sizes) == (15, 18)
+    assert (
+        fitting_sizes(unpadded_sizes_batch_of(16, 18), sizes)
+        is fitting_sizes(unpadded_sizes_batch_of(15, 19), sizes)
+        is None
+    )
+    assert fitting_sizes(unpadded_sizes_batch_of(3, 3), {Shape(4, 5, 7): (15, 18)}) is None
+    assert fitting_sizes(unpadded_sizes_batch_of(3, 3), {}) is None
+
+
+def test_likely_tokens_hold_nearly_all_batches_of_all_epochs():
+    random = np.random.default_rng(0)
+    lengths = random.integers(3, 40, 20_000), random.integers(3, 40, 20_000)
+    config = change(Config(), data={"num_shapes": 3, "batch_tokens": 4096, "max_target_length": 40}).data
+    plan = plan_epoch(*lengths, config=config, seed=1, epoch=0)
+    summary = plan_summary(plan, *lengths)["shapes"]
+    sizes = {Shape(s["rows"], s["source"], s["target"]): s["likely_tokens"] for s in summary if s["batches"]}
+    least = {shape: [0, 0] for shape in sizes}
+    for epoch in range(3):
+        plan = plan_epoch(*lengths, config=config, seed=1, epoch=epoch, shapes=plan.shapes)
+        for planned in (plan[index] for index in range(len(plan))):
+            for side, of in enumerate(lengths):
+                tokens = of[planned.examples].sum()
+                assert tokens <= sizes[planned.shape][side]
+                least[planned.shape][side] = max(least[planned.shape][side], tokens)
+    # and not many more than the fullest
+    pairs = [pair for shape in sizes for pair in zip(sizes[shape], least[shape], strict=True)]
+    assert all(size < 1.06 * most for size, most in pairs) and len(pairs) == 6
+
+
+def test_training_without_padding_is_training_with_it(tiny_config, tmp_path):
+    """The update of a batch as training puts it on the device."""
+    states = {}
+    for unpad in ("auto", "none"):
+        # The gradients of keys' biases are rounding alone, which Adam would scale up to its learning rate.
+        config = change(
+            tiny_config,
+            data={"batch_tokens": 1024},
+            model={"dropout_rate": 0.0},
+            train={"unpad": unpad},
+            optim={"epsilon": 1e-4},
+        )
+        setup = set_up_training(config, tmp_path / unpad, Checkpoints(tmp_path / unpad))
+        assert bool(setup.unpadded) == (unpad == "auto")
+        states[unpad] = setup
+    setup = states["auto"]
+    ((shape, sizes),) = setup.unpadded.items()
+    random = np.random.default_rng(1)
+    vocab = setup.prepared.vocabs.target
+    lengths = [random.integers(2, side // 2, shape.rows) for side in (shape.source, shape.target)]
+    masks = [np.arange(n) < of[:, None] for n, of in zip((shape.source, shape.target), lengths, strict=True)]
+    ids = [random.integers(4, vocab.size, mask.shape).astype(np.int32) * mask for mask in masks]
+    target_in = np.roll(ids[1], 1, axis=1) * masks[1]
+    target_in[:, 0] = vocab.bos_id
+    batch = Batch(ids[0], target_in, ids[1], *masks)
+    after = {}
+    for unpad, setup in states.items():
+        array = setup.put(batch)
+        assert array.unpadded == (sizes if unpad == "auto" else None)
+        after[unpad], _ = setup.train_step(setup.state, setup.numbers, [array])
+    for one, other in zip(*map(jax.tree.leaves, (after["none"].params, after["auto"].params)), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+# ---- hyperparameters ----
+# Shapes of which the fullest batch has another number of tokens in the epochs of another seed.
+DATA = {"batch_tokens": 256, "num_shapes": 2}
+# What differs from one run of a sweep to another, all at once.
+SWEEPS: tuple[dict[str, Any], ...] = (
+    {
+        "seed": 2**31 + 7,
+        "optim": {"learning_rate": 0.003, "warmup_steps": 7, "schedule": "cosine", "final_fraction": 0.1},
+        "train": {"steps": 49},
+    },
+    {"seed": 6, "optim": {"learning_rate": 1.0, "schedule": "noam"}, "train": {"steps": 50}},
+)
+
+
+def vary(config: Config, *, seed: int | None = None, **sections: Any) -> Config:
+    config = change(config, **sections)
+    return config if seed is None else dataclasses.replace(config, seed=seed)
+
+
+def short_batch(setup: TrainingSetup, shape: Shape) -> Batch:
+    """A batch of this shape with one token in each row, which any program without padding has room for."""
+    source = np.zeros((shape.rows, shape.source), np.int32)
+    target = np.zeros((shape.rows, shape.target), np.int32)
+    masks = [np.arange(side.shape[1])[None] < np.ones((shape.rows, 1)) for side in (source, target)]
+    target_in = target.copy()
+    target_in[:, 0] = setup.prepared.vocabs.target.bos_id
+    return Batch(source + 4 * masks[0], target_in, target + 5 * masks[1], *masks)
+
+
+def lowered(config: Config, folder: Any) -> tuple[TrainingSetup, dict[Shape, str]]:
+    """What training is set up with, and the text of the program that reads a batch, for each shape."""
+    setup = set_up_training(config, folder, Checkpoints(folder))
+    texts = {}
+    for shape in setup.unpadded:
+        batch = setup.put(short_batch(setup, shape))
+        assert batch.unpadded == setup.unpadded[shape]
+        arguments = setup.train_step.arguments_of(setup.state, setup.numbers, batch)
+        texts[shape] = setup.train_step.by_shape.lower(*arguments).as_text()
+    return setup, texts
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_sweep_lowers_one_update(tiny_config, tmp_path, accumulation):
+    """The text of the program that reads a batch, and the sizes without padding, are those of one run."""
+    base = change(tiny_config, data=DATA, optim={"accumulation": accumulation})
+    setup, expected = lowered(base, tmp_path / "base")
+    assert expected
+    for number, changes in enumerate(SWEEPS):
+        optim = {**changes["optim"], "accumulation": accumulation}
+        other, found = lowered(vary(base, **{**changes, "optim": optim}), tmp_path / str(number))
+        assert found == expected
+        assert other.unpadded == setup.unpadded
+    # The texts say what is computed: a number that is no argument is seen in them.
+    _, found = lowered(change(base, train={"label_smoothing": 0.3}), tmp_path / "smoothing")
+    assert found.keys() == expected.keys() and found != expected
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_sweep_compiles_nothing_anew(tiny_config, tmp_path, accumulation):
+    """The initial state and all of an update are found on disk, and compute with the numbers of their run."""
+    optim = {"warmup_steps": 1, "accumulation": accumulation}
+    base = change(tiny_config, data=DATA, optim=optim)
+    events: list[str] = []
+    params = {}
+    for name, changes in {
+        "base": {},
+        "seed": {"seed": 80_000 + accumulation},  # which no other test compiles anything for
+        "rate": {"optim": {**optim, "learning_rate": 0.003}, "train": {"steps": 49}},
+    }.items():
+        if name == "seed":
+            jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpartition("/")[2]))
+        setup = set_up_training(vary(base, **changes), tmp_path / name, Checkpoints(tmp_path / name))
+        initial = jax.device_get(setup.state.params)
+        shape = max(setup.unpadded)
+        batch = setup.put(short_batch(setup, shape))
+        state, metrics = setup.train_step(setup.state, setup.numbers, [batch] * accumulation)
+        assert np.isfinite(metrics.loss_sum)
+        params[name] = jax.tree.leaves(initial), jax.tree.leaves(jax.device_get(state.params))
+    assert "cache_hits" in events and "cache_misses" not in events
+    same = {
+        name: [all(map(np.array_equal, *pair)) for pair in zip(params["base"], found, strict=True)]
+        for name, found in params.items()
+    }
+    assert same == {"base": [True, True], "seed": [False, False], "rate": [True, False]}

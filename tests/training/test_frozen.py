@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from pytest import raises
 from tiny_experiment import change
 
 from flaxformer_mt.config import LoraConfig, OptimConfig
@@ -64,11 +65,9 @@ def test_frozen_parameters_have_no_gradient():
 
 def test_patterns_that_match_nothing_or_everything_are_refused():
     check_patterns(PARAMS, OptimConfig(freeze=("encoder",)))
-    with pytest.raises(
-        UserError, match=r"'decoder', which matches no parameter.* encoder/.*shared_embedding/"
-    ):
+    with raises(UserError, match=r"'decoder', which matches no parameter.* encoder/.*shared_embedding/"):
         check_patterns(PARAMS, OptimConfig(freeze=("encoder", "decoder")))
-    with pytest.raises(UserError, match="matches all 3 parameters"):
+    with raises(UserError, match="matches all 3 parameters"):
         check_patterns(PARAMS, OptimConfig(freeze=("encoder", "shared_embedding")))
     text = describe_frozen(PARAMS, OptimConfig(freeze=("encoder",)))
     assert text == "8 of 17 parameters (47.1%) are trained; the others are frozen"
@@ -97,7 +96,7 @@ def test_low_rank_changes_that_do_not_fit_are_refused():
             "also_train has all tokens of shared_embedding/embedding; set optim.lora.tokens to 0",
         ),
     ):
-        with pytest.raises(UserError, match=message):
+        with raises(UserError, match=message):
             check_patterns(PARAMS, OptimConfig(lora=lora))
     check_patterns(PARAMS, OptimConfig(lora=LoraConfig(rank=2, targets=("*",), also_train=("*norm",))))
 

@@ -1,8 +1,8 @@
 """Schedules against hand values, Adam against numpy, and which parameters each rule touches."""
 
-import dataclasses
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -28,9 +28,7 @@ from flaxformer_mt.training.setup import describe_long_warmup, warn_of_short_tra
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 
 
-def rates(
-    config: OptimConfig, steps: list[int], *, model_dim: int = 64, total_steps: int = 12
-) -> list[float]:
+def rates(config, steps, *, model_dim=64, total_steps=12):
     model, train = ModelConfig(model_dim=model_dim), TrainConfig(steps=total_steps)
     numbers = make_hyperparameters(Config(model=model, optim=config, train=train))
     return [float(learning_rate(numbers, step)) for step in steps]
@@ -56,50 +54,50 @@ def test_noam_is_equation_3_of_the_paper():
 )
 def test_schedules_by_hand(schedule, expected):
     """Peak 0.5 after 4 updates; linear and cosine end at a fifth of it after 12, and are halfway at 8."""
-    config = dataclasses.replace(CONFIG, schedule=schedule, final_fraction=0.2)
+    config = replace(CONFIG, schedule=schedule, final_fraction=0.2)
     np.testing.assert_allclose(rates(config, [0, 1, 3, 7, 11, 15]), expected, rtol=1e-5)
 
 
 def test_cosine_is_not_linear_between():
-    config = dataclasses.replace(CONFIG, schedule="cosine")
+    config = replace(CONFIG, schedule="cosine")
     expected = 0.5 * 0.5 * (1 + math.cos(math.pi / 4))
     np.testing.assert_allclose(rates(config, [5]), [expected], rtol=1e-5)
 
 
 def test_without_warmup_the_first_update_is_at_the_peak():
     for schedule in ("inverse_sqrt", "constant", "linear", "cosine"):
-        config = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=0)
+        config = replace(CONFIG, schedule=schedule, warmup_steps=0)
         rate = rates(config, [0], total_steps=1000)[0]
         assert 0.499 < rate <= 0.5, schedule
 
 
 def test_a_schedule_that_ends_keeps_half_of_a_short_training_to_fall_in():
     for schedule in ("linear", "cosine"):
-        config = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=300)
+        config = replace(CONFIG, schedule=schedule, warmup_steps=300)
         assert [warmup_updates(config, total_steps=steps) for steps in (1, 20, 300, 301)] == [0, 10, 150, 300]
         rising_and_falling = rates(config, [0, 9, 14, 19], total_steps=20)
         np.testing.assert_allclose(rising_and_falling, [0.05, 0.5, 0.25, 0.0], atol=1e-6)
     for schedule in ("noam", "inverse_sqrt", "constant"):  # they do not depend on the number of steps
-        config = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=300)
+        config = replace(CONFIG, schedule=schedule, warmup_steps=300)
         assert warmup_updates(config, total_steps=20) == 300
 
 
 def test_a_shortened_warmup_is_said():
-    config = Config(optim=dataclasses.replace(CONFIG, schedule="linear"), train=TrainConfig(steps=4))
+    config = Config(optim=replace(CONFIG, schedule="linear"), train=TrainConfig(steps=4))
     with pytest.warns(FlaxformerWarning, match=r"warmup_steps 4 .*train\.steps 4,.*shortened to 2 updates"):
         warn_of_short_training(config)
-    warn_of_short_training(dataclasses.replace(config, train=TrainConfig(steps=5)))
+    warn_of_short_training(replace(config, train=TrainConfig(steps=5)))
 
 
 @pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt", "constant"])
 def test_a_warmup_beyond_the_end_is_said(schedule):
     """The rate at the end is the one that the schedule computes there, as a share of its peak."""
-    optim = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=900)
+    optim = replace(CONFIG, schedule=schedule, warmup_steps=900)
     config = Config(optim=optim, train=TrainConfig(steps=300))
     last, peak = rates(optim, [299, 899], total_steps=900)
     assert round(last / peak, 2) == 0.33
     assert "rises to the end, where it is 33% of the highest" in describe_long_warmup(config)
-    assert describe_long_warmup(dataclasses.replace(config, train=TrainConfig(steps=900))) == ""
+    assert describe_long_warmup(replace(config, train=TrainConfig(steps=900))) == ""
 
 
 def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):
@@ -149,7 +147,7 @@ def random_tree(seed: int) -> dict:
 
 def test_adam_is_its_definition():
     """Algorithm 1 of Kingma and Ba 2015 for three updates, in numpy."""
-    config = dataclasses.replace(CONFIG, optimizer="adam", b1=0.8, b2=0.95, epsilon=1e-3)
+    config = replace(CONFIG, optimizer="adam", b1=0.8, b2=0.95, epsilon=1e-3)
     gradients = [random_tree(seed) for seed in (1, 2, 3)]
     history = run(config, random_tree(0), gradients)
     for leaf in ("kernel", "bias"):
@@ -165,9 +163,7 @@ def test_adam_is_its_definition():
 
 def test_clipping_scales_a_gradient_to_its_largest_norm():
     for norm, clip, factor in [(10.0, 2.5, 0.25), (10.0, 20.0, 1.0), (10.0, 0.0, 1.0), (0.0, 2.5, 1.0)]:
-        assert (
-            float(clip_factor(jax.numpy.float32(norm), dataclasses.replace(CONFIG, clip_norm=clip))) == factor
-        )
+        assert float(clip_factor(jax.numpy.float32(norm), replace(CONFIG, clip_norm=clip))) == factor
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +193,7 @@ def leaf_names(tree: dict) -> list[str]:
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "muon"])
 def test_weight_decay_shrinks_matrices_and_leaves_biases_and_scales_alone(optimizer, params):
     """Without a gradient, decay is all that moves: by learning rate x decay = 0.5 x 0.1."""
-    config = dataclasses.replace(CONFIG, optimizer=optimizer, weight_decay=0.1)
+    config = replace(CONFIG, optimizer=optimizer, weight_decay=0.1)
     after = run(config, params, [jax.tree.map(np.zeros_like, params)])[0]
     seen = set()
     for name, leaf in zip(leaf_names(after), jax.tree.leaves(after), strict=True):
@@ -227,10 +223,9 @@ def test_muon_turns_kernels_from_inputs_to_outputs(params):
 
 def test_muon_makes_updates_orthogonal_as_matrices(params):
     """The update of a query projection [D, H, K] is, as a D x HK matrix, a multiple of an orthogonal one."""
-    config = dataclasses.replace(CONFIG, optimizer="muon", weight_decay=0.1)
+    config = replace(CONFIG, optimizer="muon", weight_decay=0.1)
     gradients = jax.tree.map(
-        lambda leaf: np.random.default_rng(leaf.size).normal(size=leaf.shape).astype(np.float32),
-        params,
+        lambda leaf: np.random.default_rng(leaf.size).normal(size=leaf.shape).astype(np.float32), params
     )
     after = run(config, params, [gradients])[0]
     attention, before = after["encoder"]["layers_0"]["self_attention"], 0.95  # decayed
@@ -260,7 +255,7 @@ def test_muon_updates_convolutions_as_dense_layers():
             {"layers_0": {"feedforward": {n: {"kernel": x.reshape(*axes, *x.shape)} for n, x in one.items()}}}
             for one in (kernels, gradients)
         ]
-        after = run(dataclasses.replace(CONFIG, optimizer="muon"), trees[0], trees[1:])[0]
+        after = run(replace(CONFIG, optimizer="muon"), trees[0], trees[1:])[0]
         return {name: np.asarray(after["layers_0"]["feedforward"][name]["kernel"]) for name in shapes}
 
     dense, convolution = update(), update(1)
@@ -280,9 +275,7 @@ def test_every_optimizer_fits_a_line(optimizer, rate):
     def loss(params: dict) -> jax.Array:
         return ((inputs @ params["dense"]["kernel"] + params["dense"]["bias"] - wanted) ** 2).mean()
 
-    update_rule = make_optimizer(
-        dataclasses.replace(CONFIG, optimizer=optimizer), optax.constant_schedule(rate)
-    )
+    update_rule = make_optimizer(replace(CONFIG, optimizer=optimizer), optax.constant_schedule(rate))
     params = jax.tree.map(lambda leaf: 0.1 * leaf, random_tree(0))
     state = jax.jit(update_rule.init)(params)
 

@@ -67,10 +67,7 @@ def test_in_a_short_run_it_is_the_last_updates(tmp_path, remaining, wanted, firs
 
 def test_what_ends_training_ends_the_trace(tmp_path):
     said: list[str] = []
-    with (
-        pytest.raises(ZeroDivisionError),
-        Profile(tmp_path, 3, remaining=3, say=said.append) as profile,
-    ):
+    with pytest.raises(ZeroDivisionError), Profile(tmp_path, 3, remaining=3, say=said.append) as profile:
         train(profile, 1, 1)
         profile.begin(2)
         _ = 1 / 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failing_store import close_copies, hurry, move_to_machine, new_bucket, objects, s3_bucket
+from pytest import raises, warns
 from test_loop import assert_same_run
 from tiny_experiment import change
 
@@ -72,7 +73,7 @@ def test_training_goes_on_elsewhere_after_a_kill(
 
     def take(store):
         owner = lock(store)
-        with pytest.warns(FlaxformerWarning), pytest.raises(UserError, match="is being trained by") as caught:
+        with warns(FlaxformerWarning), raises(UserError, match="is being trained by") as caught:
             lock(store)
         refused.append(str(caught.value))
         return owner
@@ -108,7 +109,7 @@ def test_a_failed_upload_ends_training_and_keeps_the_checkpoints_before(bucket, 
 
     monkeypatch.setattr(ObjectStore, "upload", refuse)
     checkpoints.save(50, {"params": {"a": np.arange(5.0)}}, {"step": 50})
-    with pytest.raises(UserError, match=rf"^{run} cannot be written"):
+    with raises(UserError, match=rf"^{run} cannot be written"):
         checkpoints.wait()
     assert Checkpoints(open_copy(run)).steps() == [16, 32, 48]
     checkpoints.save(51, {"params": {"a": np.arange(5.0)}}, {"step": 51})
@@ -128,9 +129,7 @@ def test_readers_get_the_same_bits_or_a_line(bucket, tiny_run, monkeypatch, tmp_
     (name,) = [n for n in store.list("checkpoints/48/ema_params") if n.endswith("params/manifest.ocdbt")]
     content = store.read(name)
     store.write(name, content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(
-        UserError, match=rf"checkpoint 48 of {run}/checkpoints is damaged: file ema_params/manif"
-    ):
+    with raises(UserError, match=rf"checkpoint 48 of {run}/checkpoints is damaged: file ema_params/manif"):
         load_trained(run, checkpoint="48")
     store.write(name, content)
     assert same_bits(
@@ -162,7 +161,7 @@ def test_a_run_starts_from_another_one_in_a_store(bucket, tiny_run, tiny_config,
     move_to_machine(monkeypatch, tmp_path / "machine 1")
     assert same_bits(load_trained(new).params, load_trained(base, checkpoint="48").params)
     assert start_run(tiny_config, open_copy(new), f"{base}@48") == config, "the same run, resumed"
-    with pytest.raises(UserError, match=rf"^{new} started from {base}@48, not from {base}@16"):
+    with raises(UserError, match=rf"^{new} started from {base}@48, not from {base}@16"):
         start_run(tiny_config, open_copy(new), f"{base}@16")
 
 
@@ -174,9 +173,7 @@ def test_one_training_at_a_time_and_none_that_has_lost_its_lock(bucket, tiny_run
         mine = ObjectStore(run).read(".lock")
         # Another machine has waited for a sign of life, and has taken over.
         ObjectStore(run).write(".lock", b'{"process": 7, "host": "pod-1"}')
-        with pytest.raises(
-            UserError, match=rf"{run} is being trained by process 7 on host pod-1; this process"
-        ):
+        with raises(UserError, match=rf"{run} is being trained by process 7 on host pod-1; this process"):
             working_copies.withdraw(copy / "checkpoints" / "16")
         ObjectStore(run).write(".lock", mine)
     assert "checkpoints/16/manifest.json" in objects(run) and ".lock" not in ObjectStore(run).list()

@@ -1,4 +1,4 @@
-"""The running log of training: what its lines are means of, and that a stop anywhere changes none."""
+"""The running log and the progress of training: means, the best evaluation, and that a stop changes none."""
 
 import dataclasses
 import json
@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import Config, ModelConfig, TrainConfig
+from flaxformer_mt.data.loader import Position
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
 from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import train_log
+from flaxformer_mt.training.checkpoint_trees import TrainProgress
 from flaxformer_mt.training.train_log import DataWait, TrainingLog
 from flaxformer_mt.training.update import StepMetrics
 
@@ -78,19 +80,8 @@ def make_config(**train: Any) -> Config:
     return Config(train=TrainConfig(**{"steps": 1000, "log_every": 4, "log_accuracy": True} | train))
 
 
-def make_log(
-    lines: Lines,
-    config: Config,
-    gathered: dict[str, Any] | None = None,
-    parallel: Devices | None = None,
-) -> TrainingLog:
-    return TrainingLog(
-        lines,
-        config,
-        parallel=parallel or Devices(),
-        target_size=11,
-        gathered=gathered,
-    )
+def make_log(lines, config, gathered=None, parallel=None):
+    return TrainingLog(lines, config, parallel=parallel or Devices(), target_size=11, gathered=gathered)
 
 
 def metrics(loss: float, weight: float, correct: float | None) -> StepMetrics:
@@ -99,9 +90,7 @@ def metrics(loss: float, weight: float, correct: float | None) -> StepMetrics:
     return StepMetrics(np.float32(loss), np.float32(weight), one, rate, np.int32(0), np.int32(0), counted)
 
 
-def run(
-    log: TrainingLog, updates: list[tuple[float, float, float | None]], epochs: list[int], first: int = 0
-):
+def run(log, updates, epochs, first=0):
     for step, (update, epoch) in enumerate(zip(updates, epochs, strict=True), start=first + 1):
         log.add(step, metrics(*update), [BATCH], epoch)
 
@@ -255,9 +244,7 @@ class Late(Result):
         pass
 
 
-def begin_update(
-    log: TrainingLog, step: int, epoch: int = 0, *, skipped: int = 0, weight: Late | None = None
-) -> Late:
+def begin_update(log, step, epoch=0, *, skipped=0, weight=None):
     """Dispatches an update of loss `step`; the result finishes it."""
     weight = weight or Late()
     numbers = metrics(step, 1.0, None)._replace(weight=weight, skipped_in_a_row=np.int32(skipped))
@@ -356,3 +343,54 @@ def test_what_was_waited_before_a_stop_is_in_the_line_after_it(clock):
     run(log, UPDATES[1:2], [0], first=1)
     assert lines.clocks[0]["data_wait"] == pytest.approx(1 / 10)
     assert lines.clocks[0]["tokens_per_second"] == pytest.approx(2 * 6 / 10)
+
+
+# ---- train progress ----
+def test_an_update_moves_one_step_to_the_next_batch():
+    progress = TrainProgress()
+    assert progress.position == Position(0, 0)
+    progress.advance(Position(0, 2))
+    progress.record_evaluation({"bleu": 1.0}, best_metric="bleu")
+    progress.advance(Position(1, 0))
+    assert (progress.step, progress.position) == (2, Position(1, 0))
+    assert progress.metrics == {}  # of another step
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "gains", "best"),
+    [
+        # equal is not better; what follows a gain counts from one again
+        ("bleu", [1.0, 3.0, 3.0, 2.0, 4.0], [True, True, False, False, True], (5, 4.0)),
+        ("loss", [2.0, 2.5, 1.0, 1.0], [True, False, True, False], (3, 1.0)),
+        # what is no number is never best, wherever it stands
+        ("loss", [math.nan, 3.0, math.nan, 2.0], [False, True, False, True], (4, 2.0)),
+        ("loss", [math.inf, 3.0], [False, True], (2, 3.0)),
+        ("bleu", [0.0, 0.0], [True, False], (1, 0.0)),
+    ],
+)
+def test_the_best_evaluation(metric, values, gains, best):
+    progress = TrainProgress()
+    waits, wait = [], 0
+    for step, (value, gain) in enumerate(zip(values, gains, strict=True), start=1):
+        progress.advance(Position(0, step))
+        assert progress.record_evaluation({metric: value, "other": 9.0}, best_metric=metric) is gain
+        assert progress.metrics["other"] == 9.0
+        wait = 0 if gain else wait + 1
+        waits.append(progress.evaluations_since_best == wait)
+    assert all(waits)
+    assert (progress.best_step, progress.best_value) == best
+
+
+def test_without_any_score_there_is_no_best():
+    progress = TrainProgress(step=7)
+    progress.record_evaluation({"loss": math.nan}, best_metric="loss")
+    assert (progress.best_step, progress.best_value, progress.evaluations_since_best) == (None, None, 1)
+
+
+def test_progress_survives_json():
+    progress = TrainProgress(step=5, epoch=1, index=3, train_seconds=1.5, target_tokens=99)
+    progress.record_evaluation({"bleu": 12.25, "loss": 2.5}, best_metric="bleu")
+    copy = TrainProgress.from_dict(json.loads(json.dumps(progress.to_dict())))
+    assert copy == progress
+    copy.metrics["bleu"] = 0.0
+    assert progress.metrics["bleu"] == 12.25

@@ -193,16 +193,7 @@ def test_two_vocabularies_of_equal_texts_stay_two(tmp_path):
     assert not make_vocabs(config, [], tmp_path).joint
 
 
-def test_a_language_model_has_one_model_that_keeps_its_text(tmp_path):
-    pairs = [Pair("", line) for line in make_lines("th", 300)]
-    vocabs = make_vocabs(VocabConfig(size=330), pairs, tmp_path, target_only=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["joint.model"]
-    assert vocabs.target.detokenize(vocabs.target.tokenize("น้ำ")) == "น้ำ"
-
-
 # ---- invisible characters ----
-
-
 # Soft hyphen, Arabic letter mark, zero-width space, marks of direction; word joiner, isolates, byte order.
 NOBODY_SEES = (
     "\u00ad\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
@@ -325,8 +316,6 @@ def test_words_keep_their_numbers(vocabs, name):
 
 
 # ---- lost text ----
-
-
 LINES = ["ทำงาน ที่  บ้าน ", "ไม่ มี", "น้ำ กำลัง", "ที่ นี่"] * 25
 
 
