@@ -30,15 +30,11 @@ from flaxformer_mt.training.loop import fit
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 class Clock:
-    """A time that moves only when told to."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -87,15 +83,8 @@ def test_each_log_is_one_line_of_json(tmp_path, clock):
         assert len(read_metrics(tmp_path / "new" / "run")) == 2
     lines = (tmp_path / "new" / "run" / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line) for line in lines[:-1]] == [
-        {
-            "step": 50,
-            "time": 1700000100.0,
-            "split": "train",
-            "loss": 3.5,
-            "tokens": 7,
-            "rate": 0.5,
-            "note": "ü\u2028x",
-        },
+        {"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5, "tokens": 7}
+        | {"rate": 0.5, "note": "ü\u2028x"},
         {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
     ]
     assert lines[-1] == ""
@@ -202,12 +191,8 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
 
 
 def test_the_line_of_progress():
-    values = {
-        "loss": 3.4119,
-        "learning_rate": 8.9e-4,
-        "tokens_per_second": 5600.4,
-        "padding": 0.0613,
-        "other": 1,
+    values = {"loss": 3.4119, "learning_rate": 8.9e-4, "tokens_per_second": 5600.4, "padding": 0.0613} | {
+        "other": 1
     }
     line = "step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left"
     assert format_train_line(1200, 5000, values, 751) == line
@@ -289,11 +274,8 @@ def test_elsewhere_than_on_a_terminal_each_line_stands(tmp_path):
     tracker.close()
     tracker.close()
     assert stream.getvalue().split("\n") == [
-        "begins [bold]here[/bold]",
-        "step   100/100 | loss 1.000 | 0:00 left",
-        "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10",
-        "epoch 3 @100 | loss 1.500",
-        "",
+        *("begins [bold]here[/bold]", "step   100/100 | loss 1.000 | 0:00 left"),
+        *("valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10", "epoch 3 @100 | loss 1.500", ""),
     ]
 
 
@@ -417,12 +399,8 @@ def test_a_terminal_shows_a_moving_sign_while_a_program_compiles(tmp_path, monke
 def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path):
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-    fields = {
-        "seed": 3,
-        "optim.learning_rate": 0.5,
-        "data.weights": (1.0, 2.5),
-        "model.key_dim": None,
-        "a|b": "x|y",
+    fields = {"seed": 3, "optim.learning_rate": 0.5, "data.weights": (1.0, 2.5), "model.key_dim": None} | {
+        "a|b": "x|y"
     }
     samples = [Sample(f"source {n}", f"reference {n}", f"a | b {n}") for n in range(3)]
     stream = io.StringIO()
@@ -480,8 +458,6 @@ def test_without_a_directory_nothing_is_recorded_and_shown(clock):
 
 
 class Failing:
-    """A service that cannot be reached after its first record."""
-
     def __init__(self) -> None:
         self.steps: list[int] = []
 

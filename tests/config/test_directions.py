@@ -20,11 +20,8 @@ from flaxformer_mt.errors import UserError
 
 def test_members_name_their_directions_and_others_have_that_of_the_config():
     names = [
-        "parallel_text@a/b:en-fr",
-        " wmt14_translate/de-en:1.0.0",
-        "wmt14_translate/de-en:1.0.0:zh_Hant-en",
-        "parallel_text@c:d/e",
-        "toy_de_en",
+        *("parallel_text@a/b:en-fr", " wmt14_translate/de-en:1.0.0"),
+        *("wmt14_translate/de-en:1.0.0:zh_Hant-en", "parallel_text@c:d/e", "toy_de_en"),
     ]
     members = read_members(DataConfig(dataset=",".join(names)))
     assert [tuple(member.direction) for member in members] == [
@@ -59,18 +56,9 @@ def test_tags_are_added_for_several_targets_or_as_told():
     ("data", "expected"),
     [
         ({"dataset": "a:de-de"}, "a:de-de translates from de to itself"),
-        (
-            {"dataset": "a:de-en", "source_language": ""},
-            "a:de-en names a direction, but data.source_language",
-        ),
-        (
-            {"source_language": "", "source_tags": True},
-            "data.source_tags is True, but a language model has no",
-        ),
-        (
-            {"source_language": "", "target_tags": "always"},
-            "data.target_tags is always, but a language model",
-        ),
+        ({"dataset": "a:de-en", "source_language": ""}, "a:de-en names a direction, but"),
+        ({"source_language": "", "source_tags": True}, "data.source_tags is True, but a language model has"),
+        ({"source_language": "", "target_tags": "always"}, "target_tags is always, but a language model"),
         ({"dataset": "a:de-en,b:de-french"}, "'french' cannot be the language of a tag"),
         ({"temperature": 0.5}, "data.temperature is 0.5; it must be from 1 to 1000"),
     ],

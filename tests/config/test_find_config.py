@@ -105,9 +105,7 @@ def test_the_working_directorys_configs_come_first(tmp_path, monkeypatch):
 
 
 def test_near_recipe_is_named():
-    with pytest.raises(
-        UserError, match="wmt14_en_de_bse is neither a file nor a recipe; did you mean wmt14_en_de_base"
-    ):
+    with pytest.raises(UserError, match="wmt14_en_de_bse is neither .* did you mean wmt14_en_de_base"):
         recipes.find_config("wmt14_en_de_bse")
     with pytest.raises(UserError, match="recipes: .*ted_pt_en"):
         recipes.find_config("qqqq")
@@ -139,18 +137,15 @@ def test_the_name_of_a_run_may_have_a_checkpoint_and_the_name_of_a_folder_an_at(
     folder.mkdir()
     assert recipes.split_checkpoint(str(folder)) == (str(folder), None)
     assert recipes.split_checkpoint(f"{folder}@best") == (str(folder), "best")
-    for name, found in {
-        "runs/a": ("runs/a", None),
-        "runs/a@1500": ("runs/a", "1500"),
-        "gs://bucket/a@last": ("gs://bucket/a", "last"),
-        "s3://me@host/runs/a": ("s3://me@host/runs/a", None),
-        "@best": ("@best", None),
-    }.items():
+    for name, found in (
+        {"runs/a": ("runs/a", None), "runs/a@1500": ("runs/a", "1500")}
+        | {"gs://bucket/a@last": ("gs://bucket/a", "last")}
+        | {"s3://me@host/runs/a": ("s3://me@host/runs/a", None), "@best": ("@best", None)}.items()
+    ):
         assert recipes.split_checkpoint(name) == found
 
 
 def test_config_files_of_version_0_1_load_unchanged(tmp_path):
-    """They import load_config from a module that has moved."""
     file = tmp_path / "mine.py"
     file.write_text(
         "import dataclasses\n"

@@ -42,11 +42,7 @@ def test_fields_are_replaced_by_their_paths():
     stages = (StageConfig("a", mix=("toy_de_en 1",), noise=NoiseConfig(typos=0.1)), StageConfig("b"))
     assert config.replace({"data.stages": stages}).data.stages == stages
     for path, value, message in (
-        (
-            "model.model_dmi",
-            3,
-            "unknown config field config.model.model_dmi; did you mean config.model.model_dim",
-        ),
+        ("model.model_dmi", 3, "config field config.model.model_dmi; did you mean config.model.model_dim"),
         ("modle.model_dim", 3, "unknown config field config.modle; did you mean config.model"),
         ("model.model_dim", "3", "config.model.model_dim should be int, got '3'"),
         ("model.norm", "leyer", "config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"),
@@ -396,7 +392,6 @@ def test_a_field_of_earlier_versions_is_passed_over(tmp_path):
 
 # ---- bounds ----
 def fields_of(section: type, where: str = "") -> dict[str, object]:
-    """All fields of a section and the sections in it: their annotations by dotted name."""
     found: dict[str, object] = {}
     for name, hint in typing.get_type_hints(section, include_extras=True).items():
         inner = dataclasses.is_dataclass(hint)
@@ -421,12 +416,8 @@ ZERO = {
     *("optim.lora.embedding_rank", "optim.lora.tokens"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(
-        "train.teacher_weight",
-        "train.peak_flops",
-        "parallel.devices",
-        "parallel.data",
-        "vocab.size",
-        "vocab.source_size",
+        *("train.teacher_weight", "train.peak_flops", "parallel.devices", "parallel.data"),
+        *("vocab.size", "vocab.source_size"),
     ),
     *(f"search.{name}" for name in ("length_penalty", "coverage_penalty", "diversity_strength", "top_k")),
     *(f"search.{name}" for name in ("min_p", "seed", "no_repeat_ngram")),
@@ -457,7 +448,6 @@ def test_every_number_has_bounds():
 
 
 def test_every_number_is_held_to_its_bounds():
-    """Each value in each field: taken, or refused with a line that names the field and the value."""
     for name, hint in fields_of(Config).items():
         if typing.get_origin(hint) is not typing.Annotated:
             continue
@@ -496,12 +486,7 @@ def test_choices_are_checked_as_well():
 
 
 def test_values_of_wrong_types_are_named_whoever_made_the_config():
-    """In Python, a dataclass takes whatever it is given."""
-    wrong = {
-        "weights": 2.0,
-        "dataset": 3,
-        "stages": StageConfig(),
-        "alignments": "train.align",
+    wrong = {"weights": 2.0, "dataset": 3, "stages": StageConfig(), "alignments": "train.align"} | {
         "source_tags": "yes",
         "clean": None,
     }

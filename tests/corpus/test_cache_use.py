@@ -32,34 +32,20 @@ sys.stdin.read()
 
 # What a process leaves that is killed while it writes, and finished files beside it.
 LEFTOVERS = [
-    "vocabularies/0af/.joint.model.01acfe50",
-    "cleaned/8fc.json7x_9abcd",
-    "cleaned/8fc.npyq3kk2abc",
-    "scans/8fc.json7x_9abcd",
-    "alignments/8fc.points.npy7x_9abcd",
-    "alignments/8fc.json7x_9abcd",
-    "weights/.8fc.weights.npy.01acfe50",
-    "weights/.8fc.json.01acfe50",
-    "tfds/toy_de_en/..1.1.0.files.json.01acfe50",
-    "scans/tmp12345678",
-    "tfds/toy_de_en/incomplete.43Q4HT_1.1.0/toy.array_record",
+    *("vocabularies/0af/.joint.model.01acfe50", "cleaned/8fc.json7x_9abcd"),
+    *("cleaned/8fc.npyq3kk2abc", "scans/8fc.json7x_9abcd", "alignments/8fc.points.npy7x_9abcd"),
+    *("alignments/8fc.json7x_9abcd", "weights/.8fc.weights.npy.01acfe50"),
+    *("weights/.8fc.json.01acfe50", "tfds/toy_de_en/..1.1.0.files.json.01acfe50"),
+    *("scans/tmp12345678", "tfds/toy_de_en/incomplete.43Q4HT_1.1.0/toy.array_record"),
     "tfds/parallel_text/92d/incomplete.0ED5KN_1.0.0/features.json",
     "tokens/.tokens-8fc.0001/source.tokens.npy",
     "tokens/process-1/.tokens-8fc.0002/source.tokens.npy",
 ]
 FINISHED = [
-    "vocabularies/0af/joint.model",
-    "cleaned/8fc.json",
-    "cleaned/8fc.npy",
-    "scans/8fc.json",
-    "alignments/8fc.points.npy",
-    "alignments/8fc.json",
-    "tfds/toy_de_en/1.1.0/toy.array_record",
-    "tfds/toy_de_en/.1.1.0.files.json",
-    "weights/8fc.weights.npy",
-    "weights/8fc.json",
-    "tokens/tokens-8fc/source.tokens.npy",
-    "tokens/process-1/tokens-8fc/source.tokens.npy",
+    *("vocabularies/0af/joint.model", "cleaned/8fc.json", "cleaned/8fc.npy", "scans/8fc.json"),
+    *("alignments/8fc.points.npy", "alignments/8fc.json", "tfds/toy_de_en/1.1.0/toy.array_record"),
+    *("tfds/toy_de_en/.1.1.0.files.json", "weights/8fc.weights.npy", "weights/8fc.json"),
+    *("tokens/tokens-8fc/source.tokens.npy", "tokens/process-1/tokens-8fc/source.tokens.npy"),
 ]
 
 

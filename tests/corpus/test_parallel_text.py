@@ -51,7 +51,6 @@ def write(config, **files):
 
 
 def table(german, english, *, nested=False):
-    """A parquet table of pairs, as the Hugging Face Hub has them too."""
     rows = [{"de": a, "en": b} for a, b in zip(german, english, strict=True)]
     return pyarrow.Table.from_pylist([{"id": 1, "translation": row} for row in rows] if nested else rows)
 
@@ -179,13 +178,11 @@ def test_held_out_sets_are_never_shortened(config, split):
         read_pairs(config, split)
 
 
-BAD = {
-    "invalid_utf8": (b"\xff\xfe", b"b"),
-    "empty": (b" \t", b"b"),
-    "too_long": (b"a" * 21, b"b" * 20),
-    "length_ratio": (b"abc", b"b" * 10),
-    "duplicates": (b"good", b"good"),
-}
+BAD = (
+    {"invalid_utf8": (b"\xff\xfe", b"b"), "empty": (b" \t", b"b")}
+    | {"too_long": (b"a" * 21, b"b" * 20), "length_ratio": (b"abc", b"b" * 10)}
+    | {"duplicates": (b"good", b"good")}
+)
 RULES = {"max_characters": 20, "max_length_ratio": 3.0}
 
 
@@ -309,17 +306,11 @@ def test_verdicts_are_remembered_until_rules_change(tmp_path):
         ({"train_tsv": b"a\tb\tc\n"}, r"train\.tsv line 1 has the weight 'c'"),
         ({"train_de": GERMAN, "train_jsonl": b"{}"}, r"both train\.jsonl and train\.de"),
         ({"train_tsv": b"a\tb\n", "train_parquet": b""}, r"both train\.tsv and train\.parquet"),
-        (
-            {"train_jsonl": ['{"de": "a", "en": "b"}', "{]"]},
-            r"train\.jsonl line 2 is no JSON object of texts",
-        ),
+        ({"train_jsonl": ['{"de": "a", "en": "b"}', "{]"]}, r"train\.jsonl line 2 is no JSON object of"),
         ({"train_jsonl": ['{"de": "a"}']}, r"line 1 .* such as \{\"de\": .*: it has no 'en'"),
         ({"train_jsonl": ['{"de": "a", "en": 3}']}, r"line 1 is no JSON object .*: a text is int"),
         ({"train_de": ["", " "], "train_en": ["", ""]}, r"0 of 2 are left \(empty 2\)"),
-        (
-            {"train_de": b"a\n\xe4\n", "train_en": b"a\nb\n"},
-            r"not UTF-8 \(train\.de line 2\).*invalid_utf8=drop",
-        ),
+        ({"train_de": b"a\n\xe4\n", "train_en": b"a\nb\n"}, r"\(train\.de line 2\).*invalid_utf8=drop"),
     ],
 )
 def test_mistakes_are_named_with_the_remedy(config, files, message):

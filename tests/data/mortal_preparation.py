@@ -11,8 +11,6 @@ from flaxformer_mt.data.token_store import TokenizeChunks
 
 @dataclass(frozen=True)
 class MortalCheckBlocks(CheckBlocks):
-    """Checks blocks; the first one that any worker begins is its last."""
-
     folder: str = ""
 
     def __call__(self, block):
@@ -22,8 +20,6 @@ class MortalCheckBlocks(CheckBlocks):
 
 @dataclass
 class MortalTokenizeChunks(TokenizeChunks):
-    """Tokenizes chunks likewise."""
-
     folder: str = ""
 
     def __call__(self, block):

@@ -128,7 +128,6 @@ def test_shapes_that_are_given_are_used_and_bound_the_pairs():
 
 
 def padded_work(shapes, source, target) -> int:
-    """Work of the rows of all pairs, each in the cheapest shape that holds it; target counts double."""
     costs = [
         min(s + 2 * t for _, s, t in shapes if s >= a and t >= b) for a, b in zip(source, target, strict=True)
     ]
@@ -249,7 +248,6 @@ def test_packs_are_dense():
 
 
 def first_fit(pairs, source: int, target: int) -> list[int]:
-    """First fit of the longest first, as a textbook has it."""
     left: list[list[int]] = []
     rows = [0] * len(pairs)
     for i in sorted(range(len(pairs)), key=lambda i: (-max(pairs[i][0] / source, pairs[i][1] / target), i)):

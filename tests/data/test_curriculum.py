@@ -38,7 +38,6 @@ STAGES = (
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> Config:
-    """Two sets of 20 and 30 pairs; the words of a set occur in no other."""
     folder = tmp_path_factory.mktemp("text")
     for name, size, word in (("small", 20, "aa"), ("large", 30, "bb")):
         (folder / name).mkdir()

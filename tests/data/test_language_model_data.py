@@ -82,9 +82,7 @@ def test_only_the_targets_file_is_read(config, name, content):
 
 def test_files_that_are_not_there_are_named_with_the_remedy(config):
     write(config, "train.de", LINES)
-    with pytest.raises(
-        UserError, match=r"no train\.en \(or train\.en\.gz or \.zst\); it has train\.de\. .*no source"
-    ):
+    with pytest.raises(UserError, match=r"no train\.en \(or .*\.zst\); it has train\.de\. .*no source"):
         read_pairs(config, "train")
     write(config, "train.tsv.gz", b"a\tb\n")
     with pytest.raises(UserError, match=r"two columns.*zcat .*train\.tsv\.gz \| cut -f2 > .*/train\.en`"):

@@ -51,8 +51,6 @@ MODES = ("bucket", "pack")
 
 
 class FakePairs(list):
-    """Pairs in memory with what a store asks of them."""
-
     fingerprint, has_source, weights = "toy", True, None
     links_identity = ""
     target_tags = ()
@@ -71,7 +69,6 @@ def make_pairs(number: int = 150) -> FakePairs:
 
 
 def store_of(pairs: list[tuple[list[int], list[int]]]) -> TokenStore:
-    """A store in memory."""
     sides = []
     for which in (0, 1):
         lengths = np.array([len(pair[which]) for pair in pairs], np.int32)
@@ -180,7 +177,6 @@ def test_a_packed_batch_by_hand():
 
 
 def read_back(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """The pairs of a batch, from its arrays alone."""
     if batch.source_segments is None:
         segments = batch.source_mask.astype(int), batch.target_mask.astype(int)
     else:
@@ -367,8 +363,6 @@ def make_store(source: list[int], target: list[int]) -> TokenStore:
 
 
 class OneBatch(dict):
-    """A plan whose only batch has these rows."""
-
     def __init__(self, rows: list[int], shape: Shape, *, packed: bool) -> None:
         super().__init__({0: PlannedBatch(np.arange(len(rows)), np.array(rows), shape)})
         self.packed = packed
@@ -393,7 +387,6 @@ def same(left: Batch, right: Batch) -> None:
     ids=["rows of one pair", "packed", "a language model", "a packed language model"],
 )
 def test_the_array_is_the_batch(lengths, rows, shape, packed):
-    """Rows of padding, full rows, sentences of one token, and ids that are those of special symbols."""
     batch = make_batch(make_store(*lengths), OneBatch(rows, shape, packed=packed), 0, **BATCH_ARRAY_IDS)
     assert (batch.source_segments is not None) == packed
     array = to_array(batch, **BATCH_ARRAY_IDS)
@@ -407,7 +400,6 @@ def test_the_array_is_the_batch(lengths, rows, shape, packed):
 
 @pytest.mark.parametrize("backend", ["pmap", "mesh"])
 def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
-    """Each of two devices gets its rows of all tokens; no other array is sent."""
     config = change(Config(), parallel={"devices": 2, "backend": backend})
     assert config.parallel == ParallelConfig(devices=2, backend=backend)
     vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
@@ -484,7 +476,6 @@ def test_links_reach_the_right_places_of_batches(tmp_path):
 
 
 def check_batches(store, config, pairs, vocabs) -> int:
-    """Compares the bits of each pair in each batch with its points; returns the number of pairs seen."""
     lengths = store.source_lengths, store.target_lengths
     shapes = make_training_shapes(*lengths, config=config, headroom=True)
     plan = plan_epoch(*lengths, config=config, seed=1, epoch=0, parts=store.parts, shapes=shapes)

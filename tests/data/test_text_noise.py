@@ -20,21 +20,9 @@ from flaxformer_mt.data.text_noise import (
 )
 
 TEXTS = [
-    "Der Hund läuft, die Katze schläft; wer ist größer?",
-    "Wasser und Schnee kommen alle",
-    "Собака бежит ёж",
-    "Ο σκύλος τρέχει.",
-    "हिन्दी में लिखा हुआ पाठ ।",
-    "狗跑得很快。",
-    "개가 달린다",
-    "ไทย",
-    "a b c",
-    "x",
-    "...",
-    "! ?",
-    "42",
-    "",
-    " two  spaces ",
+    *("Der Hund läuft, die Katze schläft; wer ist größer?", "Wasser und Schnee kommen alle"),
+    *("Собака бежит ёж", "Ο σκύλος τρέχει.", "हिन्दी में लिखा हुआ पाठ ।", "狗跑得很快。", "개가 달린다"),
+    *("ไทย", "a b c", "x", "...", "! ?", "42", "", " two  spaces "),
 ]
 SPACE_KINDS = {"skipped_space", "random_space"}
 LANGUAGES = ("de", "en")

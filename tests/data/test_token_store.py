@@ -27,8 +27,6 @@ from flaxformer_mt.workers.worker_pool import PoolOptions
 
 
 class FakePairs(list):
-    """Pairs in memory with what a store asks of them."""
-
     has_source = True
     weights = None
     links_identity = ""
@@ -311,7 +309,6 @@ _DAMAGES = [
 
 
 def test_a_damaged_store_is_built_again(vocabs, tmp_path):
-    """Each byte counts: a changed token or offset would train on other data."""
     first = TokenStore.build(make_pairs(), vocabs, tmp_path)
     expected = ids_of(first)
     for number, damage in enumerate(_DAMAGES):

@@ -25,7 +25,6 @@ COUNT = 60
 
 
 def spoil(lines, share, *, seed):
-    """Another word in the place of about `share` of them."""
     rng = random.Random(seed)
     return [" ".join("spoilt" if rng.random() < share else word for word in line.split()) for line in lines]
 

@@ -60,7 +60,6 @@ class Outline(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def two_runs(tiny_run, tmp_path_factory):
-    """The tiny run, and a copy of it with another config, in which two translations differ."""
     other = tmp_path_factory.mktemp("runs") / "other"
     other.mkdir()
     for name in ("metrics.jsonl", "report.json"):

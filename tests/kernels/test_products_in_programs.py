@@ -32,7 +32,6 @@ CONTRACT = Product(multiply_on_cpu)
 
 
 def equations_in(jaxpr: Any) -> list[Any]:
-    """All equations of a program and of the programs inside it."""
     inner = [
         part
         for equation in jaxpr.eqns

@@ -102,18 +102,11 @@ VARIANTS = {
         "max_positions": 16,
         "norm": "rms",
         "output_bias": True,
-        "padding_mask": "both",
-    },
+    }
+    | {"padding_mask": "both"},
     "stacked, recomputed": {"scan_layers": True, "remat": "full"},
-    "relative, unscaled, stacked": {
-        "positions": "relative",
-        "relative_buckets": 8,
-        "relative_distance": 6,
-        "attention_scale": False,
-        "activation": "geglu_tanh",
-        "norm": "rms",
-        "scan_layers": True,
-    },
+    "relative, unscaled, stacked": {"positions": "relative", "relative_buckets": 8, "relative_distance": 6}
+    | {"attention_scale": False, "activation": "geglu_tanh", "norm": "rms", "scan_layers": True},
 }
 
 

@@ -31,7 +31,6 @@ def projected_cross_entropy(
     kernel: CrossEntropy = CrossEntropy(),  # noqa: B008  # frozen
     **options: Any,
 ) -> TokenSums:
-    """Sum the loss by a module whose output layer is given."""
     kernels = dataclasses.replace(Kernels(), cross_entropy=kernel)
     module = SimpleNamespace(kernels=kernels, output_layer=lambda: output)
     return sum_over_tokens(module, hidden, *arrays, count=count, **options)
@@ -41,7 +40,6 @@ cross_entropy = jax.jit(smoothed_cross_entropy, static_argnums=3)
 
 
 def random_case(batch: int = B, length: int = T) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits, targets, and a mask with uneven rows."""
     generator = np.random.default_rng(0)
     logits = (3 * generator.normal(size=(batch, length, V))).astype(np.float32)
     target = generator.integers(0, V, size=(batch, length)).astype(np.int32)

@@ -34,84 +34,28 @@ TINY = ModelConfig(
 # Between them, every choice that the config offers, each combined with different others.
 VARIANTS = {
     "paper": {"norm_position": "post"},
-    "learned": {
-        "positions": "learned",
-        "activation": "gelu",
-        "norm": "rms",
-        "tying": "target_output",
-        "output_bias": True,
-    },
-    "modern": {
-        "num_decoder_layers": 2,
-        "positions": "rotary",
-        "activation": "swiglu",
-        "norm": "rms",
-        "tying": "none",
-        "attention_bias": False,
-        "ffn_bias": False,
-        "key_dim": 4,
-        "value_dim": 7,
-    },
+    "learned": {"positions": "learned", "activation": "gelu", "norm": "rms", "tying": "target_output"}
+    | {"output_bias": True},
+    "modern": {"num_decoder_layers": 2, "positions": "rotary", "activation": "swiglu", "norm": "rms"}
+    | {"tying": "none", "attention_bias": False, "ffn_bias": False, "key_dim": 4}
+    | {"value_dim": 7},
     "without_source_end": {"positions": "sinusoidal_halves", "source_end": False},
-    "mixed": {
-        "positions": "rotary",
-        "norm_position": "post",
-        "activation": "gelu_tanh",
-        "tying": "none",
-        "output_bias": True,
-        "embedding_scale": False,
-        "value_dim": 5,
-    },
-    "documents": {
-        "norm_position": "post",
-        "final_norm": True,
-        "embedding_norm": True,
-        "embedding_bias": True,
-        "logit_scale": True,
-        "first_position": 1,
-        "padding_mask": "both",
-        "tying": "embeddings",
-        "ffn_layer": "convolution",
-        "activation": "silu",
-    },
-    "recurrent": {
-        "decoder_self_attention": "ssru",
-        "num_decoder_layers": 2,
-        "positions": "rotary",
-        "key_dim": 4,
-        "padding_mask": "both",
-        "tying": "none",
-    },
+    "mixed": {"positions": "rotary", "norm_position": "post", "activation": "gelu_tanh"}
+    | {"tying": "none", "output_bias": True, "embedding_scale": False, "value_dim": 5},
+    "documents": {"norm_position": "post", "final_norm": True, "embedding_norm": True}
+    | {"embedding_bias": True, "logit_scale": True, "first_position": 1, "padding_mask": "both"}
+    | {"tying": "embeddings", "ffn_layer": "convolution", "activation": "silu"},
+    "recurrent": {"decoder_self_attention": "ssru", "num_decoder_layers": 2, "positions": "rotary"}
+    | {"key_dim": 4, "padding_mask": "both", "tying": "none"},
     "fairseq": {"positions": "sinusoidal_halves", "first_position": 2, "model_dim": 14, "max_positions": 11},
-    "t5": {
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 2,
-        "positions": "relative",
-        "relative_buckets": 8,
-        "relative_distance": 6,
-        "attention_scale": False,
-        "attention_bias": False,
-        "ffn_bias": False,
-        "activation": "geglu_tanh",
-        "norm": "rms",
-        "embedding_scale": False,
-        "logit_scale": True,
-        "key_dim": 5,
-        "value_dim": 5,
-        "tying": "embeddings",
-        "max_positions": None,
-    },
-    "decoder_only": {
-        "architecture": "decoder_only",
-        "norm_position": "post",
-        "positions": "learned",
-        "embedding_bias": True,
-        "norm_affine": False,
-        "output_bias": True,
-        "tying": "none",
-        "key_dim": 4,
-        "value_dim": 7,
-    },
+    "t5": {"num_encoder_layers": 2, "num_decoder_layers": 2, "positions": "relative"}
+    | {"relative_buckets": 8, "relative_distance": 6, "attention_scale": False}
+    | {"attention_bias": False, "ffn_bias": False, "activation": "geglu_tanh", "norm": "rms"}
+    | {"embedding_scale": False, "logit_scale": True, "key_dim": 5, "value_dim": 5}
+    | {"tying": "embeddings", "max_positions": None},
+    "decoder_only": {"architecture": "decoder_only", "norm_position": "post", "positions": "learned"}
+    | {"embedding_bias": True, "norm_affine": False, "output_bias": True, "tying": "none"}
+    | {"key_dim": 4, "value_dim": 7},
     "decoder_only_rotary": {"architecture": "decoder_only", "positions": "rotary", "norm": "rms"},
 }
 # Parts of "mixed" are in "modern" and "documents".
@@ -207,19 +151,12 @@ def compute(variant: str) -> dict[str, Any]:
         cache = apply(batch.source[:3], batch.source_mask[:3], 2, 9, method="start_decoding")
         _, (stepwise, index) = jax.lax.scan(step, cache, prefixes.transpose(2, 0, 1))
         table, bias = apply(method="output_layer")
-        return {
-            "hidden": hidden[:3],
-            "logits": logits[:3],
-            "whole": logits[3:9].reshape(3, 2, 6, V),
-            "shuffled": logits[9:12],
-            "repadded": logits[12],
-            "stepwise": stepwise,
-            "index": index,
-            "alone": apply(alone, deterministic=True),
-            "packed": apply(packed, deterministic=True),
-            "table": table,
-            "bias": bias,
-        }
+        return (
+            {"hidden": hidden[:3], "logits": logits[:3], "whole": logits[3:9].reshape(3, 2, 6, V)}
+            | {"shuffled": logits[9:12], "repadded": logits[12], "stepwise": stepwise}
+            | {"index": index, "alone": apply(alone, deterministic=True)}
+            | {"packed": apply(packed, deterministic=True), "table": table, "bias": bias}
+        )
 
     found = jax.device_get(run(params, batch, make_rows([2], 2, 3), pack_rows([1, 0, 2]), PREFIXES))
     assert found["logits"].shape == (3, 6, V)
@@ -229,7 +166,6 @@ def compute(variant: str) -> dict[str, Any]:
 
 
 def expected_logits(variant: str) -> np.ndarray:
-    """The logits of the three pairs as one batch."""
     return compute(variant)["logits"]
 
 
@@ -482,12 +418,8 @@ def test_parameter_paths_are_an_interface():
         dataclasses.replace(TINY, tying="none", output_bias=True, positions="learned", remat="full"), 19, 29
     )
     assert set(untied) == paths | final | {
-        "source_embedding/embedding",
-        "target_embedding/embedding",
-        "output_kernel",
-        "output_bias",
-        "encoder/positions/embedding",
-        "decoder/positions/embedding",
+        *("source_embedding/embedding", "target_embedding/embedding", "output_kernel"),
+        *("output_bias", "encoder/positions/embedding", "decoder/positions/embedding"),
     }
     assert untied["source_embedding/embedding"] == (19, 12)
     assert untied["target_embedding/embedding"] == (29, 12)
@@ -510,13 +442,10 @@ def test_a_recurrence_takes_the_place_of_self_attention_in_the_decoder():
     recurrent = parameter_shapes(dataclasses.replace(TINY, decoder_self_attention="ssru"))
     kept = {path: shape for path, shape in plain.items() if "decoder/layers_0/self_attention" not in path}
     layer = "decoder/layers_0/recurrence"
-    assert recurrent == kept | {
-        f"{layer}/input/kernel": (12, 12),
-        f"{layer}/forget/kernel": (12, 12),
+    assert recurrent == kept | {f"{layer}/input/kernel": (12, 12), f"{layer}/forget/kernel": (12, 12)} | {
         f"{layer}/forget/bias": (12,),
         f"{layer}_residual/norm/scale": (12,),
-        f"{layer}_residual/norm/bias": (12,),
-    }
+    } | {f"{layer}_residual/norm/bias": (12,)}
 
 
 def test_the_papers_base_model_has_its_63_million_parameters():
@@ -548,7 +477,6 @@ def test_initial_parameters():
 
 
 def squared_logits(model: Model, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """The mean of the squared logits, with dropout, and the logits."""
     rngs = {"dropout": jax.random.key(5)}
     logits = model.apply({"params": params}, batch, deterministic=False, rngs=rngs)
     return (logits**2).mean(), logits

@@ -176,7 +176,6 @@ def test_initialisers_by_their_formulas():
 
 
 def assert_uniform(values: np.ndarray, bound: float) -> None:
-    """Numbers spread evenly from -bound to bound."""
     assert 0.97 * bound < float(np.abs(values).max()) <= bound
     assert abs(float(values.std()) / (bound / math.sqrt(3)) - 1) < 0.05
 

@@ -242,7 +242,6 @@ def test_muon_is_refused_with_stacked_layers():
 # ---- runs ----
 @pytest.fixture(scope="module")
 def base(tiny_config) -> Config:
-    """Two decoder layers, and a learning rate that moves parameters by rounding."""
     return change(
         tiny_config,
         model={"num_decoder_layers": 2, "scan_layers": True, "dropout_rate": 0.0, "ffn_dropout_rate": 0.1},

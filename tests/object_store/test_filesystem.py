@@ -44,12 +44,8 @@ def test_names_that_leave_their_folder_are_no_objects(tmp_path, monkeypatch):
     store = ObjectStore(f"{new_bucket()}/run")
     base = store._path("")
     names = [
-        f"{base}/../x",
-        f"{base}/a/../../x",
-        f"{base}//etc",
-        f"{base}/folder/",
-        f"{base}/./y",
-        f"{base}/a",
+        *(f"{base}/../x", f"{base}/a/../../x", f"{base}//etc", f"{base}/folder/", f"{base}/./y"),
+        *(f"{base}/a",),
     ]
     monkeypatch.setattr(store._files, "find", lambda *_, **__: {name: {"size": 1} for name in names})
     assert list(store.list()) == ["a"]

@@ -26,7 +26,6 @@ def elsewhere(monkeypatch):
 
 
 def kill(owner: OwnerLock) -> None:
-    """Ends the signs of life and leaves the lock in the store."""
     owner._end.set()
     owner._thread.join()
 

@@ -22,7 +22,6 @@ class Collective(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the results on one device."""
         return sum(_BYTES.get(dtype, 4) * math.prod(shape) for dtype, shape in self.arrays)
 
 
@@ -37,12 +36,10 @@ class CompiledText(NamedTuple):
     donated: int
 
     def count(self) -> dict[str, int]:
-        """Return the number of collectives of each kind."""
         return dict(Counter(found.kind for found in self.collectives))
 
 
 def read_compiled(text: str) -> CompiledText:
-    """Read the text of `jax.stages.Compiled.as_text()`."""
     shapes: dict[str, Shape] = {}
     collectives, flops = [], 0
     for line in text.split("\n"):

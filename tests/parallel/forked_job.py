@@ -53,7 +53,6 @@ SHARED = tuple(name for name in LAYOUTS if name != "one")
 
 # ---- states, which are functions of a seed ----
 def make_state() -> TrainState:
-    """A state with parameters of the kinds that rules split in different ways, and one that is whole."""
     params = {
         "shared_embedding": {"embedding": jnp.zeros((24, 16))},
         "self_attention": {"query": {"kernel": jnp.zeros((16, 8, 2), jnp.bfloat16)}},
@@ -80,7 +79,6 @@ def random_state(seed: int) -> Any:
 
 
 def save_state(checkpoints: Checkpoints, layout: str, step: int) -> None:
-    """Saves the random state of a step with this layout."""
     trees = to_trees(make_parallel(on(layout)).place(random_state(step)))
     checkpoints.save(step, trees, TrainProgress(step=step, epoch=2, index=3).to_dict())
 
@@ -95,7 +93,6 @@ def check_state(run: Path, layout: str) -> int:
 
 
 def save_params(runs: Path, job: str, layouts: Iterable[str]) -> None:
-    """Saves random parameters of these layouts, each in a run of its own."""
     for layout in layouts:
         checkpoints = Checkpoints(runs / f"{job} {layout}")
         params = random_state(zlib.crc32(f"{job} {layout}".encode())).params
@@ -104,7 +101,6 @@ def save_params(runs: Path, job: str, layouts: Iterable[str]) -> None:
 
 
 def check_params(run: Path, layout: str) -> None:
-    """Restores parameters onto a layout and compares all bits."""
     parallel = make_parallel(on(layout))
     expected = random_state(zlib.crc32(run.name.encode())).params
     like = jax.tree.map(
@@ -117,7 +113,6 @@ def check_params(run: Path, layout: str) -> None:
 
 
 def assert_same_bits(found: Any, expected: Any, parallel: Parallel, what: Any) -> None:
-    """All shards of this process have the bits of host arrays, and the shardings of the layout."""
     for (path, leaf), right, sharding in zip(
         jax.tree_util.tree_leaves_with_path(expected),
         jax.tree.leaves(found),
@@ -141,7 +136,6 @@ def move(process: int, folder: str) -> None:
 
 
 def see_damage(process: int, run: str, by: int) -> None:
-    """Resumes a run whose newest checkpoint is damaged in the eyes of one process."""
     pretend_damage(process == by)
     os.write(2, f"step {check_state(Path(run), 'fsdp 8')}\n".encode())
 
@@ -191,7 +185,6 @@ def fill(process: int, run: str, steps: int, victim: int, moment: str) -> None:
 
 
 def fill_store(process: int, url: str, caches: str, **arguments: Any) -> None:
-    """The same with a run in an object store, by two machines that share nothing else."""
     os.environ["FLAXFORMER_MT_CACHE"] = f"{caches}/{process}"
     fill(process, str(open_copy(url)), **arguments)
 
@@ -258,10 +251,7 @@ ANY = None  # a status
 
 
 class Jobs:
-    """The server that forks jobs of two processes."""
-
     def __init__(self) -> None:
-        """Starts the server."""
         self._server = subprocess.Popen(
             [sys.executable, __file__],
             env=quick_environment(devices=4, FLAXFORMER_MT_PROCESS_TIMEOUT="60"),
@@ -282,13 +272,11 @@ class Jobs:
         return [each["stderr"] for each in ended]
 
     def close(self) -> None:
-        """Ends the server."""
         self._server.communicate()
 
 
 @contextlib.contextmanager
 def open_jobs() -> Iterator[Jobs]:
-    """A server that ends with the body."""
     jobs = Jobs()
     try:
         yield jobs

@@ -130,7 +130,6 @@ def shapes_of(name: str) -> dict[str, tuple[int, ...]]:
 
 
 def test_every_parameter_matches_one_rule_and_every_matrix_is_split():
-    """And every rule matches some parameters."""
     used = set()
     for name in MODELS:
         placements = choose_placements(shapes_of(name), SIZES)

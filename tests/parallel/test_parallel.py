@@ -47,14 +47,12 @@ CONFIG = Config(
     train=TrainConfig(loss_chunk_tokens=8),
 )
 ONE = ParallelConfig(devices=1)
-LAYOUTS = {
-    "one": ONE,
-    "pmap 8": ParallelConfig(backend="pmap"),
-    "data 8": ParallelConfig(backend="mesh"),
-    "fsdp 8": ParallelConfig(fsdp=8, fsdp_gathers="once"),
-    "tensor 8": ParallelConfig(tensor=8),
-    "2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2, fsdp_gathers="twice"),
-}
+LAYOUTS = (
+    {"one": ONE, "pmap 8": ParallelConfig(backend="pmap")}
+    | {"data 8": ParallelConfig(backend="mesh")}
+    | {"fsdp 8": ParallelConfig(fsdp=8, fsdp_gathers="once"), "tensor 8": ParallelConfig(tensor=8)}
+    | {"2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2, fsdp_gathers="twice")}
+)
 # Splits along one axis, which "2 x 2 x 2" makes too, are left to the release.
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("data 8", "tensor 8"))) for name in LAYOUTS]
 DROPOUT = 0.3
@@ -99,8 +97,6 @@ def make_batch(seed: int) -> Batch:
 
 
 class Run(NamedTuple):
-    """What a training leaves: the state at its end on host and devices, all metrics, and the program."""
-
     state: TrainState
     placed: TrainState
     losses: np.ndarray
@@ -114,7 +110,6 @@ NUMBERS = make_hyperparameters(CONFIG)
 
 @functools.cache
 def make_network(rate: float = 0.0, gathers_twice: bool = False) -> Any:
-    """The model with this dropout rate."""
     kernels = {"platform": "cpu", "gathers_twice": gathers_twice}
     return make_model(with_dropout(rate).model, source_size=V, target_size=V, **kernels)
 
@@ -125,7 +120,6 @@ def make_state() -> TrainState:
 
 
 def train(name: str, rate: float = 0.0) -> Run:
-    """Twenty updates on a layout, as the training loop makes them."""
     parallel = make_parallel(on(name))
     state = parallel.init(make_state)
     model = make_network(rate, parallel.layout.gathers_twice)
@@ -144,7 +138,6 @@ def train(name: str, rate: float = 0.0) -> Run:
 
 @pytest.fixture(scope="module")
 def plain() -> Run:
-    """The run of one device without dropout."""
     return train("one")
 
 
@@ -215,16 +208,11 @@ def test_dropout_is_at_work_in_these_tests(runs, plain):
     assert abs(runs["one"].losses[1] - plain.losses[1]) > 1e-3
 
 
-T5 = {
-    "positions": "relative",
-    "relative_buckets": 8,
-    "relative_distance": 6,
-    "attention_scale": False,
-    "activation": "geglu_tanh",
-    "norm": "rms",
-    "attention_bias": False,
-    "tying": "embeddings",
-}
+T5 = (
+    {"positions": "relative", "relative_buckets": 8, "relative_distance": 6}
+    | {"attention_scale": False, "activation": "geglu_tanh", "norm": "rms", "attention_bias": False}
+    | {"tying": "embeddings"}
+)
 
 
 @pytest.mark.parametrize(
@@ -416,8 +404,6 @@ def test_batches_are_split_by_rows(name):
 
 @pytest.fixture(scope="module")
 def saved(runs, tmp_path_factory) -> Callable[[str], Path]:
-    """A run directory with the last state of a layout."""
-
     @functools.cache
     def save(name: str) -> Path:
         checkpoints = Checkpoints(run_dir := tmp_path_factory.mktemp("saved"))

@@ -92,7 +92,6 @@ def finish(processes: list[subprocess.Popen], status: int = 0) -> list[tuple[str
 
 @pytest.fixture(scope="module")
 def config(tiny_config, tmp_path_factory) -> Path:
-    """The tiny config on all devices, with 8 pairs to validate and 7 to test."""
     folder = tmp_path_factory.mktemp("config")
     shutil.copytree(tiny_config.data.text_dir, folder / "text")
     for number, (split, pairs) in enumerate({"valid": 8, "test": 7}.items(), start=1):
@@ -120,14 +119,12 @@ def one(config, tmp_path_factory) -> Path:
 
 
 def train_alone(config: Path, run: Path) -> None:
-    """Train, and search for translations, on four of the simulated devices."""
     with four_devices():
         assert main(["train", f"--config={config}", f"--run={run}"]) == 0
 
 
 @contextlib.contextmanager
 def four_devices() -> Iterator[None]:
-    """Four of the simulated devices are all there are."""
     devices = jax.devices()[:4]
     with pytest.MonkeyPatch.context() as patch:
         for name in ("devices", "local_devices"):

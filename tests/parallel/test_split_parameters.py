@@ -32,14 +32,8 @@ def wide(tiny_config) -> Any:
         train={"steps": 4, "evaluate_every": 4, "checkpoint_every": 4, "log_accuracy": False},
         parallel={"devices": 4, "fsdp": 2, "tensor": 2},
         # Four updates do not teach when a sentence ends.
-        search={
-            "method": "greedy",
-            "beam_size": 1,
-            "batch_tokens": 64,
-            "max_length_ratio": 0.0,
-            "max_length_offset": 6,
-            "min_length_offset": 4,
-        },
+        search={"method": "greedy", "beam_size": 1, "batch_tokens": 64, "max_length_ratio": 0.0}
+        | {"max_length_offset": 6, "min_length_offset": 4},
     )
 
 

@@ -14,7 +14,6 @@ class Killed(BaseException):
 
 
 def write_folder(final: Path, text: str) -> None:
-    """Builds, seals and publishes a folder with two files."""
     folder = manifest.begin_folder(final)
     (folder / "sub" / "deep").mkdir(parents=True)
     (folder / "sub" / "deep" / "a.txt").write_text(text)

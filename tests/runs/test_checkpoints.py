@@ -55,7 +55,6 @@ def save_steps(run_dir: Path, scores: dict[int, float | None], **options) -> Che
 
 
 def assert_same_bits(left, right) -> None:
-    """Structures, types, shapes and bits are equal."""
     assert jax.tree.structure(left) == jax.tree.structure(right)
     for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         assert (a.dtype, np.shape(a)) == (b.dtype, np.shape(b))
@@ -256,7 +255,6 @@ def test_absent_checkpoints_are_answered_with_those_there_are(tmp_path):
 
 
 def damage_file(path: Path, kind: str) -> None:
-    """Cuts a file in half, flips a bit in its middle, or deletes it."""
     content, middle = path.read_bytes(), path.stat().st_size // 2
     if kind == "delete":
         path.unlink()
@@ -602,13 +600,11 @@ def test_large_items_come_back_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(array_files, "_LARGE", 1)
     monkeypatch.setattr(array_files, "_BUFFERS_GB", 1e-6)
     random = np.random.default_rng(0)
-    leaves = {
-        "a/b": random.normal(size=(300, 70)).astype(np.float32),
-        "a/c": random.normal(size=7).astype(jnp.bfloat16),
-        "d": random.normal(size=(3, 4)),
-        "e": np.arange(5, dtype=np.int32),
-        "f": np.asarray(2**40),
-    }
+    leaves = (
+        {"a/b": random.normal(size=(300, 70)).astype(np.float32)}
+        | {"a/c": random.normal(size=7).astype(jnp.bfloat16), "d": random.normal(size=(3, 4))}
+        | {"e": np.arange(5, dtype=np.int32), "f": np.asarray(2**40)}
+    )
     array_files.write_item(tmp_path / "item", leaves)
     found = array_files.read_item(tmp_path / "item", make_specs(leaves))
     assert found.keys() == leaves.keys()

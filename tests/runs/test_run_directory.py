@@ -143,7 +143,6 @@ def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
 
 
 def another_word(name: str, old: str) -> str:
-    """A text that the field allows, other than `old`."""
     kind: Any = Config
     for part in name.split("."):
         kind = typing.get_type_hints(kind)[part]

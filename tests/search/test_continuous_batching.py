@@ -50,7 +50,6 @@ def _lay_out(options, structure, leaves) -> StateLayout:
 
 
 def lay_out(options, tables, lines) -> StateLayout:
-    """The chain's states have no source."""
     leaves, structure = jax.tree.flatten((tables, lines))
     return _lay_out(options, structure, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves))
 
@@ -82,7 +81,6 @@ def pick(leaves, numbers):
 
 
 def search_in_turns(options, turns, *, rows, capacity, refill, lines, tables):
-    """Searches queues of lines one after the other, in one state."""
     found, busy = {}, {}
     layout = lay_out(options, tables, lines)
     state = empty(layout, Size(rows, 0, capacity))
@@ -207,7 +205,6 @@ def greedy_layout() -> StateLayout:
 
 
 def tokens_state(step: int, tokens):
-    """A packed state of the chain with these tokens [R, T], of one beam."""
     tokens = jnp.asarray(tokens, jnp.int32)[:, None]
     state = empty_rows(greedy_layout(), Size(len(tokens), 0, tokens.shape[2]))
     return state._replace(tokens=tokens, step=jnp.full(len(tokens), step), done=state.done & False)
@@ -226,7 +223,6 @@ def test_the_layout_knows_which_axes_grow():
 
 @partial(jax.jit, compiler_options=QUICK)
 def put_two_rows():
-    """In a program, as search does."""
     line = tokens_state(1, [[7], [8]])
     line = line._replace(cache=line.cache._replace(start_steps=jnp.zeros(2, jnp.int32)))
     rows = unpack(tokens_state(6, [[4, 5, 2, 3]] * 3))

@@ -68,8 +68,6 @@ def pad_tables(tables: np.ndarray, rows: int, vocab_size: int) -> np.ndarray:
 
 
 def pad_lines(lines: Lines, rows: int) -> Lines:
-    """Rows of limit 0 after the lines."""
-
     def pad(leaf, fill):
         return np.pad(leaf, [(0, rows - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)], constant_values=fill)
 
@@ -81,7 +79,6 @@ def pad_lines(lines: Lines, rows: int) -> Lines:
 def search_tables(
     tables, lines, *, options, n_best, symbols=SYMBOLS, max_length=LONGEST, rows=ROWS, vocab_size=VOCAB
 ):
-    """The result of the given rows on the host."""
     padded = pad_tables(tables, rows, vocab_size), pad_lines(lines, rows)
     found = _search_tables(*padded, options=options, max_length=max_length, n_best=n_best, symbols=symbols)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(tables)], found)
@@ -361,7 +358,6 @@ def test_arguments_that_cannot_be():
 # ---- candidates ----
 @partial(jax.jit, compiler_options=QUICK)
 def find_candidates(inputs, barred_inputs, barred):
-    """The best candidates of logits, by the number of candidates, in one program."""
     free = {key: top_candidates(logits, count=key[1], banned=(PAD, BOS)) for key, logits in inputs.items()}
     some_barred = {
         size: top_candidates(logits, count=5, banned=(PAD,), barred=(EOS, barred))

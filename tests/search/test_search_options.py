@@ -348,7 +348,6 @@ NARROW = SearchConfig(beam_size=3)
 
 @functools.partial(jax.jit, static_argnums=2, compiler_options=QUICK)
 def search_ensemble(tables, lines, mean):
-    """One search over the Markov chains of several tables."""
     cache = ensemble_caches([start_cache(table, 3) for table in tables])
     members = ensemble([next_logits] * len(tables), mean=mean)
     return search(members, cache, lines, options=NARROW, symbols=SYMBOLS, max_length=LONGEST, n_best=3)

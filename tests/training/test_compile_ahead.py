@@ -163,12 +163,8 @@ CPU = SimpleNamespace(platform="cpu", device_count=1)
 
 
 def facts(rows: int, source: int, target: int, tokens: tuple[int, int], *, batches: int = 3) -> dict:
-    return {
-        "rows": rows,
-        "source": source,
-        "target": target,
-        "batches": batches,
-        "likely_tokens": list(tokens),
+    return {"rows": rows, "source": source, "target": target, "batches": batches} | {
+        "likely_tokens": list(tokens)
     }
 
 

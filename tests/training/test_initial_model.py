@@ -99,7 +99,6 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
 
 
 def most_frequent(config, count):
-    """The most frequent tokens of both sides of the training set, counted one by one."""
     prepared = prepare(config)
     seen = collections.Counter()
     for index in range(len(prepared.train.base)):
@@ -109,7 +108,6 @@ def most_frequent(config, count):
 
 
 def read_arrays(run, step):
-    """All arrays of a checkpoint, by path."""
     from flaxformer_mt.runs import array_files, atomic_folder
 
     folder = Checkpoints(run).resolve(step)
@@ -200,13 +198,11 @@ def test_untied_matrices_move_by_side():
     names = {"source_embedding": (6, 2), "target_embedding": (5, 2)}
     params = {name: {"embedding": np.arange(np.prod(shape)).reshape(shape)} for name, shape in names.items()}
     params |= {"output_kernel": np.arange(10).reshape(2, 5), "output_bias": np.arange(5), "norm": np.ones(2)}
-    fresh = {
-        "source_embedding": {"embedding": np.full((5, 2), -1)},
-        "target_embedding": {"embedding": np.full((6, 2), -1)},
-        "output_kernel": np.full((2, 6), -1),
-        "output_bias": np.full(6, -1),
-        "norm": np.zeros(2),
-    }
+    fresh = (
+        {"source_embedding": {"embedding": np.full((5, 2), -1)}}
+        | {"target_embedding": {"embedding": np.full((6, 2), -1)}}
+        | {"output_kernel": np.full((2, 6), -1), "output_bias": np.full(6, -1), "norm": np.zeros(2)}
+    )
     old = Both(Pieces("a", "b"), Pieces("c"))
     new = Both(Swapped("b"), Pieces("d", "c"))
     moved = move_pieces(params, fresh, old, new)

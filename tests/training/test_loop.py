@@ -44,20 +44,8 @@ CLOCKS = {"time", "seconds", "tokens_per_second", "steps_per_second", "data_wait
 CLOCKS |= {"utilization"}
 
 REPORT_KEYS = {
-    "step",
-    "stopped_early",
-    "patience",
-    "train_seconds",
-    "target_tokens",
-    "parameters",
-    "hardware",
-    "finished",
-    "version",
-    "command",
-    "python",
-    "best",
-    "data",
-    "test",
+    *("step", "stopped_early", "patience", "train_seconds", "target_tokens", "parameters"),
+    *("hardware", "finished", "version", "command", "python", "best", "data", "test"),
 }
 
 # The interruption at update 3 is at the border of the stages, which end before train.steps.
@@ -69,13 +57,11 @@ STAGES = (
 
 @pytest.fixture(scope="module")
 def base(tiny_config) -> Config:
-    """The config of the reference run."""
     return tiny_config
 
 
 @pytest.fixture(scope="module")
 def reference(tiny_run, tiny_report) -> tuple[Path, dict[str, Any]]:
-    """A run that nothing disturbed, and its report."""
     return tiny_run, tiny_report
 
 
@@ -131,12 +117,7 @@ def at_step(monkeypatch):
 def test_training_learns_and_writes_its_directory(base, reference):
     run_dir, report = reference
     assert {path.name for path in run_dir.iterdir()} == {
-        "config.json",
-        "vocab",
-        "checkpoints",
-        "metrics.jsonl",
-        "translations",
-        "report.json",
+        *("config.json", "vocab", "checkpoints", "metrics.jsonl", "translations", "report.json"),
         "report.html",
     }
     assert read_config(run_dir / "config.json") == base
@@ -399,13 +380,8 @@ def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_p
     config = change(
         base,
         data={"text_dir": str(text)},
-        train={
-            "evaluate_every": 1,
-            "checkpoint_every": 100,
-            "patience": 2,
-            "average_last": 2,
-            "final_checkpoint": "average",
-        },
+        train={"evaluate_every": 1, "checkpoint_every": 100, "patience": 2, "average_last": 2}
+        | {"final_checkpoint": "average"},
         parallel={"devices": 3},
     )
     report = fit(config, tmp_path / "run")

@@ -27,7 +27,6 @@ def train(profile: Profile, first: int, last: int) -> None:
 
 
 def read_updates(trace: Path) -> list[int]:
-    """The numbers of the updates in a trace, after a look at each of its files."""
     (planes,) = trace.glob("*.xplane.pb")
     (events,) = trace.glob("*.trace.json.gz")
     assert events.stat().st_size > 0
@@ -39,7 +38,6 @@ def read_updates(trace: Path) -> list[int]:
 
 
 def told_trace(said: list[str], first: int, last: int) -> Path:
-    """The one trace of which a line tells."""
     (line,) = said
     match = re.match(rf"profile of updates {first} to {last}: (\S+); TensorBoard ", line)
     assert match, line

@@ -49,8 +49,6 @@ class Lines(list):
 
 
 class Devices:
-    """As much of Parallel as the log asks: 2 devices."""
-
     device_count = 2
     row_factor = 1
 
@@ -60,8 +58,6 @@ class Devices:
 
 
 class Clock:
-    """A time that moves only when told to."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -161,14 +157,12 @@ def test_a_loss_that_is_no_number_voids_a_line_but_not_the_epoch():
 
 
 def random_updates(count: int) -> list[tuple[float, float, float]]:
-    """Losses whose sum in float64 depends on the order of addition."""
     random = np.random.default_rng(0)
     return [(float(np.float32(loss)), 7.0, 3.0) for loss in 10 ** random.uniform(-12, 12, count)]
 
 
 @pytest.mark.parametrize("stop", range(1, 24))
 def test_a_stop_anywhere_changes_no_line(stop):
-    """Bit for bit, whether it falls on the end of a line, of an epoch, or between."""
     config, updates = make_config(log_every=9), random_updates(24)
     epochs = [step // 11 for step in range(1, 25)]
     undisturbed, before, after = Lines(), Lines(), Lines()
@@ -182,7 +176,6 @@ def test_a_stop_anywhere_changes_no_line(stop):
 
 
 def masked_batch(source: list[int], target: list[int]) -> Batch:
-    """Rows of so many tokens, in 6 and 5 slots."""
     masks = [np.arange(width) < np.asarray(rows)[:, None] for rows, width in ((source, 6), (target, 5))]
     ids = [mask.astype(np.int32) for mask in masks]
     return Batch(ids[0], ids[1], ids[1], *masks)
@@ -218,8 +211,6 @@ def test_a_device_of_unknown_peak_has_no_utilization_and_one_that_does_not_tell_
 
 
 class Result:
-    """What an update leaves behind, there when it is told."""
-
     def __init__(self) -> None:
         self._done = threading.Event()
 

@@ -66,7 +66,6 @@ def numbers_of(config: Config) -> Any:
 
 @functools.cache
 def compiled_update(optim: OptimConfig) -> Any:
-    """The update, which depends on no other part of the config."""
     config = replace(CONFIG, optim=optim)
     update, numbers = jax.jit(make_update(config)), numbers_of(config)
     return lambda state, sums: update(state, numbers, sums)
@@ -93,7 +92,6 @@ def compiled(config: Config) -> Compiled:
 
 @functools.cache
 def forward(config: ModelConfig) -> Any:
-    """Logits without dropout, compiled."""
     model = make_model(config, source_size=V, target_size=V)
     return jax.jit(lambda params, batch: model.apply({"params": params}, batch, deterministic=True))
 
@@ -265,7 +263,6 @@ def test_right_predictions_are_counted_while_training(loss_chunk_tokens):
 
 
 def small_state(ema: bool = True) -> tuple[TrainState, Any]:
-    """Two parameters, and the update that goes with them."""
     config = replace(CONFIG, optim=replace(CONFIG.optim, ema_decay=0.9 if ema else 0.0, warmup_steps=0))
     numbers, update = numbers_of(config), jax.jit(make_update(config))
     params = {"kernel": jnp.array([[1.0, -2.0]]), "bias": jnp.array([3.0])}

@@ -223,11 +223,9 @@ def test_tokens_are_those_of_the_text_without_them(vocabs, name):
     vocab, plain = vocabs[name], "der Hund sieht Häuser"
     for mark in NOBODY_SEES:
         for text in (
-            f"{mark}der Hund sieht Häuser",
-            f"der Hu{mark}nd sieht Häuser",
-            f"der{mark} Hund {mark} sieht {mark}Häuser",
-            f"der Hund sieht Häuser{mark}",
-            f"{mark} {mark}der Hund sieht Häuser {mark}",
+            *(f"{mark}der Hund sieht Häuser", f"der Hu{mark}nd sieht Häuser"),
+            *(f"der{mark} Hund {mark} sieht {mark}Häuser", f"der Hund sieht Häuser{mark}"),
+            *(f"{mark} {mark}der Hund sieht Häuser {mark}",),
         ):
             assert vocab.tokenize(text) == vocab.tokenize(plain), ascii(text)
         assert vocab.tokenize(mark) == vocab.tokenize(f" {mark}{mark}") == [vocab.eos_id]

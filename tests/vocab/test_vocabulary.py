@@ -34,19 +34,12 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 from flaxformer_mt.vocab.symbols import check_language_tags, is_one_piece
 
 KINDS = ("bpe", "unigram", "char", "word")
-ODD_TEXTS = {
-    "empty": "",
-    "spaces": "   ",
-    "next line": "\u0085",
-    "next line inside": "ein\u0085haus",
-    "tab": "ein\thaus",
-    "nul": "ein\0haus",
-    "emoji": "👍🏽 haus 🇩🇪",
-    "visible space": "a \u2581 b",
-    "symbols": "<s> </s> <pad> <unk> <0x0A>",
-    "2,000 words": "haus " * 2000,
-    "no spaces": "x" * 20_000,
-}
+ODD_TEXTS = (
+    {"empty": "", "spaces": "   ", "next line": "\u0085", "next line inside": "ein\u0085haus"}
+    | {"tab": "ein\thaus", "nul": "ein\0haus", "emoji": "👍🏽 haus 🇩🇪", "visible space": "a \u2581 b"}
+    | {"symbols": "<s> </s> <pad> <unk> <0x0A>", "2,000 words": "haus " * 2000}
+    | {"no spaces": "x" * 20_000}
+)
 
 
 def make_pairs(number: int = 300) -> list[Pair]:
@@ -429,8 +422,6 @@ TAGS = (">>fr<<", ">>zh_Hant<<", "<from:de>")
 
 
 class Tagged(list):
-    """Pairs with tags."""
-
     tags = TAGS
 
 
@@ -486,14 +477,12 @@ SUBWORD_SAMPLING_ODD_TEXTS = [
 ]
 SUBWORD_SAMPLING_ODD_TEXTS += ["a bc", "tag a b", "tagtag"]
 # Trainer settings that change how text is divided or what is unknown.
-SETTINGS = {
-    "plain": {},
-    "bytes": {"byte_fallback": True, "vocab_size": 330},
-    "symbols": {"user_defined_symbols": ["tag", "a b"]},
-    "crossing": {"split_by_whitespace": False},
-    "suffix": {"treat_whitespace_as_suffix": True},
-    "spaces": {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"},
-}
+SETTINGS = (
+    {"plain": {}, "bytes": {"byte_fallback": True, "vocab_size": 330}}
+    | {"symbols": {"user_defined_symbols": ["tag", "a b"]}}
+    | {"crossing": {"split_by_whitespace": False}, "suffix": {"treat_whitespace_as_suffix": True}}
+    | {"spaces": {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}}
+)
 
 
 def train(kind: str, **settings) -> Vocab:
@@ -549,7 +538,6 @@ def test_without_chance_the_segmentation_is_that_of_sentencepiece():
 
 
 def segmentations(vocab: Vocab, word: str) -> dict[tuple[str, ...], float]:
-    """All segmentations of a word by its characters, with the sums of their scores."""
     processor, spelled, scores = vocab._processor, "\u2581" + word, {}
     for cuts in itertools.product((False, True), repeat=len(spelled) - 1):
         ends = [position + 1 for position, cut in enumerate(cuts) if cut] + [len(spelled)]
@@ -603,8 +591,6 @@ def test_unused_pieces_are_taken_apart_again(subword_sampling_vocabs):
 
 # ---- shortlist ----
 class Pieces:
-    """A vocabulary of given pieces."""
-
     eos_id, unk_id = 1, 2
 
     def __init__(self, *pieces):
@@ -649,10 +635,7 @@ def test_files_that_are_no_shortlists_of_the_run_are_named(tmp_path):
         (b"\t\xff\n", "vmap.txt cannot be read: .*utf-8"),
         (b"der the\n", "line 1, has 0 tabs; it must have"),
         ("▁der\t▁the\n\n▁der\t▁the\ts\n".encode(), "line 3, has 2 tabs"),
-        (
-            "▁der\t▁le\n".encode(),
-            "line 1, has the piece '▁le', which the target vocabulary of 8 pieces lacks",
-        ),
+        ("▁der\t▁le\n".encode(), "line 1, has the piece '▁le', which the target vocabulary of 8 pieces"),
         ("▁le\t▁the\n".encode(), "'▁le', which the source vocabulary of 6 pieces lacks; give a shortlist"),
     ]:
         path.write_bytes(content)
