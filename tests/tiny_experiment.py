@@ -58,6 +58,20 @@ def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
     )
 
 
+def small_model(layers: int, width: int, heads: int, ffn: int, **fields: Any) -> ModelConfig:
+    """A model of so many layers on each side, without dropout unless the fields say otherwise."""
+    sizes = {"model_dim": width, "num_heads": heads, "ffn_dim": ffn, "dropout_rate": 0.0}
+    sides = {"num_encoder_layers": layers, "num_decoder_layers": layers}
+    return ModelConfig(**sides | sizes | fields)
+
+
+def text_data(folder: Path, languages: str = "de-en", **fields: Any) -> DataConfig:
+    """The config of parallel text in a folder, with its cache there; of "-en", of a language model."""
+    sides = dict(zip(("source_language", "target_language"), languages.split("-"), strict=True))
+    places = {"dataset": "parallel_text", "text_dir": str(folder), "cache_dir": str(folder / "cache")}
+    return DataConfig(**places | sides | fields)
+
+
 def mark_slow(cases: Iterable[str], *slow: str) -> list[Any]:
     """The cases of a test, of which these run before a release only: what they differ in, others show."""
     import pytest

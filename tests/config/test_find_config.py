@@ -32,19 +32,16 @@ def test_loads_validates_and_survives_json(path):
     config = load_config(path)
     validate(config)
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
-
-
-def test_a_trial_of_a_few_updates_is_valid(path):
-    """Whatever warm-up the recipe has."""
-    config = load_config(path)
+    # A trial of a few updates, whatever warm-up the recipe has.
     validate(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20)))
 
 
-def test_says_how_to_run_it(path):
+def test_says_how_to_run_it_and_is_found_by_name_from_anywhere(path, tmp_path, monkeypatch):
     documentation = path.read_text(encoding="utf-8").split('"""')[1]
     named = re.search(rf"--config=(configs/)?{path.stem}\b", documentation)
-    assert named or path.stem == recipes.DEFAULT_CONFIG
-    assert "train.py" in documentation
+    assert (named or path.stem == recipes.DEFAULT_CONFIG) and "train.py" in documentation
+    monkeypatch.chdir(tmp_path)
+    assert recipes.find_config(path.stem).samefile(path) and recipes.find_config(path.name).samefile(path)
 
 
 def test_model_can_be_traced(path):
@@ -85,12 +82,6 @@ def test_wmt_recipes_are_the_papers():
     )
     assert (base.train.steps, base.train.average_last) == (100_000, 5)
     assert (big.train.steps, big.train.average_last) == (300_000, 20)
-
-
-def test_recipes_are_found_by_name_from_anywhere(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert recipes.find_config(path.stem).samefile(path)
-    assert recipes.find_config(path.name).samefile(path)
 
 
 def test_the_working_directorys_configs_come_first(tmp_path, monkeypatch):
@@ -138,9 +129,11 @@ def test_the_name_of_a_run_may_have_a_checkpoint_and_the_name_of_a_folder_an_at(
     assert recipes.split_checkpoint(str(folder)) == (str(folder), None)
     assert recipes.split_checkpoint(f"{folder}@best") == (str(folder), "best")
     for name, found in (
-        {"runs/a": ("runs/a", None), "runs/a@1500": ("runs/a", "1500")}
-        | {"gs://bucket/a@last": ("gs://bucket/a", "last")}
-        | {"s3://me@host/runs/a": ("s3://me@host/runs/a", None), "@best": ("@best", None)}.items()
+        ("runs/a", ("runs/a", None)),
+        ("runs/a@1500", ("runs/a", "1500")),
+        ("gs://bucket/a@last", ("gs://bucket/a", "last")),
+        ("s3://me@host/runs/a", ("s3://me@host/runs/a", None)),
+        ("@best", ("@best", None)),
     ):
         assert recipes.split_checkpoint(name) == found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failing_store import hurry, move_to_machine, new_bucket
-from tiny_experiment import change
+from tiny_experiment import change, text_data
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import CleanConfig, DataConfig
@@ -87,13 +87,7 @@ def test_a_killed_preparation_is_swept_by_the_next(tmp_path):
     for language in ("de", "en"):
         (tmp_path / "text" / f"train.{language}").write_text("a\nb\n\nc\n")
     fill(tmp_path / "cache")
-    rules = CleanConfig(empty="drop")
-    config = DataConfig(
-        dataset="parallel_text",
-        text_dir=str(tmp_path / "text"),
-        cache_dir=str(tmp_path / "cache"),
-        clean=rules,
-    )
+    config = text_data(tmp_path / "text", cache_dir=str(tmp_path / "cache"), clean=CleanConfig(empty="drop"))
     assert len(read_pairs(config, "train")) == 3
     left = set(files_in(tmp_path / "cache"))
     assert not left & set(LEFTOVERS) and left > set(FINISHED)
@@ -165,12 +159,7 @@ def test_damaged_results_of_cleaning_are_computed_again(tmp_path):
     (tmp_path / "text").mkdir()
     for language in ("de", "en"):
         (tmp_path / "text" / f"train.{language}").write_text("a\nb\n\nc\n")
-    config = DataConfig(
-        dataset="parallel_text",
-        text_dir=str(tmp_path / "text"),
-        cache_dir=str(tmp_path / "cache"),
-        clean=CleanConfig(empty="drop"),
-    )
+    config = text_data(tmp_path / "text", cache_dir=str(tmp_path / "cache"), clean=CleanConfig(empty="drop"))
     expected = list(read_pairs(config, "train"))
     (rows,) = (tmp_path / "cache" / "cleaned").glob("*.rows.npy")
     (hashes,) = (tmp_path / "cache" / "cleaned").glob("*.hashes.npy")
@@ -237,13 +226,7 @@ def test_the_files_of_the_config_are_copied_when_they_change(tmp_path, monkeypat
     store = ObjectStore(url)
     for name in ("train.de", "train.en.gz", "train.fr", "validation.tsv", "old/train.de", "README"):
         store.write(name, b"one\n")
-    config = DataConfig(
-        dataset="parallel_text",
-        text_dir=url,
-        source_language="de",
-        target_language="en",
-        cache_dir=str(tmp_path / "cache"),
-    )
+    config = text_data(tmp_path, text_dir=url)
     folder = copy_text(url, config)
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     assert names == {"train.de", "train.en.gz", "validation.tsv"}

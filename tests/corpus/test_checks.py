@@ -53,6 +53,8 @@ def test_numbers(source, target, differ):
 def test_sides_that_show_nothing_are_empty():
     pairs = [("Hund", "dog"), ("\ufeff", "dog"), ("Hund", "\u200b \u200e"), ("", ""), ("a\u200b", "b")]
     assert RULES["empty"](block(*pairs), CleanConfig()).tolist() == [-1, 0, 1, 0, -1]
+    for blank in ("\u200e\u200f", "\u00a0 \u3000", "\u2060\u00ad", "\x00"):
+        assert RULES["empty"](block((blank, "a"), ("a", blank)), CleanConfig()).tolist() == [0, 1]
     # of the empty ones, the ratio of lengths is not looked at
     long = [(source * 20, target) for source, target in pairs]
     assert RULES["length_ratio"](block(*long), CleanConfig()).tolist() == [0, -1, -1, -1, 0]
@@ -356,29 +358,17 @@ def test_languages_are_the_same_whatever_their_codes(model):
         identifier.find_others([], "tlh", least=0.5)
 
 
-class LanguageIdentificationSplit:
-    def __init__(self, pairs):
-        self.pairs, self.languages, self.parts = pairs, (("de", "en"),), (Part("set", len(pairs), 1.0),)
-
-    def read_range(self, part, positions):
-        return [self.pairs[position] for position in positions]
-
-
 def test_a_model_tells_that_the_training_set_itself_is_swapped(model):
     identifier = LanguageIdentifier(str(model))
     right = [Pair("der 0.9", "the 0.9")] * 60 + [Pair("the 0.9", "the 0.9")] * 40
-    assert find_side_problems({"train": LanguageIdentificationSplit(right)}, identifier) == []
-    (finding,) = find_side_problems(
-        {"train": LanguageIdentificationSplit([Pair("the 0.9", "der 0.9")] * 300)}, identifier
-    )
+    assert find_side_problems({"train": Split(right)}, identifier) == []
+    (finding,) = find_side_problems({"train": Split([Pair("the 0.9", "der 0.9")] * 300)}, identifier)
     assert (finding.problem, finding.blocks) == ("swapped", 2)
-    assert "of the train set set look swapped (pair 1 is" in describe_side_problems([finding])[0]
-    (finding,) = find_side_problems(
-        {"train": LanguageIdentificationSplit([Pair("the 0.9", "the 0.9")] * 100)}, identifier
-    )
+    assert "of the train set set0 look swapped (pair 1 is" in describe_side_problems([finding])[0]
+    (finding,) = find_side_problems({"train": Split([Pair("the 0.9", "the 0.9")] * 100)}, identifier)
     assert (finding.problem, finding.language) == ("source", "eng_Latn")
     assert (
-        "the sources of the train set set look like the language eng_Latn"
+        "the sources of the train set set0 look like the language eng_Latn"
         in describe_side_problems([finding])[0]
     )
 
@@ -398,9 +388,7 @@ def test_a_model_of_fasttext(tmp_path):
         Pair(*pair) for pair in PAIRS
     ]
     identifier = LanguageIdentifier(str(find_model()))
-    (finding,) = find_side_problems(
-        {"train": LanguageIdentificationSplit([Pair(*pair[::-1]) for pair in PAIRS * 10])}, identifier
-    )
+    (finding,) = find_side_problems({"train": Split([Pair(*pair[::-1]) for pair in PAIRS * 10])}, identifier)
     assert finding.problem == "swapped"
     (tmp_path / "no.bin").write_bytes(b"no model")
     with pytest.raises(UserError, match=r"no\.bin is no fastText model of language identification: "):

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from pytest import raises
+from tiny_experiment import text_data
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, cache_dir, has_split, read_pairs, tfds_sets
@@ -402,14 +403,7 @@ def lines(language, number=NUMBER):
 @pytest.fixture
 def held_out_config(tmp_path):
     write(tmp_path, de=lines("de"), en=[f"{line} {i // 350}" for i, line in enumerate(lines("en"))])
-    return DataConfig(
-        dataset="parallel_text",
-        text_dir=str(tmp_path),
-        cache_dir=str(tmp_path / "cache"),
-        clean=CleanConfig(duplicates="drop"),
-        valid_pairs=20,
-        test_pairs=30,
-    )
+    return text_data(tmp_path, clean=CleanConfig(duplicates="drop"), valid_pairs=20, test_pairs=30)
 
 
 def write(folder, split="train", **sides):

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from pytest import raises
+from tiny_experiment import text_data
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import Pair, read_pairs
 from flaxformer_mt.corpus.word_alignment import format_points, parse_points
 from flaxformer_mt.errors import UserError
@@ -23,15 +24,7 @@ POINTS = ["0-0 2-1", "1-1 0-0 1-1", "", "0-1", "0-0", "1-0"]
 def config(tmp_path):
     for name, lines in (("train.xx", SOURCE), ("train.yy", TARGET), ("train.align", POINTS)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return DataConfig(
-        dataset="parallel_text",
-        text_dir=str(tmp_path),
-        cache_dir=str(tmp_path / "cache"),
-        source_language="xx",
-        target_language="yy",
-        alignments=("train.align",),
-        clean=CleanConfig(duplicates="drop"),
-    )
+    return text_data(tmp_path, "xx-yy", alignments=("train.align",), clean=CleanConfig(duplicates="drop"))
 
 
 def links_of(config):
@@ -107,9 +100,8 @@ WEIGHTS = ["1", "0.25", "0", "2e0"]
 
 @pytest.fixture
 def pair_weights_config(tmp_path):
-    folder = tmp_path / "text"
-    folder.mkdir()
-    return DataConfig(dataset="parallel_text", text_dir=str(folder), cache_dir=str(tmp_path / "cache"))
+    (tmp_path / "text").mkdir()
+    return text_data(tmp_path / "text", cache_dir=str(tmp_path / "cache"))
 
 
 def write(folder, **files):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_experiment import text_data
 
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, ModelConfig, VocabConfig
@@ -31,17 +32,8 @@ PAD, BOS, EOS = 0, 1, 2
 
 @pytest.fixture
 def config(tmp_path) -> DataConfig:
-    return DataConfig(
-        dataset="parallel_text",
-        text_dir=str(tmp_path),
-        cache_dir=str(tmp_path / "cache"),
-        source_language="",
-        target_language="en",
-        max_target_length=24,
-        batch_tokens=96,
-        num_shapes=3,
-        row_multiple=4,
-    )
+    sizes = {"max_target_length": 24, "batch_tokens": 96, "num_shapes": 3, "row_multiple": 4}
+    return text_data(tmp_path, "-en", **sizes)
 
 
 def write(config: DataConfig, name: str, lines: list[str] | bytes) -> None:

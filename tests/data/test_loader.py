@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from tiny_experiment import change
+from test_token_store import FakePairs
+from tiny_experiment import change, text_data
 
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import (
@@ -48,17 +49,6 @@ CONFIG = DataConfig(
     loader_threads=2,
 )
 MODES = ("bucket", "pack")
-
-
-class FakePairs(list):
-    fingerprint, has_source, weights = "toy", True, None
-    links_identity = ""
-    target_tags = ()
-    scores = ()
-
-    @property
-    def parts(self):
-        return (Part("toy", len(self), 1.0),)
 
 
 def make_pairs(number: int = 150) -> FakePairs:
@@ -449,18 +439,8 @@ def test_links_reach_the_right_places_of_batches(tmp_path):
         points.append(" ".join(f"{i}-{j}" for i, j in np.argwhere(chosen)))
     for name, lines in (("train.xx", sources), ("train.yy", targets), ("train.align", points)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    config = DataConfig(
-        dataset="parallel_text",
-        text_dir=str(tmp_path),
-        cache_dir=str(tmp_path / "cache"),
-        source_language="xx",
-        target_language="yy",
-        alignments=("train.align",),
-        max_source_length=30,
-        max_target_length=30,
-        batch_tokens=240,
-        num_shapes=2,
-    )
+    sizes = {"max_source_length": 30, "max_target_length": 30, "batch_tokens": 240, "num_shapes": 2}
+    config = text_data(tmp_path, "xx-yy", alignments=("train.align",), **sizes)
     pairs = read_pairs(config, "train")
     vocabs = make_vocabs(VocabConfig(size=40, byte_fallback=False), pairs, tmp_path / "vocab")
     plain = read_pairs(dataclasses.replace(config, alignments=()), "train")

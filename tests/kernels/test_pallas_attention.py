@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tiny_experiment import small_model
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels.attention_kernels import attend
@@ -66,15 +67,7 @@ def lower_for_tpu(model_config: ModelConfig, batch: Batch) -> str:
 
 def test_a_model_for_tpus_keeps_no_scores():
     """Every attention is a kernel, forward and backward; without it there are scores [B, H, Q, M]."""
-    config = ModelConfig(
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        model_dim=128,
-        num_heads=2,
-        ffn_dim=32,
-        dtype="bfloat16",
-        attention_dropout_rate=0.0,
-    )
+    config = small_model(1, 128, 2, 32, dropout_rate=0.1, dtype="bfloat16", attention_dropout_rate=0.0)
     source, target = jnp.ones((B, M), jnp.int32), jnp.ones((B, Q), jnp.int32)
     rows = Batch(source, target, target, source > 0, target > 0)
     packed = rows._replace(

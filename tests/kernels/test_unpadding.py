@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_experiment import change, random_params
+from tiny_experiment import change, random_params, small_model
 
-from flaxformer_mt.config import Config, GuidedAlignmentConfig, ModelConfig, OptimConfig, TrainConfig
+from flaxformer_mt.config import Config, GuidedAlignmentConfig, OptimConfig, TrainConfig
 from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding, unpad
 from flaxformer_mt.model import make_model
@@ -20,15 +20,7 @@ from flaxformer_mt.training.update import make_gradient_step
 V, ROWS, SOURCE, TARGET = 23, 17, 7, 11
 SIZES = (10 * SOURCE, 12 * TARGET)
 CONFIG = Config(
-    model=ModelConfig(
-        num_encoder_layers=1,
-        num_decoder_layers=2,
-        model_dim=12,
-        num_heads=3,
-        ffn_dim=20,
-        dropout_rate=0.0,
-        norm_position="pre",
-    ),
+    model=small_model(2, 12, 3, 20, num_encoder_layers=1, norm_position="pre"),
     optim=OptimConfig(),
     train=TrainConfig(label_smoothing=0.1, log_accuracy=True, loss_chunk_tokens=48),
 )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_experiment import mark_slow, random_params
+from tiny_experiment import mark_slow, random_params, small_model
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
@@ -21,15 +21,7 @@ pytestmark = pytest.mark.usefixtures("strict_dtypes")
 V = 23  # words, on both sides
 LENGTHS = ((5, 4), (3, 6), (2, 3))  # source and target tokens of three sentence pairs
 
-TINY = ModelConfig(
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    model_dim=12,
-    num_heads=2,
-    ffn_dim=14,
-    dropout_rate=0.0,
-    max_positions=16,
-)
+TINY = small_model(1, 12, 2, 14, max_positions=16)
 
 # Between them, every choice that the config offers, each combined with different others.
 VARIANTS = {

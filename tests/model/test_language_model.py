@@ -11,18 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiny_experiment import small_model, text_data
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.show import show
-from flaxformer_mt.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    TrainConfig,
-    VocabConfig,
-)
+from flaxformer_mt.config import Config, OptimConfig, ParallelConfig, TrainConfig, VocabConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.model import make_model
@@ -50,27 +43,11 @@ def run(tmp_path_factory) -> tuple[Path, Config, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("text")
     for split, lines in (("train", make_lines(63)), ("valid", make_lines(9, 3)), ("test", make_lines(9, 5))):
         (folder / f"{split}.xx").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    sizes = {"max_source_length": 16, "max_target_length": 16, "batch_tokens": 128, "num_shapes": 1}
     config = Config(
-        data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(folder),
-            cache_dir=str(tmp_path_factory.mktemp("cache")),
-            source_language="",
-            target_language="xx",
-            max_source_length=16,
-            max_target_length=16,
-            batch_tokens=128,
-            num_shapes=1,
-        ),
+        data=text_data(folder, "-xx", cache_dir=str(tmp_path_factory.mktemp("cache")), **sizes),
         vocab=VocabConfig(kind="word", size=11, byte_fallback=False, normalization="identity"),
-        model=ModelConfig(
-            architecture="decoder_only",
-            num_decoder_layers=1,
-            model_dim=8,
-            num_heads=2,
-            ffn_dim=8,
-            dropout_rate=0.0,
-        ),
+        model=small_model(1, 8, 2, 8, architecture="decoder_only"),
         optim=OptimConfig(learning_rate=0.1, warmup_steps=2),
         train=TrainConfig(
             steps=16,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from failing_store import hurry, s3_bucket
+from test_filesystem import check_objects
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore
@@ -38,27 +39,7 @@ def test_objects_by_the_real_packages(kind, request, tmp_path, monkeypatch, capf
     hurry(monkeypatch)
     bucket = request.getfixturevalue(kind)
     store = ObjectStore(f"{bucket}/runs/x")
-    assert store.list() == {}
-    (tmp_path / "x").write_bytes(b"one")
-    store.upload([(tmp_path / "x", "a/b"), (tmp_path / "x", "c")])
-    versions = store.list()
-    assert set(versions) == {"a/b", "c"} and set(store.list("a")) == {"a/b"}
-    store.write("d", b"1", mode="create")
-    if kind == "s3":  # the emulator of gs does not know conditions
-        with pytest.raises(FileExistsError):
-            store.write("d", b"2", mode="create")
-        assert store.read("d") == b"1"
-    store.write("c", b"two")
-    store.write("e/f", b"two")
-    assert store.list()["c"] != versions["c"] and store.list()["a/b"] == versions["a/b"]
-    store.download([("e/f", tmp_path / "here" / "f")])
-    assert (tmp_path / "here" / "f").read_bytes() == b"two"
-    store.remove(["c", "absent"])
-    assert set(store.list()) == {"a/b", "d", "e/f"}
-    with pytest.raises(FileNotFoundError):
-        store.read("c")
-    with pytest.raises(FileNotFoundError):
-        store.download([("c", tmp_path / "y")])
+    check_objects(store, tmp_path, conditions=kind == "s3")  # which the emulator of gs does not know
     lock = OwnerLock(store)
     lock.check()
     lock.release()

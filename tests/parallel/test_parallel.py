@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from compiled_text import CompiledText, read_compiled
-from tiny_experiment import change
+from tiny_experiment import change, small_model
 
 from flaxformer_mt.commands import plot
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -39,9 +39,7 @@ V, STEPS = 24, 20
 ROWS, PART = 56, 7
 CONFIG = Config(
     data=DataConfig(row_multiple=8),
-    model=ModelConfig(
-        num_encoder_layers=1, num_decoder_layers=1, model_dim=16, num_heads=8, ffn_dim=24, dropout_rate=0.0
-    ),
+    model=small_model(1, 16, 8, 24),
     # Biases of keys have no gradient but rounding, which Adam would blow up were epsilon not far above it.
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.9, epsilon=1e-3),
     train=TrainConfig(loss_chunk_tokens=8),

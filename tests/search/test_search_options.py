@@ -28,7 +28,7 @@ from test_search import (
     start_cache,
     tokens_of,
 )
-from tiny_experiment import random_params
+from tiny_experiment import random_params, small_model
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.checks import check_search, validate
@@ -405,16 +405,9 @@ def test_a_search_in_segments_of_what_is_left_is_the_search():
     ("kind", "seed"), [("encoder_decoder", 3), ("encoder_decoder, ssru", 49), ("decoder_only", 11)]
 )
 def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(kind, seed):
-    config = ModelConfig(
-        architecture=kind.partition(",")[0],
-        decoder_self_attention="ssru" if "ssru" in kind else "attention",
-        num_encoder_layers=1,
-        num_decoder_layers=2,
-        model_dim=8,
-        num_heads=2,
-        ffn_dim=8,
-        tying="none",
-    )
+    architecture, _, recurrent = kind.partition(", ")
+    attention = {"decoder_self_attention": recurrent or "attention", "tying": "none"}
+    config = small_model(2, 8, 2, 8, num_encoder_layers=1, architecture=architecture, **attention)
     model = make_model(config, source_size=11, target_size=11)
     params = random_params(model, seed, scale=0.8)
     source = np.array([[5, 6, 7, EOS, PAD], [9, EOS, PAD, PAD, PAD]], np.int32)

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
-from tiny_experiment import random_params
+from tiny_experiment import random_params, small_model
 
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig
 from flaxformer_mt.losses import alignment_cross_entropy
@@ -15,14 +15,8 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.update import head_scores
 
 V = 11
-CONFIG = ModelConfig(
-    num_encoder_layers=1,
-    num_decoder_layers=3,
-    model_dim=8,
-    num_heads=2,
-    ffn_dim=10,
-    dropout_rate=0.0,
-    alignment=GuidedAlignmentConfig(weight=0.1, layer=-2, head=1),
+CONFIG = small_model(
+    3, 8, 2, 10, num_encoder_layers=1, alignment=GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
 )
 
 

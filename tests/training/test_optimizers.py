@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from optax import contrib
+from tiny_experiment import small_model
 
 from flaxformer_mt import cpu
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
@@ -169,18 +170,8 @@ def test_clipping_scales_a_gradient_to_its_largest_norm():
 @pytest.fixture(scope="module")
 def params() -> dict:
     """The real tree of a small model, all entries 1, so that decay shows everywhere."""
-    config = ModelConfig(
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        model_dim=8,
-        num_heads=2,
-        key_dim=3,
-        ffn_dim=10,
-        tying="none",
-        positions="learned",
-        max_positions=6,
-        output_bias=True,
-    )
+    fields = {"tying": "none", "positions": "learned", "max_positions": 6, "output_bias": True}
+    config = small_model(1, 8, 2, 10, key_dim=3, **fields)
     model = make_model(config, source_size=9, target_size=11)
     shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     return jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)

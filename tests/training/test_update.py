@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from plain_losses import smoothed_cross_entropy
-from tiny_experiment import change, random_params
+from tiny_experiment import change, random_params, small_model
 
 from flaxformer_mt.config import (
     Config,
@@ -32,15 +32,7 @@ from flaxformer_mt.training.update import Sums, add_sums, make_gradient_step, ma
 V = 19
 CONFIG = Config(
     seed=3,
-    model=ModelConfig(
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        model_dim=8,
-        num_heads=2,
-        ffn_dim=12,
-        dropout_rate=0.0,
-        output_bias=True,
-    ),
+    model=small_model(1, 8, 2, 12, output_bias=True),
     optim=OptimConfig(learning_rate=0.02, warmup_steps=2, ema_decay=0.5),
     train=TrainConfig(label_smoothing=0.1),
 )

@@ -68,6 +68,13 @@ def make_pairs(language: str, number: int = 500) -> list[Pair]:
     return [Pair(f"the house number {i} of ﬁve", line) for i, line in enumerate(lines)]
 
 
+def train_model(texts: list[str], size: int, **options) -> bytes:
+    model, ids = io.BytesIO(), {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
+    options |= ids | {"model_type": "bpe", "byte_fallback": True, "vocab_size": size, "minloglevel": 3}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **options)
+    return model.getvalue()
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("joint", [True, False])
 def test_no_line_is_lost(language, joint, tmp_path):
@@ -138,24 +145,10 @@ def test_pieces_are_those_of_sentencepiece_for_the_same_text(tmp_path):
         ("source", {"normalization_rule_tsv": str(rules)}),
         ("target", {"normalization_rule_name": "identity"}),
     ):
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([pair.source for pair in pairs]),
-            model_writer=model,
-            vocab_size=330,
-            model_type="bpe",
-            byte_fallback=True,
-            pad_id=0,
-            bos_id=1,
-            eos_id=2,
-            unk_id=3,
-            user_defined_symbols=["<BT>"],
-            minloglevel=3,
-            **options,
-        )
-        theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        model = train_model([pair.source for pair in pairs], 330, user_defined_symbols=["<BT>"], **options)
+        theirs = sentencepiece.SentencePieceProcessor(model_proto=model)
         ours = (tmp_path / "ours" / f"{side}.model").read_bytes()
-        assert read_pieces(ours) == read_pieces(model.getvalue())
+        assert read_pieces(ours) == read_pieces(model)
         texts = [*(pair.source for pair in pairs[:50]), "<BT> Kauf\u00adhaus ２０ ﬁ\u00a0x"]
         assert [ids[:-1].tolist() for ids in getattr(vocabs, side).tokenize_all(texts)] == theirs.encode(
             texts
@@ -278,21 +271,8 @@ def test_a_vocabulary_has_the_name_of_its_rules_and_no_path(folder, vocabs):
 
 def test_a_vocabulary_of_an_earlier_version_keeps_its_rules(tmp_path):
     """What a run has trained with stays: its vocabulary has the rules in it."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(pair.source for pair in PAIRS),
-        model_writer=model,
-        vocab_size=320,
-        model_type="bpe",
-        byte_fallback=True,
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        normalization_rule_name="nmt_nfkc",
-        minloglevel=3,
-    )
-    vocab = Vocab(model.getvalue())
+    texts = [pair.source for pair in PAIRS]
+    vocab = Vocab(train_model(texts, 320, normalization_rule_name="nmt_nfkc"))
     Vocabs(vocab, vocab, joint=True).save(tmp_path)
     found = make_vocabs(dataclasses.replace(VocabConfig(), size=320), [], tmp_path).source
     assert found.tokenize("Hu\u200bnd") == found.tokenize("Hu nd") != found.tokenize("Hund")
