@@ -108,13 +108,6 @@ def test_sets_go_on_where_they_stopped_until_each_pair_has_been_seen():
     assert np.array_equal(again.draw(Position(9, 0, 0, 9)), epochs[9])
 
 
-def test_stages_end_after_their_epochs_or_updates():
-    two = make_curriculum_of(1, 0, epochs=2)
-    assert two.after(Position(4, 0, 0, 0, 0), 9) == Position(5, 0, 0, 1, 9)
-    assert two.after(Position(5, 0, 0, 1, 9), 8) == Position(6, 0, 1)
-    assert two.is_over(Position(6, 0, 1)) and not two.is_over(Position(5, 0))
-
-
 def test_training_goes_through_the_stages_and_ends_with_the_last(stores, config):
     whole = take(stores, config)
     positions = [position for position, _ in whole]

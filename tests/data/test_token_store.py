@@ -104,12 +104,6 @@ def test_large_vocabularies_take_wider_ids(tmp_path):
     assert (store.source.tokens.dtype, store.target.tokens.dtype) == (np.int32, np.uint16)
 
 
-def test_a_store_is_built_once(vocabs, tmp_path):
-    built = TokenStore.build(make_pairs(), vocabs, tmp_path)
-    again = TokenStore.build(Unreadable(make_pairs()), vocabs, str(tmp_path))
-    assert again.folder == built.folder and ids_of(again) == ids_of(built)
-
-
 def test_each_input_has_its_own_store(vocabs, tmp_path):
     other_vocabs = make_vocabs(VocabConfig(size=310), make_pairs(), tmp_path / "vocab")
     builds = [

@@ -259,16 +259,3 @@ def test_the_command_prints_json_and_tables_and_searches_alike(runs, capfd):
     assert "source words" in err and "like" in err and "±" not in err
     assert main(["evaluate", "--run=good", "--bootstrap=9"]) == 0
     assert json.loads(capfd.readouterr().out)["confidence"]["samples"] == 9
-
-
-def test_names_of_rivals(runs):
-    assert parse_compared_system("bad.txt").run is None
-    assert parse_compared_system("like@400").checkpoint == "400"
-    odd = runs / "b@c"
-    odd.mkdir()
-    save_config(Config(), odd / "config.json")
-    assert (parse_compared_system("b@c").run.name, parse_compared_system("b@c").checkpoint) == ("b@c", None)
-    assert (parse_compared_system("b@c@last").run.name, parse_compared_system("b@c@last").checkpoint) == (
-        "b@c",
-        "last",
-    )

@@ -168,6 +168,14 @@ for name, rule in MASKS.items():
 rows = MaskRule(None, np.arange(16) < np.array([16, 5])[:, None], causal=True, padded_at_end=True)
 pallas = attended(functools.partial(attend_fused, ("pallas",), PLAIN), rows), attended(PLAIN, rows)
 CASES["attention on a TPU"] = (*pallas, WIDE, "bfloat16", 0.03)
+for name, sizes, length, causal in (("itself", (1, 128), 16, True), ("sources", (2, 64), 32, False)):
+    queries, memory = (
+        np.repeat([[1, 2], [1, 1]], size // 2, axis=1).astype(np.int32) for size in (16, length)
+    )
+    rows = MaskRule(queries, memory, causal=causal)
+    pallas = attended(functools.partial(attend_fused, ("pallas",), PLAIN), rows), attended(PLAIN, rows)
+    shapes = [(B, 16, *sizes), (B, length, *sizes), (B, length, *sizes)]
+    CASES[f"attention on a TPU, packed, {name}"] = (*pallas, shapes, "bfloat16", 0.03)
 for name, rule in MASKS.items():
     for rate, biased in ((0.0, False), (0.3, False), (0.3, True)):
         fused = functools.partial(attend_fused, ("triton",), PLAIN)

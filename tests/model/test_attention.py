@@ -213,32 +213,6 @@ def test_steps_over_projected_memory_equal_attention_to_it():
     np.testing.assert_allclose(stepped, whole, atol=1e-6)
 
 
-def test_fused_attention_is_the_plain_one():
-    """Values and gradients, with masks of every form, on sizes where keys and values are alike."""
-    config = dataclasses.replace(CONFIG, value_dim=K)
-    layer, params, x, memory = make_layer(config)
-    xla = dataclasses.replace(config, attention="xla")
-    fused = MultiHeadAttention(xla, choose_kernels(xla, "gpu"))
-    mask = random_inputs()[3]
-
-    def total(params: dict, layer: MultiHeadAttention, mask: np.ndarray | None) -> jax.Array:
-        return (layer.apply({"params": params}, x, memory, mask=Given(mask), deterministic=True) ** 2).sum()
-
-    masks = {"none": None, "full": mask, "by row": mask[:, :1, :1], "by query": mask[:1, :1]}
-
-    @jax.jit
-    def run(params: dict, masks: dict) -> Any:
-        return {
-            name: [jax.value_and_grad(total)(params, which, some) for which in (fused, layer)]
-            for name, some in masks.items()
-        }
-
-    for name, ((value, gradient), (expected, expected_gradient)) in run(params, masks).items():
-        np.testing.assert_allclose(value, expected, rtol=1e-5, err_msg=name)
-        close = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3, err_msg=name)
-        jax.tree.map(close, gradient, expected_gradient)
-
-
 def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
     config = dataclasses.replace(CONFIG, value_dim=K, dropout_rate=0.5, attention="xla")
     layer, params, x, memory = make_layer(config)

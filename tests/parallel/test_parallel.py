@@ -17,7 +17,7 @@ from compiled_text import CompiledText, read_compiled
 from tiny_experiment import change, small_model
 
 from flaxformer_mt.commands import plot
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
+from flaxformer_mt.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.evaluation import perplexity
 from flaxformer_mt.model import init_params, make_model
@@ -256,19 +256,6 @@ def bytes_on_first_device(tree: Any) -> int:
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def test_fsdp_keeps_an_eighth_of_the_parameters_on_each_device():
-    config = dataclasses.replace(CONFIG, model=ModelConfig(num_encoder_layers=1, num_decoder_layers=1))
-    parallel = make_parallel(on("fsdp 8", config))
-    model = make_model(config.model, source_size=8000, target_size=8000)
-    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    shardings = jax.tree.leaves(parallel.shardings(shapes))
-    leaves = jax.tree.leaves(shapes)
-    own = sum(
-        np.prod(sharding.shard_shape(leaf.shape)) for leaf, sharding in zip(leaves, shardings, strict=True)
-    )
-    assert own / sum(leaf.size for leaf in leaves) == pytest.approx(1 / 8, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("name", "share"),
     [
@@ -386,18 +373,6 @@ def test_accumulated_gradients_are_summed_over_data_once(runs):
         if name != "2 x 2 x 2":
             assert not gradient.collectives
             assert update.count() == {"all-reduce": 1}
-
-
-@pytest.mark.parametrize("name", ["pmap 8", "data 8", "2 x 2 x 2"])
-def test_batches_are_split_by_rows(name):
-    parallel, batch = make_parallel(on(name)), make_batch(0)
-    put = parallel.put(batch)
-    assert put.source_segments is None
-    height = ROWS // parallel.layout.row_parts
-    for shard in put.source.addressable_shards:
-        part = shard.device.id // parallel.layout.tensor
-        rows = batch.source[part * height : (part + 1) * height]
-        np.testing.assert_array_equal(np.asarray(shard.data).reshape(rows.shape), rows)
 
 
 @pytest.fixture(scope="module")

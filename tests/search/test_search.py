@@ -244,21 +244,6 @@ def hand_made_table() -> np.ndarray:
     return table
 
 
-@pytest.mark.parametrize(
-    ("alpha", "expected"),
-    [
-        # .3 = [eos], .6 * .4 = .24 = [5 eos], .6 * .5 * .9 = .27 = [5 6 eos]
-        (0.0, [(0.3, (EOS,)), (0.27, (5, 6, EOS)), (0.24, (5, EOS))]),
-        # ln .27 / (8/6) = -0.982, ln .3 = -1.204, ln .24 / (7/6) = -1.223
-        (1.0, [(0.27, (5, 6, EOS)), (0.3, (EOS,)), (0.24, (5, EOS))]),
-    ],
-)
-def test_the_pool_ranks_lengths_by_score(alpha, expected):
-    found = run_beam(hand_made_table(), [4], width=3, alpha=alpha)
-    assert [tokens_of(found, 0, rank) for rank in range(3)] == [tokens for _, tokens in expected]
-    np.testing.assert_allclose(np.exp(found.log_probs[0]), [p for p, _ in expected], rtol=1e-5)
-
-
 def test_greedy_follows_the_most_probable_token():
     found = run_greedy(hand_made_table(), [4])
     assert tokens_of(found, 0) == (5, 6, EOS)

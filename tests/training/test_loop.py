@@ -21,7 +21,6 @@ from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.parallel import make_parallel, processes
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.tracking import read_metrics
@@ -155,17 +154,6 @@ def test_the_report_says_what_was_documented(reference):
     )
     best = max((r for r in read_metrics(run_dir) if r["split"] == "valid"), key=lambda r: r["bleu"])
     assert report["best"] == {"step": best["step"], "bleu": best["bleu"]}
-
-
-def test_target_tokens_are_counted_once(base, reference):
-    """Every epoch passes over the same tokens; 48 updates are a whole number of epochs and a rest."""
-    run_dir, report = reference
-    progress = Checkpoints(run_dir).restore_params(48)[1]
-    lines = (Path(base.data.text_dir) / "train.yy").read_text(encoding="utf-8").split("\n")[:-1]
-    vocab = load_vocabs(run_dir / "vocab").target
-    epoch = sum(len(vocab.tokenize(line)) for line in lines)
-    assert progress["epoch"] >= 1
-    assert progress["epoch"] * epoch <= report["target_tokens"] < (progress["epoch"] + 1) * epoch
 
 
 def test_each_epoch_has_its_line(reference):
@@ -353,18 +341,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(base, re
     assert "resuming at step 32 of 48" in capsys.readouterr().err
     assert report["step"] == 48
     assert_same_run(run_dir, reference[0])
-
-
-def test_process_0_decides_where_to_resume(base, reference, monkeypatch):
-    """This process, the second of two, sees step 48 on the disk, but follows the first one to step 32."""
-    monkeypatch.setattr(processes, "process_count", lambda: 2)
-    monkeypatch.setattr(processes, "is_first", lambda: False)
-    monkeypatch.setattr(processes, "exchange", lambda message: [b'{"value": 32}', message])
-    assert Checkpoints(reference[0]).newest_undamaged() == 48
-    state, progress = setup.load_state(
-        Checkpoints(reference[0]), make_parallel(base), functools.partial(make_state, base, reference[0])
-    )
-    assert (int(state.step), progress.step) == (32, 32)
 
 
 # ---- other ends ----
