@@ -128,10 +128,8 @@ def test_resuming_removes_what_comes_again(tmp_path):
     assert "removed" not in stream.getvalue()
 
     with make_tracker(tmp_path, start_step=10) as tracker:
-        assert [(record["step"], record["split"]) for record in read_metrics(tmp_path)] == [
-            (10, "train"),
-            (10, "valid"),
-        ]
+        kept = [(record["step"], record["split"]) for record in read_metrics(tmp_path)]
+        assert kept == [(10, "train"), (10, "valid")]
     with make_tracker(tmp_path) as tracker:
         assert read_metrics(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
@@ -191,22 +189,17 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
 
 
 def test_the_line_of_progress():
-    values = {"loss": 3.4119, "learning_rate": 8.9e-4, "tokens_per_second": 5600.4, "padding": 0.0613} | {
-        "other": 1
-    }
+    values = {"loss": 3.4119, "learning_rate": 8.9e-4, "tokens_per_second": 5600.4, "padding": 0.0613, "x": 1}
     line = "step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left"
     assert format_train_line(1200, 5000, values, 751) == line
     shares = {"loss": 1.0, "perplexity": 2.71828, "accuracy": 0.4567}
-    assert format_train_line(1, 1, shares, math.nan) == (
-        "step     1/1 | loss 1.000 | perplexity 2.72 | accuracy 45.7%"
-    )
+    line = format_train_line(1, 1, shares, math.nan)
+    assert line == "step     1/1 | loss 1.000 | perplexity 2.72 | accuracy 45.7%"
     usage = {"padding": 0.1, "utilization": 0.4312, "data_wait": 0.034, "model_flops_per_second": 1e15}
-    assert format_train_line(1, 9, usage, math.nan) == (
-        "step     1/9 | padding 10.0% | MFU 43.1% | data wait 3.4%"
-    )
-    assert format_train_line(1, 9, {"utilization": 0.5, "data_wait": 0.01}, math.nan) == (
-        "step     1/9 | MFU 50.0%"
-    )
+    line = format_train_line(1, 9, usage, math.nan)
+    assert line == "step     1/9 | padding 10.0% | MFU 43.1% | data wait 3.4%"
+    line = format_train_line(1, 9, {"utilization": 0.5, "data_wait": 0.01}, math.nan)
+    assert line == "step     1/9 | MFU 50.0%"
     assert format_train_line(7, 5000, {"loss": None, "padding": "?"}, math.nan) == "step     7/5000"
 
 
@@ -399,9 +392,8 @@ def test_a_terminal_shows_a_moving_sign_while_a_program_compiles(tmp_path, monke
 def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path):
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-    fields = {"seed": 3, "optim.learning_rate": 0.5, "data.weights": (1.0, 2.5), "model.key_dim": None} | {
-        "a|b": "x|y"
-    }
+    fields = {"seed": 3, "optim.learning_rate": 0.5, "data.weights": (1.0, 2.5)}
+    fields |= {"model.key_dim": None, "a|b": "x|y"}
     samples = [Sample(f"source {n}", f"reference {n}", f"a | b {n}") for n in range(3)]
     stream = io.StringIO()
     with make_tracker(tmp_path, tensorboard=True, stream=stream) as tracker:
@@ -419,10 +411,8 @@ def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path
     start = values["_hparams_/session_start_info"][1].metadata.plugin_data.content
     hparams = HParamsPluginData.FromString(start).session_start_info.hparams
     assert set(hparams) == set(fields)
-    assert (
-        hparams["optim.learning_rate"].number_value == 0.5
-        and hparams["data.weights"].string_value == "1.0,2.5"
-    )
+    assert hparams["optim.learning_rate"].number_value == 0.5
+    assert hparams["data.weights"].string_value == "1.0,2.5"
     assert "_hparams_/session_end_info" in values
     step, shown = values["valid/translations/text_summary"]
     table = shown.tensor.string_val[0].decode().split("\n")

@@ -68,18 +68,9 @@ def test_wmt_recipes_are_the_papers():
         assert (config.optim.schedule, config.optim.warmup_steps) == ("noam", 4000)
         assert (config.search.beam_size, config.search.length_penalty) == (4, 0.6)
         assert config.train.label_smoothing == 0.1
-    assert (base.model.model_dim, base.model.ffn_dim, base.model.num_heads, base.model.dropout_rate) == (
-        512,
-        2048,
-        8,
-        0.1,
-    )
-    assert (big.model.model_dim, big.model.ffn_dim, big.model.num_heads, big.model.dropout_rate) == (
-        1024,
-        4096,
-        16,
-        0.3,
-    )
+    sizes = ("model_dim", "ffn_dim", "num_heads", "dropout_rate")
+    assert [getattr(base.model, name) for name in sizes] == [512, 2048, 8, 0.1]
+    assert [getattr(big.model, name) for name in sizes] == [1024, 4096, 16, 0.3]
     assert (base.train.steps, base.train.average_last) == (100_000, 5)
     assert (big.train.steps, big.train.average_last) == (300_000, 20)
 

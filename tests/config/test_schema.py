@@ -89,10 +89,7 @@ def test_absent_fields_take_defaults_and_whole_numbers_do_for_floats():
         ({"model": {"qqqq": 3}}, "config.model.qqqq; known: "),
         ({"model": {"model_dim": "64"}}, "config.model.model_dim should be int, got '64' (str)"),
         ({"model": {"model_dim": True}}, "config.model.model_dim should be int, got True (bool)"),
-        (
-            {"model": {"norm": "leyer"}},
-            "config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)",
-        ),
+        ({"model": {"norm": "leyer"}}, "config.model.norm is 'leyer'; did you mean layer?"),
         ({"model": 3}, "config.model should be an object, got 3"),
         ({"data": {"weights": 3}}, "config.data.weights should be a list, got 3"),
         ({"data": {"weights": ["x"]}}, "config.data.weights should be float, got 'x'"),
@@ -180,7 +177,7 @@ def test_pipes_and_devices_are_not_read_as_files(tmp_path):
         ("def get_config(:", "fails: SyntaxError"),
         ("x = 1", "defines no get_config() -> Config"),
         (
-            "from flaxformer_mt.config import ModelConfig\ndef get_config(): return ModelConfig(model_dmi=3)",
+            "from flaxformer_mt.config import ModelConfig as M\ndef get_config(): return M(model_dmi=3)",
             "model_dmi",
         ),
         ("def get_config(): return 3", "returns int, not flaxformer_mt.config.Config"),
@@ -219,10 +216,7 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             ["best_metric is bleu", "set train.best_metric=loss"],
         ),
         ({"model.architecture": "decoder_only", "model.tying": "embeddings"}, ["use none or all"]),
-        (
-            {"vocab.joint": False, "model.architecture": "decoder_only"},
-            ["reads source and target as one sequence"],
-        ),
+        ({"vocab.joint": False, "model.architecture": "decoder_only"}, ["source and target as one sequence"]),
         ({"data.batching": "pack", "data.batch_pairs": 8}, ["batch_pairs 8 has no effect"]),
         ({"data.batch_pairs": 12}, ["12", "row_multiple 8"]),
         ({"data.batching": "pack", "model.padding_mask": "none"}, ["padding_mask none", "bucket"]),
@@ -239,11 +233,7 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
         ({"data.noise.typos": 2.0}, ["data.noise.typos is 2.0", "from 0 to 1"]),
         (
             {"data.alignments": ("a",), "data.noise.typos": 0.1},
-            [
-                "data.noise.typo_kinds.random_space is 0.1",
-                "data.noise.typo_kinds.skipped_space",
-                "set it to 0",
-            ],
+            ["data.noise.typo_kinds.random_space is 0.1", "data.noise.typo_kinds.skipped_space"],
         ),
         (
             {"data.alignments": ("a",), "data.noise.whitespace": 0.1, "data.noise.punctuation": 0.2},
@@ -269,10 +259,7 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
         (of_stages(StageConfig("s", ("x@a/toy nan",))), ["has 'x@a/toy nan' in its mix"]),
         (of_stages(StageConfig("s", ("x@a/toy inf",))), ["has 'x@a/toy inf' in its mix"]),
         (of_stages(StageConfig("s", ("x@a/toy 0",))), ["mixes no data set"]),
-        (
-            of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1.5")),
-            ["ends until 'steps 1.5'", "whole number"],
-        ),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1.5")), ["ends until 'steps 1.5'", "whole"]),
         (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 0")), ["ends until 'steps 0'"]),
         (of_stages(StageConfig("s", ("x@a/toy 1",), "steps nan")), ["ends until 'steps nan'"]),
         (of_stages(StageConfig("s", ("x@a/toy 1",), "x@b/toy 2")), ["its mix has no x@b/toy"]),
@@ -348,10 +335,9 @@ def test_sections_are_frozen_and_hold_only_json_types(section):
 
 def test_guided_alignment_needs_a_file_a_weight_and_a_head_that_exists():
     def problems(weight=0.0, files=(), dataset="toy_de_en", layer=-1, head=0, **model):
-        chosen = GuidedAlignmentConfig(weight=weight, layer=layer, head=head)
-        config = Config(
-            data=DataConfig(dataset=dataset, alignments=files), model=ModelConfig(alignment=chosen, **model)
-        )
+        guided = GuidedAlignmentConfig(weight=weight, layer=layer, head=head)
+        data = DataConfig(dataset=dataset, alignments=files)
+        config = Config(data=data, model=ModelConfig(alignment=guided, **model))
         try:
             validate(config)
         except UserError as error:
@@ -424,9 +410,8 @@ HUGE = {
 
 def replace(section, path: str, value):
     name, _, rest = path.partition(".")
-    return dataclasses.replace(
-        section, **{name: replace(getattr(section, name), rest, value) if rest else value}
-    )
+    new = replace(getattr(section, name), rest, value) if rest else value
+    return dataclasses.replace(section, **{name: new})
 
 
 def has_number(hint: object) -> bool:

@@ -140,9 +140,8 @@ def test_arrays_that_are_absent_or_changed_count_as_absent(tmp_path):
     write_arrays(tmp_path, "x", arrays, number=1)
     found, values = read_arrays(tmp_path, "x")
     assert values == {"number": 1} and found.keys() == arrays.keys()
-    assert all(
-        (found[name] == arrays[name]).all() and found[name].dtype == arrays[name].dtype for name in found
-    )
+    assert all((found[name] == arrays[name]).all() for name in found)
+    assert all(found[name].dtype == arrays[name].dtype for name in found)
     assert read_arrays(tmp_path, "y") is None
     write_cached(tmp_path / "y.json", {"weights": "0af"})  # of an earlier version
     assert read_arrays(tmp_path, "y") is None
@@ -195,9 +194,7 @@ def test_a_prepared_set_with_pipes_or_devices_is_prepared_again(tmp_path, monkey
 
 
 # ---- store text ----
-def test_texts_weights_and_alignments_are_fetched_and_nothing_else(
-    tiny_config, tmp_path, monkeypatch, capsys
-):
+def test_texts_weights_and_alignments_alone_are_fetched(tiny_config, tmp_path, monkeypatch, capsys):
     hurry(monkeypatch)
     url = f"{new_bucket()}/text"
     names = ["train.xx", "train.yy.gz", "valid.tsv", "train.weights", "links", "train.zz", "notes"]

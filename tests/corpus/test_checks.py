@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_experiment import text_data
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.config import CleanConfig, DataConfig
+from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.config.tag_styles import find_codes
 from flaxformer_mt.corpus import language_identification, read_pairs
 from flaxformer_mt.corpus.cleaning import clean
@@ -320,9 +321,7 @@ def make_config(folder, model, pairs, **rules):
     for side, language in enumerate(("de", "en")):
         (folder / f"train.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
     clean = CleanConfig(language="drop", language_model=str(model), **rules)
-    return DataConfig(
-        dataset="parallel_text", text_dir=str(folder), cache_dir=str(folder / "cache"), clean=clean
-    )
+    return text_data(folder, clean=clean)
 
 
 def test_pairs_of_which_the_model_is_sure_go(tmp_path, model):
@@ -367,10 +366,7 @@ def test_a_model_tells_that_the_training_set_itself_is_swapped(model):
     assert "of the train set set0 look swapped (pair 1 is" in describe_side_problems([finding])[0]
     (finding,) = find_side_problems({"train": Split([Pair("the 0.9", "the 0.9")] * 100)}, identifier)
     assert (finding.problem, finding.language) == ("source", "eng_Latn")
-    assert (
-        "the sources of the train set set0 look like the language eng_Latn"
-        in describe_side_problems([finding])[0]
-    )
+    assert "sources of the train set set0 look like the eng_Latn" in describe_side_problems([finding])[0]
 
 
 def test_mistakes_are_told_with_the_remedy(tmp_path, model, monkeypatch):
@@ -384,9 +380,7 @@ def test_mistakes_are_told_with_the_remedy(tmp_path, model, monkeypatch):
 @needs_model
 def test_a_model_of_fasttext(tmp_path):
     pairs = [*PAIRS, (FRENCH, PAIRS[0][1]), PAIRS[1][::-1]]
-    assert list(read_pairs(make_config(tmp_path, find_model(), pairs), "train")) == [
-        Pair(*pair) for pair in PAIRS
-    ]
+    assert [*map(tuple, read_pairs(make_config(tmp_path, find_model(), pairs), "train"))] == PAIRS
     identifier = LanguageIdentifier(str(find_model()))
     (finding,) = find_side_problems({"train": Split([Pair(*pair[::-1]) for pair in PAIRS * 10])}, identifier)
     assert finding.problem == "swapped"
@@ -399,9 +393,7 @@ def test_a_model_of_fasttext(tmp_path):
     "reading, problem",
     [("os.kill(os.getpid(), 8)", "reading it ends with signal 8"), ("time.sleep(60)", "takes more than 2 ")],
 )
-def test_a_damaged_model_ends_neither_this_process_nor_its_patience(
-    tmp_path, model, monkeypatch, reading, problem
-):
+def test_a_damaged_model_ends_neither_process_nor_patience(tmp_path, model, monkeypatch, reading, problem):
     """fastText divides by zero at the end of a file that is cut off, or reads counts without end."""
     package = f"import os, time\ndef load_model(path): {reading}\n"
     (tmp_path / "fasttext.py").write_text(package)

@@ -158,9 +158,7 @@ def test_unequal_counts_name_both_files_and_counts(config):
 def test_held_out_sets_are_never_shortened(config, split):
     rules = {rule: "drop" for rule in ("unequal_lines", "invalid_utf8", "empty", "too_long", "duplicates")}
     config = with_rules(config, **rules, max_characters=5)
-    write(
-        config, **{f"{split}_de": ["", "long enough to drop", "x", "x"], f"{split}_en": ["a", "b", "x", "x"]}
-    )
+    write(config, **{f"{split}_de": ["", "too long to drop", "x", "x"], f"{split}_en": ["a", "b", "x", "x"]})
     pairs = read_pairs(config, split)
     assert [pair.source for pair in pairs] == ["", "long enough to drop", "x", "x"]
     problems = pairs.report["parts"][0]["problems"]
@@ -243,9 +241,8 @@ def test_boundaries_of_the_length_rules():
 
 
 def test_duplicates_are_told_apart_by_where_the_source_ends():
-    kept, _, report, _ = clean(
-        raw([(b"a", b"bc"), (b"ab", b"c")]), CleanConfig(duplicates="drop"), may_drop=True
-    )
+    rules = CleanConfig(duplicates="drop")
+    kept, _, report, _ = clean(raw([(b"a", b"bc"), (b"ab", b"c")]), rules, may_drop=True)
     assert kept is None and report["problems"] == {}
 
 

@@ -29,9 +29,8 @@ def config(tmp_path):
 
 def links_of(config):
     pairs = read_pairs(config, "train")
-    return list(
-        zip([pair.source for pair in pairs], map(lambda p: p.tolist(), pairs.read_links()), strict=True)
-    )
+    links = [points.tolist() for points in pairs.read_links()]
+    return list(zip([pair.source for pair in pairs], links, strict=True))
 
 
 def test_a_removed_pair_takes_its_alignment_with_it(config, tmp_path):

@@ -171,9 +171,7 @@ def test_version_belongs_to_the_text(splits):
 
     lines = (f"{german}\t{english}\n" for pairs in splits for german, english in pairs)
     digest = hashlib.blake2b("".join(lines).encode(), digest_size=8).hexdigest()
-    assert digest == TEXT_DIGEST, (
-        f"the text changed: raise VERSION above {VERSION}, set TEXT_DIGEST to {digest}"
-    )
+    assert digest == TEXT_DIGEST, f"text changed: raise VERSION above {VERSION}, TEXT_DIGEST to {digest}"
 
 
 def test_no_sentence_occurs_twice_in_any_split(splits):

@@ -22,9 +22,8 @@ from flaxformer_mt.data.batching import (
 from flaxformer_mt.data.buckets import Shape, make_shapes, make_training_shapes, smallest_shape
 from flaxformer_mt.errors import UserError
 
-CONFIG = DataConfig(
-    max_source_length=40, max_target_length=40, batch_tokens=320, num_shapes=5, row_multiple=4
-)
+LONGEST = {"max_source_length": 40, "max_target_length": 40}
+CONFIG = DataConfig(**LONGEST, batch_tokens=320, num_shapes=5, row_multiple=4)
 MODES = ("bucket", "pack", "shuffle")
 
 
@@ -45,10 +44,8 @@ def plan_of(batching: str, lengths, *, seed: int = 1, epoch: int = 0, **options)
 
 
 def batches_of(plan) -> list[tuple[list[int], list[int], Shape]]:
-    return [
-        (batch.examples.tolist(), batch.rows.tolist(), batch.shape)
-        for batch in (plan[i] for i in range(len(plan)))
-    ]
+    batches = [plan[i] for i in range(len(plan))]
+    return [(batch.examples.tolist(), batch.rows.tolist(), batch.shape) for batch in batches]
 
 
 @pytest.mark.parametrize("batching", MODES)
@@ -99,9 +96,8 @@ def test_pairs_are_shuffled_over_the_whole_epoch_and_so_are_batches(batching):
         assert targets != sorted(targets) and targets != sorted(targets, reverse=True)
     # Which pairs share a batch changes from epoch to epoch.
     other = plan_of(batching, (source, target), epoch=1)
-    assert not {frozenset(e) for e, _, _ in batches_of(plan)} & {
-        frozenset(e) for e, _, _ in batches_of(other)
-    }
+    first, second = ({frozenset(e) for e, _, _ in batches_of(one)} for one in (plan, other))
+    assert not first & second
 
 
 @pytest.mark.parametrize("batching", MODES)
@@ -128,9 +124,8 @@ def test_shapes_that_are_given_are_used_and_bound_the_pairs():
 
 
 def padded_work(shapes, source, target) -> int:
-    costs = [
-        min(s + 2 * t for _, s, t in shapes if s >= a and t >= b) for a, b in zip(source, target, strict=True)
-    ]
+    pairs = zip(source, target, strict=True)
+    costs = [min(s + 2 * t for _, s, t in shapes if s >= a and t >= b) for a, b in pairs]
     return sum(costs)
 
 
@@ -230,9 +225,8 @@ def test_bucket_padding_is_near_the_bound_of_its_multiples():
         int((-(-side // 4) * 4).sum()) for side in (source, target)
     )  # each pair in a shape of its own
     bound = 1 - (source.sum() + target.sum()) / alone
-    one_shape = plan_epoch(
-        source, target, config=replace(config, num_shapes=1), seed=1, epoch=0
-    ).padding_share
+    single = replace(config, num_shapes=1)
+    one_shape = plan_epoch(source, target, config=single, seed=1, epoch=0).padding_share
     assert bound < plan.padding_share < bound + 0.08
     assert one_shape > 0.5
 
@@ -322,9 +316,8 @@ def test_parts_must_cover_the_pairs():
 
 def test_an_epoch_may_be_empty():
     for mode in MODES:
-        plans = [
-            plan_of(mode, make_lengths(2), epoch=epoch, parts=[Part("a", 2, 0.1)]) for epoch in range(20)
-        ]
+        parts = [Part("a", 2, 0.1)]
+        plans = [plan_of(mode, make_lengths(2), epoch=epoch, parts=parts) for epoch in range(20)]
         empty = [plan for plan in plans if not len(plan)]
         assert 0 < len(empty) < 20
         assert empty[0].padding_share == 0.0 and empty[0].num_pairs == 0

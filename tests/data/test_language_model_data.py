@@ -95,11 +95,8 @@ def test_an_absent_source_is_neither_empty_nor_too_short(config):
     pairs = read_pairs(dataclasses.replace(config, clean=rules), "train")
     assert list(pairs) == alone(["fine", "also fine"])
     problems = pairs.report["parts"][0]["problems"]
-    assert {name: found["count"] for name, found in problems.items()} == {
-        "empty": 1,
-        "too_long": 1,
-        "duplicates": 1,
-    }
+    counts = {name: found["count"] for name, found in problems.items()}
+    assert counts == {"empty": 1, "too_long": 1, "duplicates": 1}
     assert problems["too_long"]["examples"] == [{"where": "train.en line 3", "target": long}]
     for rule, message in [
         ("empty", r"1 sentence is refused: no text \(train\.en line 2\)"),
@@ -169,10 +166,8 @@ def test_there_is_one_vocabulary_of_the_targets(tmp_path):
     other = make_vocabs(config, mixed, tmp_path / "b", target_only=True)
     assert other.target.fingerprint == vocabs.target.fingerprint
     given = dataclasses.replace(config, source_model=str(tmp_path / "a" / "joint.model"), size=999)
-    assert (
-        make_vocabs(given, mixed, tmp_path / "c", target_only=True).target.fingerprint
-        == vocabs.target.fingerprint
-    )
+    same = make_vocabs(given, mixed, tmp_path / "c", target_only=True)
+    assert same.target.fingerprint == vocabs.target.fingerprint
     with pytest.raises(UserError, match=r"one model serves all text; set it as vocab\.source_model$"):
         wrong = dataclasses.replace(config, target_model="x")
         make_vocabs(wrong, mixed, tmp_path / "d", target_only=True)
@@ -230,9 +225,8 @@ def test_batches_have_sources_of_no_length(config, vocabs, tmp_path, batching):
         if position == Position(1, 0):
             break
     assert sorted(seen) == sorted(vocabs.target.tokenize(line) for line in lines)
-    share_rows = any(
-        (batch.target_segments > 1).any() for batch in epoch if batch.target_segments is not None
-    )
+    segments = [batch.target_segments for batch in epoch if batch.target_segments is not None]
+    share_rows = any((numbers > 1).any() for numbers in segments)
     assert share_rows == (batching == "pack")
     rest = train_batches(stores, config, **options, start=Position(0, 2))
     for expected, (_, batch) in zip(epoch[2:], rest, strict=False):
@@ -248,9 +242,8 @@ def test_plans_count_targets_alone(config):
     assert 1 < len(plan.shapes) <= 3
     assert {shape.source for shape in plan.shapes} == {0}
     assert all(shape.rows == 96 // shape.target // 4 * 4 for shape in plan.shapes)
-    places = sum(
-        count * shape.rows * shape.target for shape, count in zip(plan.shapes, plan.shape_counts, strict=True)
-    )
+    counts = zip(plan.shapes, plan.shape_counts, strict=True)
+    places = sum(count * shape.rows * shape.target for shape, count in counts)
     assert plan.padding_share == pytest.approx(1 - lengths[1].sum() / places)
     assert make_training_shapes(*lengths, config=config, headroom=True)[-1] == (4, 0, 24)
     with pytest.raises(UserError, match=r"all 200 training sentences .* 24 tokens \(the shortest has 32\)"):

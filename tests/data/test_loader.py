@@ -53,9 +53,8 @@ MODES = ("bucket", "pack")
 
 def make_pairs(number: int = 150) -> FakePairs:
     words = ["hund", "katze", "haus", "baum", "see"]
-    return FakePairs(
-        Pair(" ".join(words[: 1 + i % 5]), " ".join(words[i % 3 :]) + f" {i}") for i in range(number)
-    )
+    texts = ((" ".join(words[: 1 + i % 5]), " ".join(words[i % 3 :]) + f" {i}") for i in range(number))
+    return FakePairs(Pair(*text) for text in texts)
 
 
 def store_of(pairs: list[tuple[list[int], list[int]]]) -> TokenStore:
@@ -175,10 +174,8 @@ def read_back(batch: Batch) -> list[tuple[list[int], list[int]]]:
     for row in range(len(batch.source)):
         for number in range(1, segments[0][row].max() + 1):
             source, target = (side[row] == number for side in segments)
-            assert batch.target_in[row][target].tolist() == [
-                BOS,
-                *batch.target_out[row][target][:-1].tolist(),
-            ]
+            before = batch.target_out[row][target][:-1].tolist()
+            assert batch.target_in[row][target].tolist() == [BOS, *before]
             pairs.append((batch.source[row][source].tolist(), batch.target_out[row][target].tolist()))
     return pairs
 
@@ -190,9 +187,7 @@ def test_an_epoch_of_batches_holds_every_pair_once(stores, batching):
     plan = plan_epoch(store.source_lengths, store.target_lengths, config=config, seed=1, epoch=0)
     batches = [make_batch(store, plan, i, **IDS) for i in range(len(plan))]
     found = sorted(itertools.chain.from_iterable(map(read_back, batches)))
-    assert found == sorted(
-        (source.tolist(), target.tolist()) for source, target in (store[i] for i in range(150))
-    )
+    assert found == sorted(tuple(side.tolist() for side in store[i]) for i in range(150))
     assert sum(int(batch.target_mask.sum()) for batch in batches) == plan.target_tokens
     assert {batch.source.shape for batch in batches} <= {(s.rows, s.source) for s in plan.shapes}
     for batch in batches:
@@ -328,9 +323,7 @@ def test_valid_batches_hold_all_pairs_in_fixed_order(vocabs, tmp_path):
     store = TokenStore.build(pairs, vocabs, tmp_path)
     batches = valid_batches(store, CONFIG, **IDS)
     found = list(itertools.chain.from_iterable(map(read_back, batches)))
-    assert sorted(found) == sorted(
-        (source.tolist(), target.tolist()) for source, target in (store[i] for i in range(62))
-    )
+    assert sorted(found) == sorted(tuple(side.tolist() for side in store[i]) for i in range(62))
     assert len({batch.source.shape + batch.target_in.shape for batch in batches}) <= CONFIG.num_shapes
     again = valid_batches(store, dataclasses.replace(CONFIG, batching="pack"), **IDS)
     assert all(equal(a, b) for a, b in zip(batches, again, strict=True))
@@ -394,9 +387,8 @@ def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
     assert config.parallel == ParallelConfig(devices=2, backend=backend)
     vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
     setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
-    batch = make_batch(
-        make_store([2, 3], [4, 1]), OneBatch([0, 1], Shape(2, 3, 4), packed=False), 0, **BATCH_ARRAY_IDS
-    )
+    plan = OneBatch([0, 1], Shape(2, 3, 4), packed=False)
+    batch = make_batch(make_store([2, 3], [4, 1]), plan, 0, **BATCH_ARRAY_IDS)
     sent = []
     put = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda x, *others: sent.append(x) or put(x, *others))

@@ -63,9 +63,8 @@ class FakeVocab(NamedTuple):
 
 
 def make_pairs(number: int = 100, **options) -> FakePairs:
-    return FakePairs(
-        [Pair(f"der hund sieht {i} häuser", f"the dog sees {i} houses") for i in range(number)], **options
-    )
+    pairs = [Pair(f"der hund sieht {i} häuser", f"the dog sees {i} houses") for i in range(number)]
+    return FakePairs(pairs, **options)
 
 
 @pytest.fixture(scope="module")

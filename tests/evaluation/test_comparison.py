@@ -22,6 +22,7 @@ from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.translation.translator import Translation, Translator
 
 COUNT = 60
+KINDS_OF_TESTS = [("bootstrap", "bs", (50, -1)), ("approximate", "ar", (80, 50))]
 
 
 def spoil(lines, share, *, seed):
@@ -46,9 +47,7 @@ def systems(references):
 
 
 # ---- the tests themselves ----
-@pytest.mark.parametrize(
-    ("paired", "kind", "counts"), [("bootstrap", "bs", (50, -1)), ("approximate", "ar", (80, 50))]
-)
+@pytest.mark.parametrize(("paired", "kind", "counts"), KINDS_OF_TESTS)
 def test_numbers_and_signatures_are_sacrebleus(systems, references, paired, kind, counts):
     found = resample_scores(systems, references, samples=50, paired=paired, trials=80, lowercase=True)
     signatures, columns = PairedTest(
@@ -188,12 +187,8 @@ def test_the_sentences_that_differ_most_are_kept(runs, systems, references):
     assert distances == pytest.approx(sorted(distances, reverse=True), abs=0.03) and distances[0] > 10
     index = int(rows[0][1]) - 1
     assert rows[0][0] == "bad.txt"
-    assert rows[0][4:] == [
-        f"source {index}",
-        references[index],
-        systems["good"][index],
-        systems["bad"][index],
-    ]
+    texts = [f"source {index}", references[index], systems["good"][index], systems["bad"][index]]
+    assert rows[0][4:] == texts
     evaluate_run(runs / "good")
     assert not file.exists()  # it would be about other translations
 
@@ -203,9 +198,8 @@ def test_runs_are_compared_on_one_set_only(runs):
     save_config(Config(data=DataConfig(dataset="without")), runs / "bad" / "config.json")
     with raises(UserError, match=r"good has the test split of toy_de_en \(60 pairs, de to en\), but") as told:
         evaluate(runs, "like")
-    assert "like that of shorter (59 pairs, de to en)" in str(told.value) and "--source=FILE" in str(
-        told.value
-    )
+    assert "like that of shorter (59 pairs, de to en)" in str(told.value)
+    assert "--source=FILE" in str(told.value)
     with raises(UserError, match="bad has without, without a test split; score both"):
         evaluate(runs, "bad")
     assert not (runs / "good" / "translations").exists()

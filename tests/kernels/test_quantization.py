@@ -58,9 +58,8 @@ def test_whole_numbers_are_multiplied_exactly(multiply, spec, dtype):
     x[..., 3], y[5] = -127, 127
     matrix = quantize_matrix(2.0 * y.T, [1]) if ",FD" in spec else quantize_matrix(2.0 * y, [0])
     assert matrix.values.dtype == np.int8 and np.all(matrix.scale == 2)
-    found = jax.jit(lambda x, matrix: multiply_quantized(multiply, spec, x, matrix))(
-        jnp.asarray(x, dtype), matrix
-    )
+    run = jax.jit(lambda x, matrix: multiply_quantized(multiply, spec, x, matrix))
+    found = run(jnp.asarray(x, dtype), matrix)
     assert found.dtype == jnp.float32
     assert_array_equal(found, 2.0 * x @ y)
 

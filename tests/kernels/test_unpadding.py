@@ -39,9 +39,8 @@ def make_batch(*, extra: bool = False) -> Batch:
         np.arange(length) < side[:, None] for side, length in zip(lengths, (SOURCE, TARGET), strict=True)
     )
     assert source_mask.sum() < SIZES[0] < source_mask.size and target_mask.sum() < SIZES[1] < target_mask.size
-    source, target = (
-        random.integers(3, V, mask.shape).astype(np.int32) * mask for mask in (source_mask, target_mask)
-    )
+    masks = source_mask, target_mask
+    source, target = (random.integers(3, V, mask.shape).astype(np.int32) * mask for mask in masks)
     target_in = np.concatenate([np.ones((ROWS, 1), np.int32), target[:, :-1]], axis=1) * target_mask
     batch = Batch(source, target_in, target, source_mask, target_mask)
     if not extra:

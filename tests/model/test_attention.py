@@ -155,9 +155,8 @@ def test_layer_projects_attends_and_projects_back():
         project("query", x), project("key", memory), project("value", memory), mask
     )
     expected = np.einsum("bqhe,hed->bqd", mixed, params["output"]["kernel"]) + params["output"]["bias"]
-    result, kept = applied(layer, deterministic=True, mutable="intermediates")(
-        params, x, memory, mask=Given(mask)
-    )
+    run = applied(layer, deterministic=True, mutable="intermediates")
+    result, kept = run(params, x, memory, mask=Given(mask))
     np.testing.assert_allclose(result, expected, atol=1e-4)
     np.testing.assert_allclose(kept["intermediates"]["attention_weights"][0], weights, atol=1e-5)
 

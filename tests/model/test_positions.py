@@ -93,9 +93,8 @@ def test_learned_positions_are_rows_of_a_trained_table():
     layer = LearnedPositions(4, 3, linen.initializers.zeros, linen.initializers.ones)
     params = jax.eval_shape(layer.init, jax.random.key(3), positions)["params"]
     assert {name: leaf.shape for name, leaf in params.items()} == {"embedding": (4, 3), "bias": (3,)}
-    shifted = jax.jit(layer.apply)(
-        {"params": {"embedding": table, "bias": np.ones(3, np.float32)}}, positions
-    )
+    params = {"embedding": table, "bias": np.ones(3, np.float32)}
+    shifted = jax.jit(layer.apply)({"params": params}, positions)
     np.testing.assert_array_equal(shifted, np.asarray(rows) + 1)
 
 

@@ -70,9 +70,7 @@ def test_a_run_is_the_same_on_another_machine(open_elsewhere):
         (writer.root / name).write_text(name)
     writer.publish(write_checkpoint(writer, 5, "five"))
     reader = open_elsewhere(url)
-    assert not (reader.root / "checkpoints" / "5" / "params").exists(), (
-        "arrays are fetched when they are read"
-    )
+    assert not (reader.root / "checkpoints" / "5" / "params").exists(), "arrays are fetched when read"
     expected = {"config.json": "config", "metrics.jsonl": "a", "vocab/joint.model": "vocab/joint.model"}
     expected["vocab/manifest.json"] = "vocab/manifest.json"
     assert read_run(reader) == expected | {"5": "five"}

@@ -163,10 +163,8 @@ def test_states_lie_where_their_parameters_do():
 
 def test_what_is_not_divisible_or_not_a_parameter_stays_whole():
     assert spec_of("shared_embedding/embedding", (19, 16), SIZES) == PartitionSpec(None, "fsdp")
-    assert (
-        spec_of("opt_state/0/v_row/decoder/layers_0/feedforward/input/kernel", (16,), SIZES)
-        == PartitionSpec()
-    )
+    path = "opt_state/0/v_row/decoder/layers_0/feedforward/input/kernel"
+    assert spec_of(path, (16,), SIZES) == PartitionSpec()
     assert spec_of("step", (), SIZES) == PartitionSpec()
 
 

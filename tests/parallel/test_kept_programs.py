@@ -78,10 +78,8 @@ def test_damaged_and_odd_files_are_replaced(folder):
         damage()
         assert run("a", traced) == [[0.0, 2.0, 4.0], 3]
         assert len(traced) == number
-        assert (
-            path.read_bytes()[:32]
-            == compilation.hashlib.blake2b(path.read_bytes()[32:], digest_size=32).digest()
-        )
+        content = path.read_bytes()
+        assert content[:32] == compilation.hashlib.blake2b(content[32:], digest_size=32).digest()
     path.unlink()
     path.mkdir()  # cannot be replaced: the program is compiled each time
     assert run("a", traced)[1] == 3

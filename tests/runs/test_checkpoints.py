@@ -568,10 +568,8 @@ def test_files_are_as_documented(tmp_path):
     assert folder == checkpoints.directory / "5" == tmp_path / "checkpoints" / "5"
     assert {path.name for path in folder.iterdir()} == {"params", "manifest.json"}
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["facts"] == {
-        "trees": {"params": {"w": "float32[2]"}, "opt_state": {}},
-        "progress": {"epoch": 1},
-    }
+    trees = {"params": {"w": "float32[2]"}, "opt_state": {}}
+    assert manifest["facts"] == {"trees": trees, "progress": {"epoch": 1}}
     assert manifest["files"]["params/_METADATA"]["bytes"] == (folder / "params/_METADATA").stat().st_size
 
 

@@ -55,10 +55,8 @@ def test_another_config_is_refused_with_every_difference(tmp_path):
         open_run(tmp_path, other)
     lines = str(error.value).split("\n")
     assert str(tmp_path) in lines[0]
-    assert [line.strip() for line in lines[1:-1]] == [
-        "model.ffn_dim: 2048 -> 1024",
-        "optim.b2: 0.98 -> 0.999",
-    ]
+    differences = [line.strip() for line in lines[1:-1]]
+    assert differences == ["model.ffn_dim: 2048 -> 1024", "optim.b2: 0.98 -> 0.999"]
     assert "--run=" in lines[-1]
     assert read_config(tmp_path / "config.json") == Config()  # nothing was written
 

@@ -93,9 +93,7 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path, text, problem):
         read_target_lengths(tmp_path)
 
 
-def test_a_run_learns_them_when_it_is_prepared_and_translates_with_them(
-    tiny_config, tiny_run, tmp_path, monkeypatch
-):
+def test_a_prepared_run_learns_them_and_translates_with_them(tiny_config, tiny_run, tmp_path, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)
     assert prepare(tiny_config, run).report["target_lengths"] is None  # 64 pairs are too few

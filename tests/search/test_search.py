@@ -115,9 +115,8 @@ def brute_force(table, limit, alpha, kind="gnmt"):
             for ending in endings:
                 tokens = (*prefix, ending)
                 context = (BOS, BOS, *tokens)
-                log_prob = sum(
-                    log_softmax(table[a, b])[c] for a, b, c in zip(context, context[1:], tokens, strict=False)
-                )
+                steps = zip(context, context[1:], tokens, strict=False)
+                log_prob = sum(log_softmax(table[a, b])[c] for a, b, c in steps)
                 group = finished if ending == EOS else cut
                 group.append((log_prob / penalty(length, alpha, kind), log_prob, tokens))
     return sorted(finished, reverse=True) + sorted(cut, reverse=True)
@@ -399,9 +398,8 @@ def test_the_example_of_the_document_runs():
 
 def test_the_document_names_every_option():
     text = (Path(__file__).resolve().parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
-    missing = [
-        field.name for field in dataclasses.fields(SearchConfig) if not re.search(f"`(--)?{field.name}", text)
-    ]
+    names = [field.name for field in dataclasses.fields(SearchConfig)]
+    missing = [name for name in names if not re.search(f"`(--)?{name}", text)]
     assert not missing
 
 

@@ -140,9 +140,8 @@ def test_samples_start_with_their_prefixes_and_follow_the_rules():
     tables[1, ..., never] = -1e9
     tables[3:, ..., [EOS, never]] += 2.0
     prefixes = [(5, 7, 3), (), (4,), *[()] * 12]
-    lines = limits(8, 8, 8, *[4, 4, 2] * 4)._replace(
-        prefixes=filled(*prefixes), seeds=np.arange(15, dtype=np.uint32)
-    )
+    fields = {"prefixes": filled(*prefixes), "seeds": np.arange(15, dtype=np.uint32)}
+    lines = limits(8, 8, 8, *[4, 4, 2] * 4)._replace(**fields)
     shortest = np.array([1, 1, 1, *[3, 0, 2] * 4], np.int32)
     symbols = Symbols(PAD, BOS, EOS, never=(never,))
     ruled = lines._replace(min_lengths=shortest)
@@ -254,9 +253,8 @@ def search_with_coverage(tables, lines, options):
 def test_coverage_ranks_hypotheses_by_what_they_looked_at():
     tables, beta = make_tables(2, 6, seed=9), 0.7
     options = SearchConfig(beam_size=108, length_penalty=1.0, coverage_penalty=beta)
-    found = jax.device_get(
-        search_with_coverage(tables, limits(4, 4)._replace(source_mask=SOURCE_MASK), options)
-    )
+    lines = limits(4, 4)._replace(source_mask=SOURCE_MASK)
+    found = jax.device_get(search_with_coverage(tables, lines, options))
     without, rows = [], range(2)
     for row in rows:
         everything = brute_force(tables[row], 4, 1.0)
@@ -395,9 +393,8 @@ def test_a_search_in_segments_of_what_is_left_is_the_search():
         remaining = ~state.done
         state, rows = take_rows(state, np.flatnonzero(remaining)), rows[remaining]
     assert len(sizes) > 2 and sizes[0] > sizes[-1], sizes
-    assert [found[row] for row in range(5)] == [
-        [tokens_of(whole, row, n) for n in range(3)] for row in range(5)
-    ]
+    expected = {row: [tokens_of(whole, row, n) for n in range(3)] for row in range(5)}
+    assert found == expected
 
 
 # ---- beams that stay where they are ----
@@ -499,9 +496,8 @@ def primitives_of(options, lines):
     def walk(jaxpr):
         for equation in jaxpr.eqns:
             yield equation.primitive.name
-            for value in jax.tree.leaves(
-                list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")
-            ):
+            values = list(equation.params.values())
+            for value in jax.tree.leaves(values, is_leaf=lambda leaf: hasattr(leaf, "eqns")):
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
                     yield from walk(inner)
@@ -527,9 +523,8 @@ def test_options_that_are_off_are_not_in_the_program():
         assert len(more) > len(plain)
         names = {name.replace("-", "_") for name in more} - {name.replace("-", "_") for name in plain}
         assert extra.replace("-", "_") in names, names
-    others = primitives_of(
-        SearchConfig(min_length_ratio=0.0, diversity_strength=3.0, temperature=2.0), limits(5, 7)
-    )
+    unused = SearchConfig(min_length_ratio=0.0, diversity_strength=3.0, temperature=2.0)
+    others = primitives_of(unused, limits(5, 7))
     assert others == plain
     drawn = limits(5, 7)._replace(seeds=np.arange(2, dtype=np.uint32))
     whole = primitives_of(SearchConfig(method="sample"), drawn)

@@ -15,9 +15,8 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.update import head_scores
 
 V = 11
-CONFIG = small_model(
-    3, 8, 2, 10, num_encoder_layers=1, alignment=GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
-)
+ALIGNMENT = GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
+CONFIG = small_model(3, 8, 2, 10, num_encoder_layers=1, alignment=ALIGNMENT)
 
 
 def make_batch(packed: bool) -> Batch:

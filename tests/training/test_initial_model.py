@@ -62,10 +62,7 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
     flags += ["--config.data.test_split=none", "--config.optim.lora.tokens=5"]
     assert main(["train", f"--run={run}", *flags, "--config.train.steps=8"]) == 0
     err = capsys.readouterr().err
-    assert (
-        " parameters (" in err
-        and "; changes of matrices: 10 of rank 2; 5 tokens have one of their own" in err
-    )
+    assert "; changes of matrices: 10 of rank 2; 5 tokens have one of their own" in err
     stored = read_arrays(run, 8)
     shutil.rmtree(run / "checkpoints" / "8")
     (run / "report.json").unlink()
@@ -121,9 +118,8 @@ def read_arrays(run, step):
 
 def test_the_network_is_that_of_the_other_run(tiny_run, tiny_config, tmp_path):
     """Other sizes in the config are replaced and named; dropout and the way it is run are not."""
-    config = change(
-        tiny_config, model={"num_heads": 4, "dropout_rate": 0.3}, vocab={"size": 50, "sampling": 0.1}
-    )
+    model, vocab = {"num_heads": 4, "dropout_rate": 0.3}, {"size": 50, "sampling": 0.1}
+    config = change(tiny_config, model=model, vocab=vocab)
     with pytest.warns(FlaxformerWarning, match=r"replaced: vocab.size: 50 -> 40, model.num_heads: 4 -> 2"):
         adopted = start_run(config, tmp_path / "run", str(tiny_run))
     assert adopted.model == dataclasses.replace(tiny_config.model, dropout_rate=0.3)
@@ -155,9 +151,8 @@ def test_a_new_vocabulary_keeps_the_parameters_of_pieces_of_both(tiny_run, tiny_
     for side in ("xx", "yy"):
         path = text / f"train.{side}"
         path.write_text(path.read_text().replace("a", "q"))
-    config = change(
-        tiny_config, data={"text_dir": str(text)}, train={"steps": 2, "evaluate_every": 2, "patience": 0}
-    )
+    train = {"steps": 2, "evaluate_every": 2, "patience": 0}
+    config = change(tiny_config, data={"text_dir": str(text)}, train=train)
     said = []
     start_run(config, tmp_path / "run", str(tiny_run), new_vocab=True, say=said.append)
     assert fit(config, tmp_path / "run", init=str(tiny_run), new_vocab=True)["step"] == 2
@@ -225,7 +220,7 @@ def test_wrong_starts_end_with_one_line(tiny_run, tiny_config, tmp_path, capsys)
         ([f"--run={tmp_path / 'new'}", "--new_vocab"], "--new_vocab needs the run"),
         (
             [f"--run={tmp_path / 'new'}", f"--init={tiny_run}", "--config.optim.lora.alpha=8"],
-            "optim.lora.rank is 0",
+            "lora.rank is 0",
         ),
         (
             [f"--run={tmp_path / 'two'}", f"--init={tiny_run}", "--config.optim.lora.rank=17"],

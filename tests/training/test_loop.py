@@ -86,9 +86,8 @@ def assert_same_run(run_dir: Path, expected_dir: Path) -> None:
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
     assert without_clocks(read_metrics(run_dir)) == without_clocks(read_metrics(expected_dir))
     for name in ("test.hypothesis", "test.source", "test.reference"):
-        assert (run_dir / "translations" / name).read_bytes() == (
-            expected_dir / "translations" / name
-        ).read_bytes()
+        left, right = (folder / "translations" / name for folder in (run_dir, expected_dir))
+        assert left.read_bytes() == right.read_bytes()
 
 
 def without_clocks(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -149,9 +148,7 @@ def test_the_report_says_what_was_documented(reference):
     assert {"bleu", "chrf", "signature"} <= set(test)
     hypotheses = (run_dir / "translations" / "test.hypothesis").read_text(encoding="utf-8").split("\n")
     assert len(hypotheses) == 7 and hypotheses.pop() == ""
-    assert test["chrf"] > 0 and len(set(hypotheses)) > 2, (
-        "equal empty lines would compare as equal translations"
-    )
+    assert test["chrf"] > 0 and len(set(hypotheses)) > 2, "lines that are empty alike"
     best = max((r for r in read_metrics(run_dir) if r["split"] == "valid"), key=lambda r: r["bleu"])
     assert report["best"] == {"step": best["step"], "bleu": best["bleu"]}
 

@@ -226,9 +226,7 @@ def test_muon_makes_updates_orthogonal_as_matrices(params):
         singular = np.linalg.svd(matrix, compute_uv=False)
         # five Newton-Schulz iterations end within about 0.7 and 1.2 of the common value
         assert singular.max() / singular.min() < 2, name
-        raw = np.asarray(gradients["encoder"]["layers_0"]["self_attention"][name]["kernel"]).reshape(
-            matrix.shape
-        )
+        raw = gradients["encoder"]["layers_0"]["self_attention"][name]["kernel"].reshape(matrix.shape)
         assert np.linalg.svd(raw, compute_uv=False).max() / np.linalg.svd(raw, compute_uv=False).min() > 2
 
 

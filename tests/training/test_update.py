@@ -165,9 +165,8 @@ def test_guided_alignment_adds_its_weighted_loss():
         float(a.loss_sum + 0.5 * a.alignment.loss_sum - b.loss_sum - 0.5 * b.alignment.loss_sum) / 2
         for a, b in [(ahead, behind)]
     ]
-    slope = sum(
-        float((g * d).sum()) for g, d in zip(*map(jax.tree.leaves, (whole.gradients, direction)), strict=True)
-    )
+    leaves = zip(*map(jax.tree.leaves, (whole.gradients, direction)), strict=True)
+    slope = sum(float((g * d).sum()) for g, d in leaves)
     np.testing.assert_allclose(changes, slope, rtol=0.02)
     # A head that aligns a token when it is read learns at the next step.
     later = change(config, model={"alignment": replace(config.model.alignment, step="read")})
@@ -316,11 +315,7 @@ def test_an_accelerator_selects_elements_instead_of_a_branch():
     }
     compiled = {name: program.lower(state, numbers, GOOD).compile() for name, program in programs.items()}
     texts = {name: program.as_text() for name, program in compiled.items()}
-    assert {name: " conditional(" in text for name, text in texts.items()} == {
-        "cpu": True,
-        "gpu": False,
-        "tpu": False,
-    }
+    assert [name for name, text in texts.items() if " conditional(" in text] == ["cpu"]
     leaves = len(jax.tree.leaves(state))
     for text in texts.values():
         donated = re.search(r"input_output_alias=\{(.*?)\}, entry", text)[1]
@@ -334,13 +329,8 @@ def test_an_accelerator_selects_elements_instead_of_a_branch():
 def test_bad_updates_are_counted_and_training_recovers():
     state, update = small_state()
     counts = []
-    for sums in (
-        GOOD,
-        BAD["NaN in a gradient"],
-        BAD["infinity in a gradient"],
-        GOOD,
-        BAD["NaN in a gradient"],
-    ):
+    not_number, infinite = BAD["NaN in a gradient"], BAD["infinity in a gradient"]
+    for sums in (GOOD, not_number, infinite, GOOD, not_number):
         before = state
         state, _ = update(state, sums)
         counts.append((int(state.step), int(state.skipped), int(state.skipped_in_a_row)))

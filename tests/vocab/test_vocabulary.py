@@ -110,9 +110,8 @@ def test_detokenize_stops_at_eos_and_ignores_pad_and_bos(vocabs):
 
 def test_bytes_of_line_breaks_become_spaces(vocabs):
     vocab = vocabs["bpe"]
-    newline, carriage_return, letter = (
-        vocab._processor.piece_to_id(f"<0x{byte:02X}>") for byte in (10, 13, ord("k"))
-    )
+    spelled = (f"<0x{byte:02X}>" for byte in (10, 13, ord("k")))
+    newline, carriage_return, letter = map(vocab._processor.piece_to_id, spelled)
     assert vocab.pieces([newline, carriage_return]) == ["<0x0A>", "<0x0D>"]
     assert vocab.detokenize([letter, newline, letter, carriage_return, letter]) == "k k k"
 
@@ -194,9 +193,8 @@ def test_training_is_deterministic_and_ids_are_the_configs(tmp_path):
 def test_separate_vocabularies_know_their_own_language(tmp_path):
     made = make_vocabs(small_config(joint=False, byte_fallback=False, size=60), make_pairs(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source.model", "target.model"]
-    assert made.source.unk_id in made.source.tokenize("gy") and made.target.unk_id in made.target.tokenize(
-        "ä"
-    )
+    assert made.source.unk_id in made.source.tokenize("gy")
+    assert made.target.unk_id in made.target.tokenize("ä")
     assert made.source.unk_id not in made.source.tokenize("ä")
     assert made.source.fingerprint != made.target.fingerprint
 
@@ -554,9 +552,8 @@ def test_unigram_samples_have_the_probabilities_of_their_pieces(subword_sampling
     scores = segmentations(vocab, word)
     weights = {pieces: math.exp(alpha * score) for pieces, score in scores.items()}
     total = sum(weights.values())
-    drawn = collections.Counter(
-        tuple(pieces[:-1]) for pieces in pieces_of(vocab, [word] * count, sampling=alpha, seed=1)
-    )
+    samples = pieces_of(vocab, [word] * count, sampling=alpha, seed=1)
+    drawn = collections.Counter(tuple(pieces[:-1]) for pieces in samples)
     assert len(weights) > 3 and drawn.keys() <= weights.keys()
     for pieces, weight in weights.items():
         share = weight / total
