@@ -34,24 +34,16 @@ _EXAMPLES = 3
 # this share of those of the other language alone, and so many times its own.
 _COMMON_SHARE, _COMMON_TIMES = 0.03, 3
 _COMMON_WORDS = dict(
-    line.split(": ")
-    for line in """cs: a se je že na to v není jsem
-da: og det at er ikke en jeg til på
-de: der die das und ist nicht ein eine ich sie zu
-en: the and of to is not with you i that
-es: el los las que es una por con no está
-fi: ja on ei se että hän oli minä ovat
-fr: le la les et est des une pas que je il
-hu: a az és nem hogy egy is van ez
-it: il che di è non per una della sono
-nl: de het een en niet van dat is ik
-pl: i nie się na jest że to w z
-pt: o os que não uma para com do é você
-ro: și nu este în o cu de la pe
-ru: и не что в на это он я с
-sv: och att det som är inte en jag för
-tr: bir ve bu için ne de değil ben çok
-uk: і не що в на це він я з""".split("\n")
+    entry.strip().split(": ")
+    for entry in """cs: a se je že na to v není jsem; da: og det at er ikke en jeg til på;
+    de: der die das und ist nicht ein eine ich sie zu; en: the and of to is not with you i that;
+    es: el los las que es una por con no está; fi: ja on ei se että hän oli minä ovat;
+    fr: le la les et est des une pas que je il; hu: a az és nem hogy egy is van ez;
+    it: il che di è non per una della sono; nl: de het een en niet van dat is ik;
+    pl: i nie się na jest że to w z; pt: o os que não uma para com do é você;
+    ro: și nu este în o cu de la pe; ru: и не что в на это он я с;
+    sv: och att det som är inte en jag för; tr: bir ve bu için ne de değil ben çok;
+    uk: і не що в на це він я з""".split(";")
 )
 
 _Profile = collections.Counter[str]
