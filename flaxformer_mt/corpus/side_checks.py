@@ -79,22 +79,22 @@ def find_side_problems(
         for block in blocks:
             for language, counts in zip(languages, block.profiles, strict=True):
                 known[language].update(counts)
-    known = {name: own for name, own in known.items() if name and own.total() >= _FEWEST_LETTERS}
+    known = {name: profile for name, profile in known.items() if name and profile.total() >= _FEWEST_LETTERS}
     findings = []
     for split, parts in samples.items():
         for name, languages, blocks in parts:
-            found: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
+            blocks_by_problem: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
             for block in blocks:
                 if identifier is None:
                     problems = [(problem, "") for problem in _compare(block, languages, known)]
                 else:
                     problems = list(_identify(block, languages, identifier))
                 for kind in problems:
-                    found[kind].append((block, 0))
+                    blocks_by_problem[kind].append((block, 0))
                 is_swapped = any(problem == "swapped" for problem, _ in problems)
                 if languages[0] and not is_swapped and (shift := find_shift(block.pairs)):
-                    found["shifted", ""].append((block, shift))
-            for (problem, language), where in found.items():
+                    blocks_by_problem["shifted", ""].append((block, shift))
+            for (problem, language), where in blocks_by_problem.items():
                 block, shift = where[0]
                 numbers = len(where), len(blocks), block.start + 1
                 examples = _choose_examples(block)
@@ -107,15 +107,15 @@ def find_shift(pairs: Sequence[Pair]) -> int:
     lengths = np.log1p([[len(source), len(target)] for source, target in pairs])
     if len(pairs) < _FEWEST_PAIRS:
         return 0
-    found = {
+    correlations = {
         shift: _correlate(
             lengths[max(0, -shift) : len(pairs) - max(0, shift), 0],
             lengths[max(0, shift) : len(pairs) + min(0, shift), 1],
         )
         for shift in range(-_LARGEST_SHIFT, _LARGEST_SHIFT + 1)
     }
-    best = max(found, key=found.__getitem__)
-    is_clear = found[best] >= _CORRELATION and found[best] - found[0] >= _MORE
+    best = max(correlations, key=correlations.__getitem__)
+    is_clear = correlations[best] >= _CORRELATION and correlations[best] - correlations[0] >= _MORE
     return best if is_clear else 0
 
 
@@ -131,9 +131,9 @@ def count_sequences(texts: Iterable[str]) -> _Profile:
     return counts
 
 
-def compare_sequences(one: _Profile, other: _Profile) -> float:
-    product = sum(count * other[key] for key, count in one.items())
-    norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (one, other)]
+def compare_sequences(left: _Profile, right: _Profile) -> float:
+    product = sum(count * right[key] for key, count in left.items())
+    norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (left, right)]
     return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
 
 
@@ -163,8 +163,8 @@ def _identify(
     for side, language in enumerate(languages):
         if language:
             texts = [pair[side] for pair in block.pairs]
-            found = collections.Counter(identifier.find_others(texts, language, least=_PROBABLE))
-            common, count = found.most_common(1)[0]
+            counts = collections.Counter(identifier.find_others(texts, language, least=_PROBABLE))
+            common, count = counts.most_common(1)[0]
             others[side] = common if 2 * count > len(texts) else ""
     if all(others) and all(map(identifier.is_same, others, languages[::-1])):
         yield "swapped", others[0]
@@ -177,25 +177,27 @@ def _identify(
 def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]) -> Iterator[str]:
     """Yield swapped, or each side with few letter sequences of its language in the training set."""
     source, target = languages
-    own = block.profiles
-    is_enough = [counts.total() >= _FEWEST_LETTERS for counts in own]
+    profiles = block.profiles
+    is_enough = [counts.total() >= _FEWEST_LETTERS for counts in profiles]
     if source and target in known and source in known and source != target and all(is_enough):
         gains = [
-            compare_sequences(own[0], known[target]) - compare_sequences(own[0], known[source]),
-            compare_sequences(own[1], known[source]) - compare_sequences(own[1], known[target]),
+            compare_sequences(profiles[0], known[target]) - compare_sequences(profiles[0], known[source]),
+            compare_sequences(profiles[1], known[source]) - compare_sequences(profiles[1], known[target]),
         ]
         if min(gains) >= _CLOSER:
             yield "swapped"
             return
-    for name, language, counts, enough in zip(("source", "target"), languages, own, is_enough, strict=True):
+    for name, language, counts, enough in zip(
+        ("source", "target"), languages, profiles, is_enough, strict=True
+    ):
         if enough and language in known and compare_sequences(counts, known[language]) < _UNLIKE:
             yield name
 
 
-def _correlate(one: np.ndarray, other: np.ndarray) -> float:
-    if min(one.std(), other.std()) < 1e-9:
+def _correlate(left: np.ndarray, right: np.ndarray) -> float:
+    if min(left.std(), right.std()) < 1e-9:
         return 0.0
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(left, right)[0, 1])
 
 
 def _choose_examples(block: Block) -> list[dict[str, Any]]:

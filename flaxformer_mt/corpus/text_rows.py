@@ -98,16 +98,16 @@ def drop_weightless(
     """Drop pairs of weight 0 from the rows that cleaning has kept (None: all), and report them."""
     if split.weights is None:
         return rows, report
-    kept = np.arange(len(split)) if rows is None else np.asarray(rows)
-    counts = split.weights[kept] > 0
+    numbers = np.arange(len(split)) if rows is None else np.asarray(rows)
+    counts = split.weights[numbers] > 0
     if counts.all():
         return rows, report
-    dropped = kept[~counts]
+    dropped = numbers[~counts]
     first = dropped[:EXAMPLES].tolist()
     examples = [split.make_example(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
     problem = {"count": len(dropped), "action": "drop", "examples": examples}
     problems = report["problems"] | {"weight_0": problem}
-    return kept[counts], report | {"problems": problems, "pairs": int(counts.sum())}
+    return numbers[counts], report | {"problems": problems, "pairs": int(counts.sum())}
 
 
 class TextRows:
@@ -136,17 +136,17 @@ class TextRows:
         return self._lines
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        size, found = text_files.BLOCK, list[tuple[bytes, bytes]]()
+        size, pairs = text_files.BLOCK, list[tuple[bytes, bytes]]()
         with self._lock:
             if isinstance(indices, range) and indices and indices.step == 1:
                 for number in range(indices.start // size, (indices.stop - 1) // size + 1):
                     first = number * size
                     block = self._open(number)
-                    found += block[max(0, indices.start - first) : indices.stop - first]
+                    pairs += block[max(0, indices.start - first) : indices.stop - first]
             else:
                 for index in indices:
-                    found.append(self._open(index // size)[index % size])
-        return found
+                    pairs.append(self._open(index // size)[index % size])
+        return pairs
 
     def _open(self, number: int) -> list[tuple[bytes, bytes]]:
         if number != self._number:

@@ -33,13 +33,7 @@ ALL_ROWS = RowShare(1, (0,))
 
 
 def make_batch(
-    store: TokenStore,
-    plan: EpochPlan,
-    index: int,
-    *,
-    pad_id: int,
-    bos_id: int,
-    share: RowShare = ALL_ROWS,
+    store: TokenStore, plan: EpochPlan, index: int, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
 ) -> Batch:
     """Build batch `index` of `plan` as int32 and bool arrays, in the layout described at `Batch`.
 
@@ -94,10 +88,10 @@ def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
     new_numbers = np.full(share.parts, -1)
     new_numbers[list(share.own)] = np.arange(len(share.own))
     new_part = new_numbers[planned.rows // height]
-    kept = new_part >= 0
-    own_rows = new_part[kept] * height + planned.rows[kept] % height
+    inside = new_part >= 0
+    own_rows = new_part[inside] * height + planned.rows[inside] % height
     shape = planned.shape._replace(rows=height * len(share.own))
-    return planned._replace(shape=shape, examples=planned.examples[kept], rows=own_rows)
+    return planned._replace(shape=shape, examples=planned.examples[inside], rows=own_rows)
 
 
 class _Gathered(NamedTuple):

@@ -110,9 +110,9 @@ def link_pieces(
         first[words[::-1]] = local[::-1]  # of several pieces of a word, the first is written last
         # A word after the last that has pieces was normalised away.
         inside = points[:, side] < np.array([*sizes, 0])[owners]
-        chosen = np.where(inside, offsets[owners] + points[:, side], len(count) - 1)
-        firsts.append(first[chosen])
-        counts.append(np.where(inside, count[chosen], 0))
+        linked = np.where(inside, offsets[owners] + points[:, side], len(count) - 1)
+        firsts.append(first[linked])
+        counts.append(np.where(inside, count[linked], 0))
     total = counts[0] * counts[1]
     number = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
     width = np.repeat(counts[0], total)

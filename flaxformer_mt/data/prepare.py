@@ -90,7 +90,9 @@ def prepare(
     making = "reading" if config.vocab.kind == "pretrained" else "training"
     with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
-        _check_tags(vocabs, train_pairs)
+        check_language_tags(vocabs.source, train_pairs.tags)
+        check_language_tags(vocabs.target, train_pairs.target_tags)
+        check_tags(vocabs.source, train_pairs.report["parts"])
     if run_dir is not None and is_first():
         publish(run_dir)
     with progress.part("tokenizing", total=len(train_pairs)) as count:
@@ -98,11 +100,15 @@ def prepare(
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
-    report = {
+    report: dict[str, Any] = {
         "train": train_pairs.report,
-        "valid": held_out["valid"].report if "valid" in held_out else None,
-        "test": held_out["test"].report if "test" in held_out else None,
-        "vocabulary": _describe_vocabs(config, vocabs),
+        **{split: held_out[split].report if split in held_out else None for split in splits},
+        "vocabulary": {
+            "kind": config.vocab.kind,
+            "joint": vocabs.joint,
+            "source_size": vocabs.source.size if config.data.source_language else 0,
+            "target_size": vocabs.target.size,
+        },
         "target_lengths": lengths,
         "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
@@ -171,13 +177,11 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
         return {"batches": stages[0]["batches"], "stages": stages}
     parts = train.base.parts
     mixture = {"mixture": describe_shares(parts)} if len(parts) > 1 else {}
-    return {"batches": _plan_first_epoch(config, train), **mixture}
-
-
-def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
-    check_language_tags(vocabs.source, pairs.tags)
-    check_language_tags(vocabs.target, pairs.target_tags)
-    check_tags(vocabs.source, pairs.report["parts"])
+    lengths = train.base.source_lengths, train.base.target_lengths
+    shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
+    # Of one seed for all runs: what is compiled for these batches serves a sweep over seeds.
+    plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, parts=parts, shapes=shapes)
+    return {"batches": plan_summary(plan, *lengths), **mixture}
 
 
 def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
@@ -186,15 +190,6 @@ def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
         for warning in describe_side_problems(findings):
             warn_user(warning)
     return [dataclasses.asdict(finding) for finding in findings]
-
-
-def _describe_vocabs(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    return {
-        "kind": config.vocab.kind,
-        "joint": vocabs.joint,
-        "source_size": vocabs.source.size if config.data.source_language else 0,
-        "target_size": vocabs.target.size,
-    }
 
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
@@ -223,11 +218,3 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         vocabs.save(run_dir / "vocab")
         seal_vocabs(run_dir / "vocab")
     return vocabs
-
-
-def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
-    lengths = train.base.source_lengths, train.base.target_lengths
-    shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
-    # Of one seed for all runs: what is compiled for these batches serves a sweep over seeds.
-    plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, parts=train.base.parts, shapes=shapes)
-    return plan_summary(plan, *lengths)

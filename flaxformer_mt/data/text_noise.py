@@ -48,12 +48,12 @@ class TextNoise(NamedTuple):
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
         draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
-        found = list(pairs)
+        noisy = list(pairs)
         for index, spoken in enumerate(itertools.islice(languages, len(pairs))):
             if draws[index].any():
                 kinds = itertools.compress(_KINDS, draws[index])
-                found[index] = self._change(pairs[index], kinds, random.Random(seed << 32 | index), spoken)
-        return found
+                noisy[index] = self._change(pairs[index], kinds, random.Random(seed << 32 | index), spoken)
+        return noisy
 
     def _change(
         self, pair: Pair, kinds: Iterable[str], chance: random.Random, languages: tuple[str, str]

@@ -59,8 +59,7 @@ class GrowingArray:
             self._file.seek(0)
             self._write_header()
             assert self._file.tell() == self._start, "the .npy header exceeds its reserved space"
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self.flush()
 
     def _write_header(self) -> None:
         np.lib.format.write_array_header_1_0(
@@ -127,12 +126,12 @@ class TokenizeChunks:
             if which == 0 and not self.has_source:
                 sides.append((np.zeros(0, self.dtypes[0]), np.zeros(len(texts[0]), np.int64)))
                 continue
-            found = vocab.tokenize_all(
+            tokens = vocab.tokenize_all(
                 texts[which], sampling=sampling, seed=fold(seed, block.number, which), threads=self.threads
             )
-            lengths = np.fromiter(map(len, found), np.int64, len(found))
-            sides.append((np.concatenate(found).astype(self.dtypes[which]), lengths))
-            ids.append(found)
+            lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+            sides.append((np.concatenate(tokens).astype(self.dtypes[which]), lengths))
+            ids.append(tokens)
         links = None
         if self._linker is not None and block.links is not None:
             links = self._linker.link(texts, ids, block.links)
@@ -173,21 +172,21 @@ class TeacherScores:
         for number, scored in enumerate(self.files):
             if scored is None:
                 continue
-            own = np.flatnonzero(self._part == number)
-            counts = np.diff(scored.offsets)[rows[own]]
-            wrong = (counts != lengths[own]) & (counts > 0)
-            for index in own[np.linspace(0, len(own) - 1, min(_COMPARED, len(own))).astype(int)]:
+            members = np.flatnonzero(self._part == number)
+            counts = np.diff(scored.offsets)[rows[members]]
+            wrong = (counts != lengths[members]) & (counts > 0)
+            for index in members[np.linspace(0, len(members) - 1, min(_COMPARED, len(members))).astype(int)]:
                 start, end = offsets[index], offsets[index + 1]
                 if scored.offsets[rows[index] + 1] > scored.offsets[rows[index]]:
-                    wrong[np.searchsorted(own, index)] |= (
+                    wrong[np.searchsorted(members, index)] |= (
                         checksum(tokens[start:end]) != scored.checks[rows[index]]
                     )
             if wrong.any():
                 raise UserError(
                     f"{scored.path} has scores of other targets than the text, first in row "
-                    f"{rows[own[wrong]].min() + 1}; make them for this text with distil --teacher_scores"
+                    f"{rows[members[wrong]].min() + 1}; make them for this text with distil --teacher_scores"
                 )
-            self._starts[own[counts > 0]] = scored.offsets[rows[own[counts > 0]]]
+            self._starts[members[counts > 0]] = scored.offsets[rows[members[counts > 0]]]
 
     def lay_out(
         self,
@@ -207,10 +206,10 @@ class TeacherScores:
         for number, file in enumerate(self.files):
             if file is None:
                 continue
-            own = (parts == number) & (starts >= 0)
-            at = (places[0][own], places[1][own], slice(file.top_k))
-            ids[at] = file.ids[starts[own] + index[own]]
-            probs[at] = file.probs[starts[own] + index[own]]
+            inside = (parts == number) & (starts >= 0)
+            at = (places[0][inside], places[1][inside], slice(file.top_k))
+            ids[at] = file.ids[starts[inside] + index[inside]]
+            probs[at] = file.probs[starts[inside] + index[inside]]
         return TeacherTokens(ids, probs)
 
 
@@ -517,12 +516,12 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
                 time.sleep(_WAIT)
                 continue
             except file_lock.FileHasNoLock:
-                own = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-                own.mkdir()
+                private = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+                private.mkdir()
                 try:
-                    yield own
+                    yield private
                 finally:
-                    shutil.rmtree(own, ignore_errors=True)
+                    shutil.rmtree(private, ignore_errors=True)
                 return
             if os.path.lexists(folder):  # it was finished in the meantime
                 with contextlib.suppress(OSError):
@@ -583,9 +582,9 @@ def _write_arrays(
 
 def _list_arrays(dtypes: tuple[np.dtype, ...], *, linked: bool) -> list[tuple[str, np.dtype]]:
     offsets, points = np.dtype(np.int64), np.dtype(np.uint16)
-    found = [(f"{side}.tokens", dtype) for side, dtype in zip(_SIDES, dtypes, strict=True)]
-    found += [(f"{side}.offsets", offsets) for side in _SIDES]
-    return found + ([("links.points", points), ("links.offsets", offsets)] if linked else [])
+    arrays = [(f"{side}.tokens", dtype) for side, dtype in zip(_SIDES, dtypes, strict=True)]
+    arrays += [(f"{side}.offsets", offsets) for side in _SIDES]
+    return arrays + ([("links.points", points), ("links.offsets", offsets)] if linked else [])
 
 
 def remove_store(store: TokenStore) -> None:

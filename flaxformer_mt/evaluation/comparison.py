@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.config.directions import Direction, find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import (
@@ -64,11 +64,8 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
             f"--against={name} is neither a run directory nor a file of translations; give RUN, "
             "RUN@CHECKPOINT or FILE"
         )
-    if not read_config(folder / "config.json").data.source_language:
-        raise UserError(
-            f"--against={name} is a language model (its data.source_language is empty) and translates "
-            "nothing; compare runs that translate, or files of translations"
-        )
+    reason = " and translates nothing; compare runs that translate, or files of translations"
+    refuse_language_model(read_config(folder / "config.json").data, f"--against={name}", reason)
     return ComparedSystem(name, folder, checkpoint)
 
 
@@ -124,7 +121,7 @@ def read_compared_files(
 
     Without a split, the set comes from files, which any run can translate.
     """
-    found = {}
+    translations = {}
     for system in systems:
         if system.run is not None:
             if split is not None:
@@ -137,8 +134,8 @@ def read_compared_files(
                 f"{system.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
                 "be the translation of sentence N"
             )
-        found[system.name] = tuple(lines)
-    return found
+        translations[system.name] = tuple(lines)
+    return translations
 
 
 class Rival(NamedTuple):
@@ -168,10 +165,7 @@ def translate_compared_systems(
         translator = Translator.load(
             system.run, checkpoint=system.checkpoint, search=system.search, **options
         )
-        languages: dict[str, Any] = {
-            "source_language": direction.source,
-            "target_language": direction.target,
-        }
+        languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
         facts = {"name": system.name, "checkpoint": translator.checkpoint}
@@ -189,13 +183,18 @@ def describe_search(search: SearchConfig) -> dict[str, Any]:
 
 
 def find_largest_differences(
-    one: Sequence[str], other: Sequence[str], references: Sequence[str], *, most: int, lowercase: bool = False
+    left: Sequence[str],
+    right: Sequence[str],
+    references: Sequence[str],
+    *,
+    most: int,
+    lowercase: bool = False,
 ) -> list[tuple[int, float, float]]:
     """Indices of the `most` sentences whose chrF differs most, and the chrF of both; no identical ones."""
-    unlike = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
         score_sentences_chrf([texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase)
-        for texts in (one, other)
+        for texts in (left, right)
     )
     rows = zip(unlike, ours, theirs, strict=True)
     return sorted(rows, key=lambda row: -abs(row[1] - row[2]))[:most]
@@ -219,7 +218,7 @@ def compare(
     own: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
     """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
-    found = resample_scores(
+    resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": own.hypotheses} | {facts["name"]: hypotheses for facts, hypotheses in rivals},
         own.references,
@@ -228,15 +227,15 @@ def compare(
         trials=resamples.trials,
         **score_options,
     )
-    first, *others = found.systems
-    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": found.plain_signatures["ter"]}
+    first, *others = resampled.systems
+    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": resampled.plain_signatures["ter"]}
     if resamples.samples:
         result["confidence"] = {"level": 95, "samples": resamples.samples} | {
-            metric: {"mean": score.mean, "ci": score.ci, "signature": found.signatures[metric]}
+            metric: {"mean": score.mean, "ci": score.ci, "signature": resampled.signatures[metric]}
             for metric, score in first.items()
         }
     if rivals:
-        result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
+        result["paired"] = {"test": resamples.paired, "signatures": resampled.signatures}
         result["against"] = [
             {
                 **facts,
@@ -267,7 +266,7 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _cell(found: Mapping[str, Any]) -> str:
-    interval = "" if found["ci"] is None else f"± {found['ci']:.2f}"
-    chance = "" if found.get("p_value") is None else f"p={found['p_value']:.4f}"
-    return f"{found['score']:>10.2f} {interval:<7} {chance:<8}"
+def _cell(score: Mapping[str, Any]) -> str:
+    interval = "" if score["ci"] is None else f"± {score['ci']:.2f}"
+    chance = "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"
+    return f"{score['score']:>10.2f} {interval:<7} {chance:<8}"

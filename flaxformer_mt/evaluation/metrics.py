@@ -215,8 +215,8 @@ def _find_fitting(language: str) -> str:
     """The tokenizer by the script in a language's code, if there is one, else by the language."""
     base, *rest = language.lower().replace("-", "_").split("_")
     scripts = [part for part in rest if len(part) == 4 and part.isalpha()]
-    found = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())
-    return next(found, "13a")
+    tokenizer = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())
+    return next(tokenizer, "13a")
 
 
 def _make_bleu(lowercase: bool, tokenize: str) -> Any:

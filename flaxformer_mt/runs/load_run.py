@@ -74,8 +74,8 @@ class TrainedModel:
             model = self.make_model()
             return _find_shapes(jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)))
 
-        facts = [self.config.model, self.vocabs.source.size, self.vocabs.target.size]
-        return keep_json("shapes", facts, trace)
+        shapes = [self.config.model, self.vocabs.source.size, self.vocabs.target.size]
+        return keep_json("shapes", shapes, trace)
 
 
 def load_trained(

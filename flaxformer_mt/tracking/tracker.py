@@ -73,7 +73,8 @@ class Tracker:
             from flaxformer_mt.tracking import tensorboard_run
 
             self._services["tensorboard"] = tensorboard_run.Run(run_dir, start_step)
-        self._display = make_display(stream, start_step, total_steps)
+        line = format_train_line(start_step, total_steps, {}, math.nan)
+        self._display = make_display(stream, line, total=total_steps, done=start_step)
         if unreadable:
             lines = "1 unreadable line" if unreadable == 1 else f"{unreadable} unreadable lines"
             self.message(f"removed {lines} from {run_dir / _METRICS_NAME}")
@@ -174,10 +175,7 @@ class Tracker:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close(failed=kind is not None)
 
@@ -228,13 +226,13 @@ def _rewind_metrics(path: Path, start_step: int) -> int:
     """
     if not path.exists():
         return 0
-    kept, unreadable = [], 0
+    earlier, unreadable = [], 0
     lines = _read_lines(path) if start_step else []
     for number, line in enumerate(lines, start=1):
         record = _parse_line(line)
         if record is None:
             unreadable += number < len(lines)
         elif record["step"] <= start_step:
-            kept.append(line + b"\n")
-    write_atomically(path, *kept)
+            earlier.append(line + b"\n")
+    write_atomically(path, *earlier)
     return unreadable

@@ -42,31 +42,25 @@ class Vocabs:
             self.source.save(directory / _SOURCE)
             self.target.save(directory / _TARGET)
 
-    @classmethod
-    def load(cls, directory: str | Path) -> "Vocabs":
-        directory = Path(directory)
-        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
-        separate = source.is_file() and target.is_file()
-        if (directory / FACTS_NAME).is_file():
-            pretrained = PretrainedVocab.load_files(directory)
-            return cls(pretrained, pretrained, joint=True)
-        if joint.is_file() and separate:
-            raise UserError(
-                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
-            )
-        if joint.is_file():
-            vocab = Vocab.load(joint)
-            return cls(vocab, vocab, joint=True)
-        if separate:
-            one, other = Vocab.load(source), Vocab.load(target)
-            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
-            # Different models with the same pieces are one imported vocabulary with two segmentations.
-            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
-        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
-
 
 def load_vocabs(directory: str | Path) -> Vocabs:
-    return Vocabs.load(directory)
+    directory = Path(directory)
+    joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
+    separate = source.is_file() and target.is_file()
+    if (directory / FACTS_NAME).is_file():
+        pretrained = PretrainedVocab.load_files(directory)
+        return Vocabs(pretrained, pretrained, joint=True)
+    if joint.is_file() and separate:
+        raise UserError(f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files")
+    if joint.is_file():
+        vocab = Vocab.load(joint)
+        return Vocabs(vocab, vocab, joint=True)
+    if separate:
+        shared, other = Vocab.load(source), Vocab.load(target)
+        alike = shared.pieces(range(shared.size)) == other.pieces(range(other.size))
+        # Different models with the same pieces are one imported vocabulary with two segmentations.
+        return Vocabs(shared, other, joint=alike and shared.fingerprint != other.fingerprint)
+    raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
 def make_vocabs(
@@ -84,7 +78,7 @@ def make_vocabs(
     if any((directory / name).is_file() for name in (FACTS_NAME, _JOINT)) or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
-        vocabs = Vocabs.load(directory)
+        vocabs = load_vocabs(directory)
         if vocabs.source is not vocabs.target and not config.joint:
             # Two vocabularies that happen to have the same pieces, of two texts that are equal.
             vocabs = dataclasses.replace(vocabs, joint=False)

@@ -19,7 +19,7 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.model_file import SPACE, read_compiled_rules, set_normalization
+from flaxformer_mt.vocab.model_file import SPACE, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 
 # Soft hyphen, Arabic letter mark, zero-width space, marks of direction, embeddings and overrides of it, word
@@ -255,8 +255,7 @@ def _normalization_of(config: VocabConfig, side: str) -> str:
 def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
     """The model with the normalization of a side, which foreign programs apply too."""
     name = _normalization_of(config, side)
-    rules = read_compiled_rules(_make_normalizer(name).serialized_normalizer_spec())
-    return set_normalization(model, name, rules)
+    return set_normalization(model, name, _make_normalizer(name).serialized_normalizer_spec())
 
 
 @functools.cache

@@ -35,16 +35,16 @@ def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[
             raise UserError(f"--attention names sentence {number}, but there are {count}; give 1 to {count}")
     translator = Translator.load(run_dir, long_lines="cut", split_sentences="never")
     lines = [translations.sources[number - 1] for number in numbers]
-    found = []
+    shown = []
     translated = translator.translate(lines, notes=Notes(attention=True))
-    for number, line, one in zip(numbers, lines, translated, strict=True):
-        if one.attention is None:  # a blank line
+    for number, line, result in zip(numbers, lines, translated, strict=True):
+        if result.attention is None:  # a blank line
             continue
         source = translator.vocabs.source.pieces(translator.vocabs.source.tokenize(line)[:-1])
         eos = translator.vocabs.target.eos_id
-        target = translator.pieces([token for token in one.tokens if token != eos])
-        found.append(Attention(number, source[: len(one.attention[0])], target, one.attention))
-    return found
+        target = translator.pieces([token for token in result.tokens if token != eos])
+        shown.append(Attention(number, source[: len(result.attention[0])], target, result.attention))
+    return shown
 
 
 # Bootstrap samples of the intervals.
@@ -104,8 +104,11 @@ def make_parts(
         )
     shown: sections.Blocks = []
     if attention:
-        found = find_attention(compared[0].run_dir, compared[0].translations, attention)
-        shown = [("paragraph", f"Model: {compared[0].name}."), *(("attention", one) for one in found)]
+        attentions = find_attention(compared[0].run_dir, compared[0].translations, attention)
+        shown = [
+            ("paragraph", f"Model: {compared[0].name}."),
+            *(("attention", block) for block in attentions),
+        ]
     left_out = [run.name for run in runs if run.translations.sources and run not in compared]
     note = f"Other sentences than the others have: {', '.join(left_out)}."
     parts = {

@@ -93,8 +93,8 @@ def _find_translations(run_dir: Path, name: str) -> Translations:
 def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:
     """The runs whose translations are of the sentences of the first run that has any."""
     sets = [(run.translations.sources, run.translations.references) for run in runs]
-    first = next((found for found in sets if found[0]), None)
-    return [run for run, found in zip(runs, sets, strict=True) if found == first]
+    first = next((comparable for comparable in sets if comparable[0]), None)
+    return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
 
 
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
@@ -132,7 +132,7 @@ def _score(translations: Translations, samples: int, options: Mapping[str, Any])
     samples = 0 if min(samples, len(translations.sources)) < 2 else samples
     systems = {"": translations.hypotheses}
     (scores,) = resample_scores(systems, translations.references, samples=samples, **options).systems
-    return {metric: Bar(found.score, found.ci) for metric, found in scores.items()}
+    return {metric: Bar(result.score, result.ci) for metric, result in scores.items()}
 
 
 def make_summary(runs: Sequence[RunFacts], compared: Sequence[RunFacts], samples: int) -> Blocks:
@@ -175,11 +175,11 @@ def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
     references = first.translations.references
     systems = {run.name: run.translations.hypotheses for run in runs}
     options = _choose_score_options(first, references, first.language)
-    found = resample_scores(systems, references, samples=samples, **options)
+    tests = resample_scores(systems, references, samples=samples, **options)
     rows = []
-    for run, scores in zip(runs[1:], found.systems[1:], strict=True):
+    for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
-            f"{scores[metric].score - found.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
+            f"{scores[metric].score - tests.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
             for metric in _METRICS
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
@@ -187,7 +187,7 @@ def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    signatures = "; ".join(f"{name} {found.signatures[name.lower()]}" for name in ("BLEU", "chrF"))
+    signatures = "; ".join(f"{name} {tests.signatures[name.lower()]}" for name in ("BLEU", "chrF"))
     return [
         ("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2))),
         ("paragraph", f"Signatures: {signatures}"),
@@ -264,7 +264,7 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks
     rows, bars = [], dict[str, list[tuple[int, Bar]]]()
     for run in runs:
         test = run.report.get("test") or {}
-        found = {
+        groups = {
             direction: (
                 report.get("sentences"),
                 {metric: Bar(report[metric], None) for metric in _METRICS if metric in report},
@@ -273,8 +273,8 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks
         }
         for direction, own in run.by_direction.items():
             options = _choose_score_options(run, own.references, direction.target)
-            found[direction.name] = len(own.sources), _score(own, samples, options)
-        for direction_name, (size, scores) in found.items():
+            groups[direction.name] = len(own.sources), _score(own, samples, options)
+        for direction_name, (size, scores) in groups.items():
             cells = [write_bar(scores.get(metric)) for metric in _METRICS]
             rows.append([direction_name, run, _number(size), *cells])
             if "bleu" in scores:
@@ -357,11 +357,11 @@ def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
 def make_data(runs: Sequence[RunFacts]) -> Blocks:
     rows = []
     for run in runs:
-        for split, found in run.report.get("data", {}).items():
-            for part in (found or {}).get("parts", []):
+        for split, data in run.report.get("data", {}).items():
+            for part in (data or {}).get("parts", []):
                 problems = [
-                    f"{PROBLEM_WORDS.get(name, name)}: {one['count']:,} {ACTION_WORDS.get(one['action'], '')}"
-                    for name, one in part["problems"].items()
+                    f"{PROBLEM_WORDS.get(name, name)}: {row['count']:,} {ACTION_WORDS.get(row['action'], '')}"
+                    for name, row in part["problems"].items()
                 ]
                 cells = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
                 rows.append([run, *cells, problems or "none"])
