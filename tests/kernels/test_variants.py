@@ -210,13 +210,13 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
 
     def on_gpu(rule: gpu_attention.Rule, *rest: Any) -> Any:
         ran.append("GPU")
-        return kernels["attend_rows_on_gpu"](rule._replace(interpret=True), *rest)
+        return kernels["gpu_rows"](rule._replace(interpret=True), *rest)
 
     def by_jax(*arguments: Any) -> Any:
         ran.append("XLA")
         return kernels["attend_by_jax"](*arguments)
 
-    kernels["attend_rows_on_gpu"] = gpu_attention.attend_rows
+    kernels["gpu_rows"] = gpu_attention.attend_rows
     monkeypatch.setattr(attention_kernels, "attend_rows", interpreted)
     monkeypatch.setattr(gpu_attention, "attend_rows", on_gpu)
     monkeypatch.setattr(attention_kernels, "attend_by_jax", by_jax)
