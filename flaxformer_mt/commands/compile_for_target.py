@@ -1,4 +1,4 @@
-"""Accelerators that are not at hand: names such as `v5e:2x2`, `v5e:16x16:2`, `h100:8`, and their compilers."""
+"""Accelerators that are not at hand: names such as `v5e:2x2`, `h100:8`; and compiling for them."""
 
 import contextlib
 import dataclasses
