@@ -264,8 +264,8 @@ _NEEDS = {
         f"a product of at most {MAX_SCORES}"
     ),
     "triton": (
-        f"keys and values of one head size, {gpu_attention.HEAD_SIZES}, of which a row has at most "
-        f"{gpu_attention.MAX_KEYS} numbers when its length is rounded up to a power of two"
+        f"keys and values of one head size, {gpu_attention.HEAD_SIZES}, and rows of at most "
+        f"{gpu_attention.MAX_LENGTH}"
     ),
 }
 
