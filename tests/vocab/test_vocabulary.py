@@ -261,7 +261,6 @@ def test_joint_vocabulary_is_saved_and_loaded(tmp_path, normalization):
     assert (made.source is made.target) == is_one_model
     for again in (
         load_vocabs(tmp_path),
-        Vocabs.load(str(tmp_path)),
         make_vocabs(config, [], tmp_path),  # nothing to train on: it must come from the folder
     ):
         assert again.joint and again.source.fingerprint == made.source.fingerprint
