@@ -141,7 +141,7 @@ PROGRAM = (
 
 
 def start(*arguments, **options):
-    environment = quick_environment(devices=8, PYTHONPATH=str(ROOT))
+    environment = quick_environment(PYTHONPATH=str(ROOT))
     return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], env=environment, **options)
 
 
