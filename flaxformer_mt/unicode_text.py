@@ -1,4 +1,5 @@
-"""Writing systems: the script of a text, whether it has spaces between words, and whether it shows anything.
+"""Writing systems: the script of a text, its words, whether it has spaces between them, and whether it shows
+anything.
 
 Pure functions of text. What Unicode says of a character comes from Python's table, by the character's name
 and category.
@@ -6,6 +7,7 @@ and category.
 
 import collections
 import functools
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -44,6 +46,13 @@ _IGNORABLE = frozenset(
 _DRAWN = frozenset(
     map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
 )
+# What alignments count: between spaces and tabs, as for fast_align and Moses. A no-break space is in a word.
+WORD = re.compile(r"[^ \t\r\n]+")
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, as the positions of alignments count them."""
+    return WORD.findall(text)
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -177,6 +177,7 @@ def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
     """Run the command; return the output and the share of target words that are aligned."""
     from flaxformer_mt.corpus.reader import find_alignments, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
+    from flaxformer_mt.unicode_text import split_words
 
     if options.output is None and (url := find_url(options.config.data.text_dir)):
         raise UserError(f"data.text_dir is {url}, which is not written to; give --output=FILE or a URL")
@@ -191,7 +192,7 @@ def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
     def read_words() -> Any:
         for start in range(0, len(split), _CHUNK):
             for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
-                yield tuple(text.decode("utf-8", errors="replace").split() for text in pair)
+                yield tuple(split_words(text.decode("utf-8", errors="replace")) for text in pair)
 
     alignments = align_corpus(read_words(), say=lambda text: print(text, file=sys.stderr, flush=True))
     with open_output(str(given)) as write:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.unicode_text import WORD
 
 _TAG = re.compile(
     r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*)"
@@ -36,7 +37,6 @@ _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]
 # What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
-_WORD = re.compile(r"\S+")
 _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 
@@ -227,8 +227,8 @@ class _Layout:
 
     def __init__(self, marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> None:
         self.marked, self.text = marked, text
-        self.source = [_Word(match) for match in _WORD.finditer(marked.text)]
-        self.target = [_Word(match) for match in _WORD.finditer(text)]
+        self.source = [_Word(match) for match in WORD.finditer(marked.text)]
+        self.target = [_Word(match) for match in WORD.finditer(text)]
         self.links: list[set[int]] = [set() for _ in self.source]
         for i, j in alignment:
             if i < len(self.source) and j < len(self.target):
