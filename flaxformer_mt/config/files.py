@@ -20,7 +20,7 @@ from typing import Any
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import make_section
-from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, warn_user
+from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, suggest_sibling, warn_user
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
@@ -122,7 +122,8 @@ def read_config(path: Path) -> Config:
             )
         return config
     except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
+        near = suggest_sibling(path.parent, holds=path.name)
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{near}") from None
     except NotADirectoryError:
         raise UserError(f"{path.parent} is no folder, so no run directory; give another --run=DIR") from None
     except ValueError as error:

@@ -314,6 +314,6 @@ def find_format(name: str) -> Format:
         if package not in EXTRAS:
             raise
         raise UserError(
-            f"format {name} needs {package}, which is not installed; install it with: "
-            f"{install_command(extra=EXTRAS[package])}"
+            f"format {name} needs {package}, which is not installed; install the extra {EXTRAS[package]} "
+            f"with: {install_command(extra=EXTRAS[package])}"
         ) from error

@@ -136,7 +136,8 @@ def _read_names(file: Path) -> list[str]:
             raise
         needed = install_command(extra=EXTRAS[package])
         raise UserError(
-            f"{file} needs {package}, which is not installed; install it with: {needed}"
+            f"{file} needs {package}, which is not installed; install the extra "
+            f"{EXTRAS[package]} with: {needed}"
         ) from error
     return list(load_checkpoint(file))
 

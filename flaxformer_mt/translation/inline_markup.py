@@ -37,6 +37,7 @@ _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]
 # What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
+_ODD_SPACE = re.compile(r"[^\S \t\r\n]")
 _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 
@@ -150,6 +151,8 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         _make_point(open_items)
     texts.append(line[last:])
     text += unescape(texts[-1])
+    if root.children:  # a tag may be around one of two words with a no-break space between them
+        text = _ODD_SPACE.sub(" ", text)
     return MarkedLine(text, tuple(root.children), _find_spellings(texts) if escaped else {}, escaped)
 
 

@@ -245,8 +245,8 @@ def fail(capfd, *arguments) -> str:
             "--profile is -3; it must be at least 1",
         ),
         (["train", "--profile=x"], "--profile is 'x', which is not a whole number"),
-        (["evaluate"], "--run must be given; see --help"),
-        (["average"], "--run and --last must be given; see --help"),
+        (["evaluate"], "--run is required; see --help"),
+        (["average"], "--run and --last are required; see --help"),
         (["translate", "--run="], "--run has no value; give --run=VALUE"),
         (["report", "--run=,"], "--run has no value; give --run=VALUE"),
         (["new", "--files", "--run=x"], "--files has no value; give --files=VALUE"),
@@ -727,8 +727,8 @@ def test_flags_of_several_values_are_joined_and_take_no_flag_as_a_value(monkeypa
 def test_messages_do_not_depend_on_the_encoding_of_the_output(capfd):
     for encoding in ("ascii", "latin-1", "utf-8"):
         sys.stdout.reconfigure(encoding=encoding)
-        assert fail(capfd, "average", "--run=gone") == "--last must be given; see --help"
-        assert fail(capfd, "average", "--last=x").startswith("--run must be given")
+        assert fail(capfd, "average", "--run=gone") == "--last is required; see --help"
+        assert fail(capfd, "average", "--last=x").startswith("--run is required")
 
 
 def test_options_of_other_toolkits_are_answered_with_options_that_exist():

@@ -70,8 +70,9 @@ def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
     [
         # A no-break space is part of a word, as in the alignment of words.
         ("Der <b>Hund</b> schläft.", "10\u00a0000 the dogs.", "0-0 1-1 2-2", "10\u00a0000 <b>the</b> dogs."),
-        ("<b>10\u202f000</b> Hunde\u00a0!", "10,000 dogs!", "0-0 1-1", "<b>10,000</b> dogs!"),
-        ("Les <i>chiens</i>\u00a0: ici", "The dogs: here", "0-0 1-1 2-2", "The <i>dogs</i>: here"),
+        # Words of the source that one is between are two: the tag is around one of them.
+        ("<b>10\u202f000</b> Hunde\u00a0!", "10,000 dogs!", "0-0 1-0 2-1 3-1", "<b>10,000</b> dogs!"),
+        ("Der <i>Hund</i>\u00a0schläft.", "The dog sleeps.", "0-0 1-1 2-2", "The <i>dog</i> sleeps."),
         ("Der <b>rote Hund</b> bellt.", "The dog red barks.", "0-0 1-2 2-1 3-3", "The <b>dog red</b> barks."),
         (
             "<i>Gestern</i> kam <b>er</b>.",
