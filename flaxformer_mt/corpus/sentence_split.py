@@ -22,13 +22,15 @@ _STOP = re.compile(
 # Japanese particles after a quotation; in Chinese, who says it (他說。).
 _PARTICLE = (
     "と(?!ても|にかく|ころ|うとう|りあえず|もかく|たん|つぜん)|って|なん[てか]|など|の(?![ちで])|[をが、，]"
+    "|[はにで](?=[一-鿿ァ-ヺ])"
 )
 _SPEAKER = r"[一-鿿]{,8}?[说說道问問喊叫答嚷吼][道着著了]?(?=[\s，。；！？…]|\Z)"
-# A wide stop, the closing marks after it, those of titles among them, and what goes on with the sentence.
+# A wide stop, the closing marks after it, and what goes on with the sentence; also the digits of ３．１４.
 _WIDE_STOP = re.compile(
-    rf"(?<![。！？．｡])([。！？．｡]++)([」』）］】〕〉》”’]*+)(?=(\s?(?:{_PARTICLE})|(?<=[」』”’]){_SPEAKER}|))"
+    rf"(?<![。！？．｡])([。！？．｡]++)([」』）］】〕”’]*+)(?=(\s?(?:{_PARTICLE})|(?<=[」』”’]){_SPEAKER}|(?<=．)\d|))"
 )
-_OPENING = re.compile(r"[「『（【〔〈《]|(?<![^\s。！？．｡])[\"'(\[{\u2018-\u201f\u00ab\u00bb\u2039\u203a]")
+_TITLE = re.compile("[《〈][^《〈》〉]{,99}[》〉]")
+_OPENING = re.compile(r"[「『（【〔]|(?<![^\s。！？．｡])[\"'(\[{\u2018-\u201f\u00ab\u00bb\u2039\u203a]")
 _QUOTES = re.compile(
     r"[\"()\[\]{}\u201c-\u201f\u00ab\u00bb\u2039\u203a\u3008-\u3011\u3014\u3015\uff08\uff09]"
 )
@@ -86,13 +88,12 @@ def _simplify(text: str, *, numbers: bool) -> str:
 
     def move_wide_stops(match: re.Match[str]) -> str:
         stops, quotes, following = match.groups()
-        if following or quotes.endswith(("〉", "》")):
-            return "，" * len(stops + quotes)
-        return "，" * len(quotes) + stops
+        return "，" * len(stops + quotes) if following else "，" * len(quotes) + stops
 
     text = re.sub("[\ud800-\udfff]", "A", re.sub(r"\s", " ", text))  # halves of pairs are no Unicode
     if text.count('"') % 2 == 0:
         text = "".join(map("".join, zip(text.split('"'), itertools.cycle("“”"))))[:-1]
+    text = _TITLE.sub(lambda match: "一" * len(match[0]), text)  # a title is no sentence: 《摔跤吧！爸爸》
     text = _WIDE_STOP.sub(move_wide_stops, _STOP.sub(move_stops, text))
     text = _QUOTES.sub(",", _OPENING.sub("/", text))  # a slash separates words, and may begin a sentence
     if text.islower():  # as a whole: lower case that follows a stop elsewhere goes on with the sentence
