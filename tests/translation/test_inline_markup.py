@@ -48,6 +48,13 @@ def carry(line, translation=None, alignment=None):
         ("<b>w <i>x <u>y</b> z", "w x y z"),
         ("x </b> y", "x y"),
         ("<b></b>a", "a"),
+        # Elements without words are points: the spaces beside them are neither lost nor doubled.
+        ("a <b></b> b", "a b"),
+        ("Je <span>%1$s</span> dabbas", "Je dabbas"),
+        ("<b>{0}</b> Hund <i>{1}{2}</i>", "Hund"),
+        ("a <i><b>{0}</b></i> b", "a b"),
+        ("x <b>{0} y</b> z", "x y z"),
+        ("x <b>y {0}</b> z", "x y z"),
         ("A <img src='a>b'> B <!-- c --> d", "A B d"),
         ("A <![CDATA[ x > y <b> ]]> B <?php a > b ?> C", "A B C"),
         ("Tom &amp; <b>Jerry</b> &lt;x&gt;", "Tom & Jerry <x>"),
