@@ -28,19 +28,11 @@ SCRIPT_SAMPLE = 200
 def choose_tokenizer(
     language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
 ) -> str:
-    """Return the tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
+    """The tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
 
-    Args:
-      language: code of the target language, of two or three letters, with or without a region or script.
-      tokenize: train.bleu_tokenize; auto: 13a for languages that are written with spaces between words, else
-        sacreBLEU's own for the language, or char if that is not installed.
-      references: text of the language, the script of whose first 200 lines counts if the code tells nothing.
-      warn: receives a warning if the tokenizer for the language is not installed, if the code of the language
-        is not known to need another than 13a while the references do, or if `tokenize` is one that splits
-        text at spaces while the language needs another.
-
-    Raises:
-      UserError: the tokenizer is unknown, or is requested by name and not installed.
+    auto: 13a for languages that are written with spaces between words, else sacreBLEU's own for the language,
+    or char if that is not installed. The script of the first 200 references counts if the code of a language
+    tells nothing. Warns of a tokenizer that is absent or does not suit the language.
     """
     fitting = _find_fitting(language)
     is_unknown = fitting == "13a" and (fitting := find_tokenizer(references[:SCRIPT_SAMPLE])) != "13a"
@@ -66,7 +58,7 @@ def choose_tokenizer(
 
 
 def _find_fitting(language: str) -> str:
-    """Return the tokenizer by the script in a language's code, if there is one, else by the language."""
+    """The tokenizer by the script in a language's code, if there is one, else by the language."""
     base, *rest = language.lower().replace("-", "_").split("_")
     scripts = [part for part in rest if len(part) == 4 and part.isalpha()]
     found = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())
@@ -103,7 +95,6 @@ def _replace_missing(tokenize: str) -> str:
 
 
 def make_bleu(lowercase: bool, tokenize: str, **options: Any) -> Any:
-    """Return sacreBLEU's metric."""
     from sacrebleu.metrics.bleu import BLEU
 
     names = typing.get_args(typing.get_type_hints(TrainConfig)["bleu_tokenize"])

@@ -7,14 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from flaxformer_mt.translation.inline_markup import (
-    TAG_START,
-    VOID,
-    MarkedLine,
-    peel,
-    put_back,
-    take_out,
-)
+from flaxformer_mt.translation.inline_markup import TAG_START, VOID, MarkedLine, peel, put_back, take_out
 from flaxformer_mt.translation.result import Translation
 
 # Elements whose text is no language, or the reading of another text.
@@ -108,7 +101,6 @@ class Line(NamedTuple):
         return self.marked is not None and bool(self.marked.items)
 
     def fill(self, translation: Translation, apart: Mapping[int, str] = MappingProxyType({})) -> str:
-        """Return a translation of the line, as it stands in the document, with what was read apart."""
         if self.marked is None:
             return translation.text
         text = put_back(self.marked, translation.text, translation.alignment or ())
@@ -124,7 +116,6 @@ class Template(NamedTuple):
     between: tuple[str, ...]
 
     def fill(self, translations: Sequence[Translation]) -> str:
-        """Return the document with a translation in the place of each line."""
         filled, remaining = [self.between[0]], iter(zip(self.lines, translations, strict=True))
         for (line, translation), after in zip(remaining, self.between[1:], strict=False):
             inner = {place: [next(remaining)[1] for _ in part.lines] for place, part in line.apart}
@@ -213,10 +204,8 @@ class _Element(NamedTuple):
 
 
 class _Reader:
-    """Collects the lines and everything else."""
-
     def __init__(self, *, inside_line: bool = False) -> None:
-        """Start to read a document, or what is read apart inside a line; nothing is so inside the latter."""
+        # What is read apart inside a line has nothing that is read apart.
         self._inside_line = inside_line
         self.lines: list[Line] = []
         self.between: list[str] = []
@@ -254,8 +243,7 @@ class _Reader:
             self._end_line_with(raw)
 
     def end_line(self) -> None:
-        """Add what was read since the last line: as a line if it has text, else as fixed text."""
-        line, raw, has_text, kept = self._line, self._raw, self._has_text, tuple(self._kept)
+        line, raw, has_text, tags = self._line, self._raw, self._has_text, tuple(self._kept)
         self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
         apart, self._apart = tuple(self._apart), []
         if not has_text:
@@ -264,13 +252,12 @@ class _Reader:
         text = _SPACES.sub(" ", _split_ends(line)[1])
         before, marked, after = peel(take_out(text, in_document=True))
         lead, _, trail = _split_ends(raw)
-        self.between.append(self.fixed + lead + _restore(before, kept))
-        self.lines.append(Line(marked.text, marked, kept, apart))
+        self.between.append(self.fixed + lead + _restore(before, tags))
+        self.lines.append(Line(marked.text, marked, tags, apart))
         self.lines += [line for _, part in apart for line in part.lines]
-        self.fixed = _restore(after, kept) + trail
+        self.fixed = _restore(after, tags) + trail
 
     def end(self) -> None:
-        """End the document and all elements that are open."""
         self._leave(0)
         self.end_line()
 
@@ -332,7 +319,6 @@ class _Reader:
         self._elements.append(_Element(token.tag, keeps))
 
     def _leave(self, number: int) -> None:
-        """End an open element and all inside it."""
         if self._verbatim is not None and number <= self._verbatim:
             name, text = self._elements[self._verbatim].name, self._verbatim_text
             if apart := self._is_apart(name):
@@ -345,7 +331,6 @@ class _Reader:
         del self._elements[number:]
 
     def _inner_elements(self) -> Iterator[tuple[int, str]]:
-        """Yield the places and names of the open elements, from the innermost one."""
         for number in reversed(range(max(0, len(self._elements) - _DEEPEST), len(self._elements))):
             yield number, self._elements[number].name
 
@@ -363,7 +348,6 @@ class _Reader:
         return found if found < len(self._elements) else None
 
     def _find_open(self, tag: str) -> int | None:
-        """Return the open element that an end tag ends; None if it ends nothing."""
         for number, name in self._inner_elements():
             if name == tag:
                 return number
@@ -372,7 +356,6 @@ class _Reader:
         return None
 
     def _keep(self, raw: str) -> None:
-        """Add something to the line that stays as it is."""
         self._line += f"<x-{len(self._kept)}/>"
         self._raw += raw
         self._kept.append((raw, raw))
@@ -383,13 +366,12 @@ class _Reader:
 
 
 def _split_ends(text: str) -> tuple[str, str, str]:
-    """Return the white space before a text, the text and the white space after it."""
     runs = [match.span() for match in _SPACES.finditer(text)]
     start = runs[0][1] if runs and runs[0][0] == 0 else 0
     end = runs[-1][0] if runs and runs[-1][1] == len(text) else len(text)
     return text[:start], text[start:end], text[end:]
 
 
-def _restore(text: str, kept: Sequence[tuple[str, str]]) -> str:
+def _restore(text: str, tags: Sequence[tuple[str, str]]) -> str:
     """Return a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
-    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: kept[int(tag[2])][tag[1] == "/"], text)
+    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: tags[int(tag[2])][tag[1] == "/"], text)
