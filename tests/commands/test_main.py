@@ -167,6 +167,16 @@ def fail(capfd, *arguments) -> str:
         ),
         ("translate --run=gone --lenpen=1", "unknown flag --lenpen; here it is --length_penalty"),
         (
+            "train --arch=transformer",
+            "unknown flag --arch; the network is that of the config: --config=NAME, or --config.model.*",
+        ),
+        ("translate --run=gone --remove-bpe", "unknown flag --remove-bpe; pieces are joined by themselves"),
+        (
+            "train --after-epochs=1",
+            "unknown flag --after-epochs; here it is --config.train.steps, which counts updates; `show` says "
+            "how many an epoch has",
+        ),
+        (
             "train --epochs=1",
             "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
             "many an epoch has",
