@@ -63,6 +63,7 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 COMPILING_AHEAD = "compiling the update for all batch shapes"
 SCORING = "scoring the test set"
+NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=N"
 
 
 def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
