@@ -343,7 +343,7 @@ def test_surplus_constraints_are_counted_before_the_run_is_loaded(untrained, cap
         (["--source=-", "--target=-"], "only one of --source and --target"),
         (["--source=a", "--target=a", "--json", "--tokens"], "--tokens has no effect with --json"),
         (["--source=a", "--target=gone"], "input gone does not exist"),
-        (["--source=a"], "--target must be given"),
+        (["--source=a"], "--target is required"),
         (["--source=a", "--target=a", "--length_penalty_kind=x"], "--length_penalty_kind"),
     ],
 )
