@@ -42,22 +42,32 @@ _BOOLS = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}
 
 
-def parse_text(text: str, kind: Any, flag: str) -> Any:
-    """Convert the text of a flag to a value: "1,2" for tuple[float, ...] is (1.0, 2.0).
+# Flags that name a file or a folder to read.
+_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
+# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
+_SIMILAR = 0.7
+_CONFIG_HELP = f"""
 
-    Which values a field accepts is for `config.field_values.read_value` to say: a choice stays as it is.
-    """
+--config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
+the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
+run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def parse_text(text: str, kind: Any, flag: str) -> Any:
+    """Convert the text of a flag: "1,2" for tuple[float, ...] is (1.0, 2.0); a choice stays as it is."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         wanted = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if text.lower() == "none" else parse_text(text, wanted, flag)
+        is_choice = "none" in typing.get_args(wanted)  # as sacreBLEU's tokenizer of that name
+        return None if text.lower() == "none" and not is_choice else parse_text(text, wanted, flag)
     if kind == tuple[StageConfig, ...]:
         return _read_stages(text)
     if origin is tuple:
         return tuple(parse_text(part, arguments[0], flag) for part in text.split(",") if part.strip())
     if kind is bool and text.lower() not in _BOOLS:
         raise UserError(f"{flag} is {text!r} (allowed: True, False)")
-    if kind is bool:
+    if kind is bool or (origin is typing.Literal and _BOOLS.get(text.lower()) in arguments):
         return _BOOLS[text.lower()]
     if kind is Path and not text:  # Path("") would be the working folder
         raise UserError(f"{flag} has no value; give {flag}=PATH")
@@ -75,14 +85,8 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
     return read_curriculum(path)
 
 
-# Flags that name a file or a folder to read.
-_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
-
-
 def expand_path(name: str, path: Path) -> Path:
-    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local
-    folder.
-    """
+    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run's local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs and outputs are known when the command runs.
@@ -112,16 +116,6 @@ def run_locally(run: Callable[[Any], object], options: Any) -> object:
     return result
 
 
-# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
-_SIMILAR = 0.7
-
-_CONFIG_HELP = f"""
-
---config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
-the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
-run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
-
-
 def takes_config(kind: type) -> bool:
     return issubclass(kind, ExperimentOptions)
 
@@ -144,7 +138,9 @@ def parse_flags(
     if topic is not None:  # help is shown whatever flags are unknown or have no value
         by_flag = {flag: items for flag, items in by_flag.items() if flag in known and items}
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
-    texts = {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}
+    texts = _take_checkpoint(
+        {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}, known
+    )
     for flag in ("--config", "--run", "--init", *required):
         if flag in texts and not texts[flag].strip(" ,"):
             raise UserError(f"{flag} has no value; give {flag}=VALUE")
@@ -206,9 +202,7 @@ def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
 
 
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
-    """Return the flags without --quiet and --log_level, which main.py obeys, and how much they let a command
-    say: info, warning or error.
-    """
+    """Return the flags without --quiet and --log_level, and what these say: info, warning or error."""
     rest, level, tokens = [], "info", iter(flags)
     for token in tokens:
         flag, equals, value = token.partition("=")
@@ -280,6 +274,21 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
     return ",".join(texts)
 
 
+def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts with RUN and its checkpoint instead of RUN@CHECKPOINT, for a command that takes both.
+
+    Raises:
+      UserError: --checkpoint names another one.
+    """
+    run, checkpoint = split_checkpoint(texts.get("--run", ""))
+    if checkpoint is None or "--checkpoint" not in known or _has_several("--run", known):
+        return texts
+    if texts.get("--checkpoint", checkpoint) != checkpoint:
+        both = f"--run={texts['--run']} and --checkpoint={texts['--checkpoint']}"
+        raise UserError(f"{both} name two checkpoints; leave one out")
+    return texts | {"--run": run, "--checkpoint": checkpoint}
+
+
 def _find_run_config(run: str | None) -> Config | None:
     path = open_copy(run or "") / "config.json"
     return read_config(path) if run and path.is_file() else None
@@ -294,9 +303,6 @@ def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
     similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
     hint = foreign or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
-
-
-_SHELLS = ("bash", "zsh", "fish")
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:

@@ -11,17 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.commands.new_sizing import (
-    FEWEST_PAIRS,
-    Choice,
-    Corpus,
-    Machine,
-    choose_held_out,
-    choose_lengths,
-    choose_model,
-    choose_training,
-    choose_vocabulary,
-)
+from flaxformer_mt.commands import new_sizing
+from flaxformer_mt.commands.new_sizing import Choice, Corpus, Machine
 from flaxformer_mt.commands.options import NewOptions
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -31,7 +22,7 @@ from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
 from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, warn_user
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking.progress_display import WorkProgress
-from flaxformer_mt.workers.worker_pool import choose_hands
+from flaxformer_mt.workers.worker_pool import choose_pool
 
 _SECTIONS = {
     "data": "DataConfig",
@@ -42,6 +33,14 @@ _SECTIONS = {
     "search": "SearchConfig",
 }
 _WIDTH = 110
+
+
+# Pairs whose characters and scripts are looked at.
+_SAMPLE = 20_000
+# Maximum length with which tokens are counted, before the maximum lengths are chosen.
+_LONGEST = 1000
+# The maximum lengths are those that this percentage of the sides do not exceed.
+_PERCENTAGE = 99.9
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
@@ -83,10 +82,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Fields of the config's `data`: where the text is and what its languages are.
-
-    links: for files that have other names, the names that they get in `text_dir`.
-    """
+    """Fields of the config's `data`; `links` are names in `text_dir` for files that have other names."""
 
     text_dir: Path
     train_split: str
@@ -180,14 +176,6 @@ def _check_languages(source: str, target: str) -> None:
         raise UserError(f"both languages are {source}; give --source_language and --target_language")
 
 
-# Pairs whose characters and scripts are looked at.
-_SAMPLE = 20_000
-# Maximum length with which tokens are counted, before the maximum lengths are chosen.
-_LONGEST = 1000
-# The maximum lengths are those that this percentage of the sides do not exceed.
-_PERCENTAGE = 99.9
-
-
 def write_new_config(options: NewOptions) -> dict[str, Any]:
     file = options.run.with_name(f"{options.run.name}.py")
     if file.exists() and not options.overwrite:
@@ -267,14 +255,14 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
-    train = read_pairs(data, "train", hands=choose_hands(None, None), progress=WorkProgress(sys.stderr))
-    if len(train) < FEWEST_PAIRS:
+    train = read_pairs(data, "train", pool=choose_pool(None, None), progress=WorkProgress(sys.stderr))
+    if len(train) < new_sizing.FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
-            f"{FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
+            f"{new_sizing.FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
         )
     for split in ("valid", "test"):
-        held = choose_held_out(len(train), split)
+        held = new_sizing.choose_held_out(len(train), split)
         if has_split(data, split):
             held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
         choices.append(held)
@@ -289,12 +277,12 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     """Return a config that is prepared, the report of its preparation, and the choices that it lacks."""
     from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.data.prepare import plan_first_epoch, prepare
     from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
 
     pairs = read_pairs(data, "train")
     characters, scripts = _look_at_text(pairs)
-    vocabulary = choose_vocabulary(len(pairs), characters, scripts)
+    vocabulary = new_sizing.choose_vocabulary(len(pairs), characters, scripts)
     longest: dict[str, Any] = {
         "max_source_length": _LONGEST,
         "max_target_length": _LONGEST,
@@ -304,7 +292,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
         try:
             prepared = prepare(
-                config, progress=WorkProgress(sys.stderr), overlap=True, hands=choose_hands(None, None)
+                config, progress=WorkProgress(sys.stderr), overlap=True, pool=choose_pool(None, None)
             )
             break
         except VocabularyTooLarge as error:
@@ -317,14 +305,20 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     lengths = np.stack([store.source_lengths, store.target_lengths])
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
     corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
-    limits = choose_lengths(corpus)
-    model = choose_model(corpus, machine, joint=config.vocab.joint)
-    training = choose_training(
+    limits = new_sizing.choose_lengths(corpus)
+
+    def count_updates(batches: dict[str, Any]) -> int:
+        changed = dataclasses.replace(data, **_fields(limits), **batches)
+        return plan_first_epoch(dataclasses.replace(config, data=changed), prepared.train)["batches"]
+
+    model = new_sizing.choose_model(corpus, machine, joint=config.vocab.joint)
+    training = new_sizing.choose_training(
         corpus,
         machine,
         longest=max(choice.value for choice in limits),
         width=_fields(model)["model_dim"],
         row_multiple=data.row_multiple,
+        count_updates=count_updates,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
     return config, report, [*limits, *vocabulary, *model, *training, search]
@@ -348,12 +342,19 @@ def _describe(
     pairs = report["train"]["pairs"]
     (part,) = report["train"]["parts"]
     languages = f"{corpus.source_language}-{corpus.target_language}"
-    problems = [f"{name} {found['count']:,}" for name, found in part["problems"].items()]
+    held = part.get("held_out", {})
+    words = {
+        "valid": "for validation",
+        "test": "for testing",
+        "aside": "that share a sentence with one of these",
+    }
+    others = [f"{held[name]:,} {text}" for name, text in words.items() if held.get(name)]
+    others += [f"{name} {problem['count']:,}" for name, problem in part["problems"].items()]
     lines = [
         f"    python -m flaxformer_mt train --config={file} --run={options.run}",
         "",
         f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
         *(f"    {name}" for name in options.files),
-        f"{pairs:,} of them are trained on. Problems of the others: {', '.join(problems) or 'none'}.",
+        f"{pairs:,} of them are trained on. The others: {', '.join(others) or 'none'}.",
     ]
     return f"{languages}: a model for {pairs:,} pairs.", "\n".join(lines)

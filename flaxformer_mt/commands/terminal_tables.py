@@ -20,9 +20,7 @@ def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
 
 
 def summarize_preparation(report: Mapping[str, Any]) -> str:
-    """Return the report of `prepare`: what became of the pairs of each split, the vocabulary, and the
-    batches.
-    """
+    """Return what became of the pairs of each split, the vocabulary, and the batches."""
     rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]
     for split in ("train", "valid", "test"):
         if report[split] is not None:
@@ -113,7 +111,7 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         first = problem["examples"][0]["where"] if problem["examples"] else ""
         words = PROBLEM_WORDS.get(name, name)
         problems.append([words, f"{problem['count']:,}", ACTION_WORDS[problem["action"]], first])
-    if held := part.get("held_out"):
+    if split == "train" and (held := part.get("held_out")):
         parts = {
             "held out for validation": "valid",
             "held out for test": "test",

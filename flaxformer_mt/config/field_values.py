@@ -67,8 +67,6 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
 
 def show_value(value: Any) -> str:
     """Shorten a value of any kind and size for a message."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
     try:
         return reprlib.repr(value)
     except ValueError:  # Python writes no number of so many digits
@@ -86,10 +84,11 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
         return make_section(typing.cast(type, hint), value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        if value not in args:
-            near = difflib.get_close_matches(value.lower(), args, n=1) if isinstance(value, str) else []
+        if not any(type(value) is type(choice) and value == choice for choice in args):  # 1 is not True
+            choices = list(map(str, args))
+            near = difflib.get_close_matches(value.lower(), choices, n=1) if isinstance(value, str) else []
             similar = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(map(str, args))})")
+            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(choices)})")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -162,7 +161,8 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
             yield from find_wrong_values(value, f"{name}.")
         elif typing.get_origin(hint) is typing.Annotated:
             if problem := _find_problem(value, *typing.get_args(hint)):
-                shown = show_value(value) if isinstance(value, int) else value
+                too_long = isinstance(value, int) and value.bit_length() > 128
+                shown = f"a number of {value.bit_length()} bits" if too_long else value
                 yield name, f"{name} is {shown}; {problem}"
         else:
             try:

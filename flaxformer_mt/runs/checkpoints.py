@@ -290,7 +290,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has it."""
+        """The step with the best `best_metric`, see `rank_scores`; None if no checkpoint has it."""
         self.finish_writing()
         return self._index.best()
 
@@ -373,7 +373,7 @@ class Checkpoints:
             self._prune(step)
 
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        filled = {name: nonempty for name, leaves in trees.items() if (nonempty := without_empty(leaves))}
+        filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
         shared = SharedSave(filled, begin=begin, publish=publish)
 
         def write() -> None:

@@ -129,6 +129,7 @@ class Translator:
         vocabs: Vocabs,
         *,
         checkpoint: str = "",
+        step: int | None = None,
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
         split_sentences: SplitSentences = "auto",
@@ -144,7 +145,7 @@ class Translator:
 
         Args:
           params: None if every call provides its own parameters.
-          checkpoint: name of the checkpoint that the parameters come from, for reports.
+          checkpoint: name of the checkpoint that the parameters come from, for reports; `step`: its step.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
             only its beginning is translated.
@@ -168,6 +169,7 @@ class Translator:
             check_search(config.search, model=model)
         check_same_vocabularies(vocabs, ensemble)
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
+        self.step = step
         self._long_lines: LongLines = long_lines
         self._sentences = splits_sentences(split_sentences, several=several_sentences)
         self._together = isinstance(spread, SplitParameters)
@@ -293,6 +295,7 @@ class Translator:
             trained.params,
             trained.vocabs,
             checkpoint=trained.checkpoint,
+            step=trained.step,
             ensemble=members,
             long_lines=long_lines,
             split_sentences=split_sentences,

@@ -46,8 +46,8 @@ _JOINERS = frozenset("\u200c\u200d")
 
 def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Rules of a normalization, with rules that delete invisible characters, and keep joiners."""
-    kept = {text: replacement for text, replacement in rules if text not in _JOINERS}
-    return kept | dict.fromkeys(sorted(INVISIBLE), "")
+    visible = {text: replacement for text, replacement in rules if text not in _JOINERS}
+    return visible | dict.fromkeys(sorted(INVISIBLE), "")
 
 
 # Training lines are split into segments of at most this many characters: SentencePiece silently skips lines
@@ -170,13 +170,13 @@ class Vocab:
 
         A model with byte fallback can produce any byte, so "\n" and "\r" are replaced by spaces.
         """
-        kept = []
+        plain = []
         for token in np.asarray(ids).tolist():
             if token == self.eos_id:
                 break
             if token not in (self.pad_id, self.bos_id):
-                kept.append(token)
-        text = self._processor.decode(kept)
+                plain.append(token)
+        text = self._processor.decode(plain)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
         return join_lines(text.removeprefix(SPACE).replace(SPACE, " "))
 

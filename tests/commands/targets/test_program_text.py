@@ -194,6 +194,17 @@ def test_a_device_sends_all_but_its_own_part(header, groups, devices):
     assert sent == {"all-gather": 96 - own, "all-reduce": 2 * (96 - own), "collective-permute": 96}
 
 
+def test_operands_in_the_result_of_a_start_do_not_count():
+    """As compilers for GPUs write it."""
+    found, _ = read_collectives(
+        "HloModule x, num_partitions=4\n\nENTRY %main (p: f32[24]) -> f32[24] {\n"
+        "  %p = f32[24]{0} parameter(0)\n"
+        "  %s = ((f32[24]{0}), f32[24]{0}) all-reduce-start(%p), to_apply=%add\n"
+        "  %d = f32[24]{0} all-reduce-done(%s)\n}\n"
+    )
+    assert found == {"all-reduce": Traffic(1, 96)} and found["all-reduce"].sent == 2 * 72
+
+
 def test_bytes_that_are_sent_while_kernels_run_are_told():
     """Of two sums of 96 bytes that four GPUs send, one has a product between its start and its end."""
     start = "  %s{n} = f32[24]{{0}} all-reduce-start(%p), to_apply=%add\n"
@@ -302,3 +313,7 @@ def test_kernels_from_outside_are_called_by_their_names():
         '  %t = custom-call(%p), custom_call_target="tpu_custom_call", "kernel_name":"mix"'
     ) == ["mix"]
     assert (read_cycles(RECORDED), read_cycles(BY_HAND)) == (7632 + 8404, 10 + 5 + 1)
+
+
+def test_a_text_without_a_program_has_nothing():
+    assert read_collectives("HloModule nothing\n") == read_collectives("") == ({}, 0)
