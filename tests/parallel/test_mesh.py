@@ -122,7 +122,7 @@ def test_matrices_that_are_gathered_twice_are_not_kept_between_the_passes():
 
 @pytest.mark.parametrize("kind", ["pallas", "triton"])
 def test_the_kernel_of_attention_runs_on_the_parts_of_each_device(kind, monkeypatch):
-    """By Pallas' interpreter, with the gradients of all inputs; that of GPUs drops what the whole batch does."""
+    """By Pallas' interpreter, with all gradients; the kernel of GPUs drops what it does for a whole batch."""
     on_tpu, on_gpu = attention_kernels.attend_rows, gpu_attention.attend_rows
     monkeypatch.setattr(
         attention_kernels,
