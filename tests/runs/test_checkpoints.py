@@ -151,6 +151,8 @@ def test_lower_loss_is_better_and_the_earliest_of_equals_is_best(tmp_path):
     assert save_steps(tmp_path / "loss", losses, best_metric="loss").best() == 2
     assert save_steps(tmp_path / "chrf", losses, best_metric="chrf").best() == 1
     assert save_steps(tmp_path / "none", {1: None}).best() is None
+    numbers = {1: float("inf"), 2: 1.0, 3: float("nan")}  # what is no finite number is no score
+    assert save_steps(tmp_path / "finite", numbers).best() == 2
 
 
 def test_the_lower_loss_breaks_ties_of_shown_scores(tmp_path):
@@ -647,7 +649,7 @@ def test_the_model_that_training_started_from_is_not_taken_in_silence(tiny_run, 
     )
     told = []
     found = load_trained(run, warn=told.append)
-    assert (found.checkpoint, found.step) == ("best", 0)
+    assert (found.checkpoint, found.progress["step"]) == ("best", 0)
     (line,) = told
     assert line == (
         f"the best checkpoint of {run} is step 0, the model that training started from; --checkpoint=last "
