@@ -215,18 +215,14 @@ T5 = (
 
 @pytest.mark.parametrize(
     ("fields", "teacher_weight", "path", "share"),
-    [
-        pytest.param(
-            *({"decoder_self_attention": "ssru"}, 0.5, "layers_0/recurrence/forget/kernel", (8, 8)),
-            id="a recurrent student of a teacher",
-        ),
-        pytest.param(
-            *(T5, 0.0, "relative_positions/embedding", (8, 4)),
-            id="relative positions",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
+    [pytest.param(
+         *({"decoder_self_attention": "ssru"}, 0.5, "layers_0/recurrence/forget/kernel", (8, 8)),
+         id="a recurrent student of a teacher",
+     ),
+     pytest.param(
+         *(T5, 0.0, "relative_positions/embedding", (8, 4)), id="relative positions", marks=pytest.mark.slow,
+     )],
+)  # fmt: skip
 def test_other_networks_are_split_as_one_is(fields, teacher_weight, path, share):
     """An update on one device, on eight with pmap and split over three axes is the same."""
     config = change(CONFIG, model=fields, train={"teacher_weight": teacher_weight})
@@ -258,14 +254,9 @@ def bytes_on_first_device(tree: Any) -> int:
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [
-        ("one", 1),
-        ("pmap 8", 1),
-        ("fsdp 8", 8),
-        pytest.param("tensor 8", 8, marks=pytest.mark.slow),
-        ("2 x 2 x 2", 4),
-    ],
-)
+    [("one", 1), ("pmap 8", 1), ("fsdp 8", 8), pytest.param("tensor 8", 8, marks=pytest.mark.slow),
+     ("2 x 2 x 2", 4)],
+)  # fmt: skip
 def test_states_keep_the_sharding_of_their_initialization(runs, name, share):
     """After twenty updates the moments and the average are split as the parameters are."""
     run = runs[name]
@@ -429,13 +420,9 @@ print(float(result[0]), sum(name == "/jax/compilation_cache/cache_hits" for name
 def run_caching(directory: Path, **environment: str) -> tuple[list[str], str]:
     variables = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     done = subprocess.run(
-        [sys.executable, "-c", CACHING, str(directory)],
-        env={**variables, **environment},
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        [sys.executable, "-c", CACHING, str(directory)], env={**variables, **environment},
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True,
+    )  # fmt: skip
     return done.stdout.split(), done.stderr
 
 
