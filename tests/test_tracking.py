@@ -105,11 +105,6 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     assert "loss nan" in stream.getvalue()
 
 
-def test_names_of_the_record_are_not_overwritten(tmp_path):
-    with make_tracker(tmp_path) as tracker, pytest.raises(ValueError, match="cannot be named split, time"):
-        tracker.log(1, "train", {"time": 3, "split": 4})
-
-
 def test_resuming_removes_what_comes_again(tmp_path):
     with make_tracker(tmp_path) as tracker:
         for step in (10, 20, 30, 40):

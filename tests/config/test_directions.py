@@ -65,7 +65,6 @@ def test_what_cannot_be_is_named(data, expected):
     assert expected in str(refused.value)
 
 
-# ---- tag styles ----
 @pytest.mark.parametrize(
     ("style", "source", "target"),
     [("madlad", ("<2fr>",), ""), ("t5", ("translate German to French:",), ""),

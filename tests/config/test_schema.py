@@ -331,7 +331,6 @@ def test_a_field_of_earlier_versions_is_passed_over(tmp_path):
         from_dict({"model": {"prng": "rbg"}})
 
 
-# ---- bounds ----
 def fields_of(section: type, where: str = "") -> dict[str, object]:
     found: dict[str, object] = {}
     for name, hint in typing.get_type_hints(section, include_extras=True).items():

@@ -201,12 +201,6 @@ def test_headroom_makes_the_last_shape_as_long_as_allowed():
     assert make_training_shapes(*lengths, config=config_for("pack")) == (Shape(8, 40, 40),)
 
 
-def test_the_smallest_shape_that_holds_a_pair():
-    shapes = (Shape(4, 8, 8), Shape(4, 12, 16))
-    numbers = smallest_shape(np.array([5, 5, 9, 13, 8]), np.array([8, 9, 1, 2, 8]), shapes)
-    assert numbers.tolist() == [0, 1, 1, 2, 0]
-
-
 def test_leftovers_fill_up_larger_batches():
     shapes = (Shape(4, 8, 8), Shape(4, 8, 12), Shape(2, 16, 16))
     groups = [np.arange(0, 5), np.arange(10, 13), np.arange(20, 22)]

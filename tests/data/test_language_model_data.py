@@ -50,7 +50,6 @@ def alone(lines: list[str]) -> list[Pair]:
     return [Pair("", line) for line in lines]
 
 
-# ---- text ----
 @pytest.mark.parametrize(
     ("name", "content"),
     [("train.en", LINES), ("train.en.gz", LINES),
@@ -147,7 +146,6 @@ def test_any_set_with_a_feature_of_text_will_do(config, tmp_path, monkeypatch):
         read_pairs(dataclasses.replace(named, target_language="label"), "train")
 
 
-# ---- vocabulary and ids ----
 def test_there_is_one_vocabulary_of_the_targets(tmp_path):
     lines = make_lines(50)
     config = dataclasses.replace(VOCAB, joint=False)  # of two languages that would be two models
@@ -195,7 +193,6 @@ def test_a_store_has_no_source_tokens_and_is_another_than_that_of_pairs(config, 
     np.testing.assert_array_equal(memory.target.offsets, store.target.offsets)
 
 
-# ---- batches ----
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
 def test_batches_have_sources_of_no_length(config, vocabs, tmp_path, batching):
     """[B, 0] ids and masks; each sentence's ids stand in its row once, in an epoch and from its middle on."""

@@ -46,7 +46,6 @@ def systems(references):
     }
 
 
-# ---- the tests themselves ----
 @pytest.mark.parametrize(("paired", "kind", "counts"), KINDS_OF_TESTS)
 def test_numbers_and_signatures_are_sacrebleus(systems, references, paired, kind, counts):
     found = resample_scores(systems, references, samples=50, paired=paired, trials=80, lowercase=True)
@@ -102,7 +101,6 @@ def test_without_samples_randomization_has_no_intervals(systems, references):
     assert found.systems[1]["bleu"].p_value < 0.1 and "|bs:" not in found.signatures["bleu"]
 
 
-# ---- runs ----
 @pytest.fixture
 def runs(tmp_path, monkeypatch, systems, references):
     """Run directories named after the systems, whose translators say what these say."""

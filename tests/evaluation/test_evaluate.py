@@ -65,7 +65,6 @@ def write(path, lines, *, end=b"\n"):
     return str(path)
 
 
-# ---- lines ----
 def test_evaluate_lines_scores_what_the_translator_says():
     translator = FakeTranslator()
     cased = evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a")
@@ -83,8 +82,9 @@ def test_progress_is_said_at_once_and_only_if_asked(capfd):
     translator = FakeTranslator()
     translator.on_found = before = object()
     evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a", progress=said)
-    line = "translating 3 sentences with checkpoint best (step 250) (beam search, beam 5)\n"
-    assert said.getvalue() == line
+    assert (
+        said.getvalue() == "translating 3 sentences with checkpoint best (step 250) (beam search, beam 5)\n"
+    )
     assert translator.on_found is before
     evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a")
     assert capfd.readouterr() == ("", "")
@@ -97,7 +97,6 @@ def test_unequal_or_no_lines_are_refused():
         evaluate_lines(FakeTranslator(), [], [], lowercase=False, tokenize="13a")
 
 
-# ---- files of translations ----
 def test_translations_keep_their_lines(tmp_path):
     odd = ("a\x85b", "c\u2028d\te", "", "🐕", " f ")
     saved = Translations(odd, odd[::-1], ("x\ny", "p\rq", "r\r\ns", "", "t"))
@@ -133,7 +132,6 @@ def test_only_the_first_process_writes(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# ---- by length ----
 def words(count, word="w"):
     return " ".join([word] * count)
 
@@ -165,7 +163,6 @@ def test_buckets_count_case_as_they_are_told():
     assert scores == [pytest.approx(100), 0]
 
 
-# ---- runs ----
 def test_evaluate_run_on_files(run_dir):
     source = write(run_dir / "set.de", SOURCES)
     reference = write(run_dir / "set.en", REFERENCES, end=b"\r\n")
@@ -251,7 +248,6 @@ def test_mistakes_with_files_are_named(run_dir, tmp_path_factory):
     assert not (run_dir / "translations").exists()
 
 
-# ---- direction scores ----
 class Set:
     """What a scorer reads of the pairs of a set."""
 
@@ -318,7 +314,6 @@ def test_evaluate_has_a_table_of_scores_by_direction(two_way_run, two_way_config
         evaluate_run(two_way_run, target_language="zz")
 
 
-# ---- perplexity ----
 def measure_steps(steps):
     """The likelihood of batches whose results these are."""
     return measure(lambda params, batch: batch, None, steps, put=lambda batch: batch)

@@ -222,7 +222,6 @@ def test_chinese_has_a_score():
     assert score_translations(*pair, tokenize="13a").bleu == 0
 
 
-# ---- comet program ----
 # A stand-in for the program: the score of a segment is the number of characters of its translation.
 PROGRAM = """#!{python}
 import argparse, json

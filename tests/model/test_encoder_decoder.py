@@ -266,22 +266,6 @@ def test_one_vector_tells_no_positions_apart():
     assert not np.allclose(logits[0, 1], logits[1, 1], atol=1e-3)
 
 
-def test_cache_leaves_are_where_search_expects_them():
-    batch = make_rows([0, 1, 2])
-
-    def start(model: Model, params: Any) -> Any:
-        memory = model.apply({"params": params}, batch.source, batch.source_mask, method="encode")
-        return model.apply({"params": params}, memory, batch.source_mask, 2, 9, method="start_cache")
-
-    cache = jax.eval_shape(functools.partial(start, *build("modern")))
-    assert {leaf.shape for leaf in jax.tree.leaves(cache.per_beam)} == {(3, 2, 4, 18), (3, 2, 18, 7)}
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(cache.shared)} == {3}
-    assert len(jax.tree.leaves(cache.per_beam)) == 4  # keys and values of two layers
-
-    states = jax.tree.leaves(jax.eval_shape(functools.partial(start, *build("recurrent"))).per_beam)
-    assert [leaf.shape for leaf in states] == [(3, 2, 12)] * 2  # one vector per layer, whatever the length
-
-
 @pytest.mark.parametrize("variant", DEFAULT)
 def test_a_pair_in_a_batch_is_the_pair_alone(variant):
     """Neither the other rows nor the amount of padding, on either side, reach the logits of real tokens."""

@@ -6,14 +6,7 @@ import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 from tiny_experiment import change
 
-from flaxformer_mt.model.lora import (
-    add_factors,
-    is_matrix,
-    is_table,
-    matrix_sizes,
-    merge_factors,
-    without_factors,
-)
+from flaxformer_mt.model.lora import add_factors, is_matrix, is_table, merge_factors, without_factors
 from flaxformer_mt.model.scanned_layers import stack_layers, unstack_layers
 from flaxformer_mt.training.frozen import is_factor
 from flaxformer_mt.trees import flatten_tree, nest_leaves
@@ -23,15 +16,6 @@ QUERY, OUT, IN = (
     "encoder/layers_0/self_attention/output/kernel",
     "encoder/layers_1/feedforward/input/kernel",
 )
-
-
-def test_sizes_of_matrices():
-    assert matrix_sizes(QUERY, (7, 2, 5)) == (7, 10) and matrix_sizes(OUT, (2, 5, 7)) == (10, 7)
-    assert matrix_sizes(IN, (7, 3)) == (7, 3) and matrix_sizes(IN, (1, 7, 3)) == (7, 3)
-    assert matrix_sizes(IN.replace("_1", ""), (4, 1, 7, 3)) == (7, 3)
-    assert matrix_sizes(QUERY.replace("_0", ""), (4, 7, 2, 5)) == (7, 10)
-    assert matrix_sizes("shared_embedding/embedding", (11, 7)) == (11, 7)
-    assert is_matrix("output_kernel") and is_matrix(QUERY) and not is_matrix("encoder/norm/scale")
 
 
 def test_changes_are_merged_into_matrices_of_any_form_and_layout():

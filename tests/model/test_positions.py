@@ -3,12 +3,11 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
 
-from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_positions, sinusoidal_table
+from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_table
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -31,13 +30,6 @@ def test_sinusoidal_table_is_the_papers(model_dim):
     table = sinusoidal_table(300, model_dim)
     assert table.dtype == np.float32
     np.testing.assert_allclose(table, paper_table(300, model_dim), rtol=0, atol=1e-7)
-
-
-def test_sinusoidal_positions_are_rows_of_the_table():
-    positions = np.array([[0, 1, 2], [511, 0, 77]], np.int32)
-    rows = jax.jit(lambda positions: sinusoidal_positions(positions, length=512, model_dim=10))(positions)
-    assert rows.shape == (2, 3, 10)
-    np.testing.assert_array_equal(rows, sinusoidal_table(512, 10)[positions])
 
 
 def test_an_odd_width_ends_in_a_sine():
@@ -73,15 +65,6 @@ def test_rotary_scores_depend_on_distances_alone():
     np.testing.assert_allclose(scores(7, 4), scores(103, 100), atol=1e-4)
     np.testing.assert_allclose(scores(0, 9), scores(50, 59), atol=1e-4)
     assert np.abs(scores(7, 4) - scores(4, 7)).max() > 1e-2  # the order matters, not only how far
-
-
-def test_rotation_takes_one_row_of_positions_for_all_or_one_for_each():
-    vectors = np.random.default_rng(2).normal(size=(2, 3, 1, 4)).astype(np.float32)
-    rows = np.array([[0, 1, 2], [0, 0, 1]])
-    each = np.asarray(turn(vectors, rows))
-    np.testing.assert_array_equal(each[0], turn(vectors, rows[:1])[0])
-    np.testing.assert_array_equal(each[1], turn(vectors, rows[1:])[1])
-    assert jax.eval_shape(rotate, vectors.astype(jnp.bfloat16), rows).dtype == jnp.bfloat16
 
 
 def test_learned_positions_are_rows_of_a_trained_table():

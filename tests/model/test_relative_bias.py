@@ -23,12 +23,6 @@ def test_buckets_are_those_of_t5(count, longest, bidirectional):
     np.testing.assert_array_equal(found, theirs.numpy())
 
 
-def test_the_buckets_of_the_docstring():
-    distances = np.array([-9, -3, -1, 0, 1, 3, 9])
-    assert find_buckets(distances, 8, 20, True).tolist() == [3, 2, 1, 0, 5, 6, 7]
-    assert find_buckets(distances, 8, 20, False).tolist() == [6, 3, 1, 0, 0, 0, 0]
-
-
 @pytest.mark.parametrize(("queries", "attended"), [(5, 5), (1, 7), (7, 3), (3, 1)])
 def test_biases_and_their_gradient_by_brute_force(queries, attended):
     table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
@@ -64,11 +58,3 @@ def test_the_table_of_halves_is_that_of_m2m100(width):
     theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(400, width).numpy()
     np.testing.assert_allclose(sinusoidal_half_table(400, width), theirs, rtol=0, atol=4e-5)
     np.testing.assert_allclose(sinusoidal_half_table(60, width), theirs[:60], rtol=0, atol=5e-6)
-
-
-def test_tables_of_positions_have_one_sharding_rule_each():
-    from flaxformer_mt.parallel.sharding import choose_placements
-
-    paths = ("encoder/positions/embedding", "encoder/relative_positions/embedding")
-    found = choose_placements(dict.fromkeys(paths, (8, 4)), {"data": 1, "fsdp": 2, "tensor": 2})
-    assert [tuple(found[path].spec) for path in paths] == [(None, "fsdp"), (None, "tensor")]

@@ -241,7 +241,6 @@ def test_parts_of_other_processes_become_one_checkpoint(open_elsewhere):
     assert not atomic_folder.find_damage(reader.root / "checkpoints" / "5")
 
 
-# ---- transfers ----
 @pytest.fixture
 def bucket(tmp_path, monkeypatch) -> str:
     move_to_machine(monkeypatch, tmp_path / "machine")

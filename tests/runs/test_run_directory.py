@@ -318,7 +318,6 @@ def test_odd_names_among_the_checkpoints_are_no_steps(tmp_path):
     assert read_config(tmp_path / "config.json").train.steps == config.train.steps - 1
 
 
-# ---- run lock ----
 OWNER = """
 import sys
 from pathlib import Path

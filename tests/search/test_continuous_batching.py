@@ -25,7 +25,6 @@ from flaxformer_mt.search import (
     search_queue,
     take_first_step,
 )
-from flaxformer_mt.search.continuous_batching import Leaf, put_rows, unpack
 
 LENGTH = 9
 LIMITS = np.array([9, 2, 7, 7, 1, 5, 9, 3, 9, 4, 0, 0], np.int32)  # the last two are none
@@ -193,41 +192,3 @@ def test_rows_that_a_program_leaves_are_free_or_continue():
     whole = go_through(state, waiting, 6, 4, **sizes)
     for row in np.flatnonzero(owners != NO_LINE):
         assert_same([pick(rest.results, LINES + row)], [pick(whole.results, owners[row])])
-
-
-# ---- rows ----
-@functools.cache
-def greedy_layout() -> StateLayout:
-    return lay_out(GREEDY, make_tables(1, 8, seed=0), Lines(LIMITS[:1]))
-
-
-def tokens_state(step: int, tokens):
-    tokens = jnp.asarray(tokens, jnp.int32)[:, None]
-    state = empty_rows(greedy_layout(), Size(len(tokens), 0, tokens.shape[2]))
-    return state._replace(tokens=tokens, step=jnp.full(len(tokens), step), done=state.done & False)
-
-
-def test_the_layout_knows_which_axes_grow():
-    tables, lines = make_tables(LINES, 8, seed=0), Lines(LIMITS)
-    layout = lay_out(BEAM, tables, lines)
-    leaves = jax.tree.unflatten(layout.structure, layout.leaves)
-    assert leaves.tokens == Leaf((3, 1), "int32", time=2, source=None, blank=SYMBOLS.pad_id)
-    assert leaves.log_probs == Leaf((3,), "float32", time=None, source=None)
-    assert leaves.cache.shared == Leaf((8, 8, 8), "float32", time=None, source=None)
-    state = jax.device_get(empty(layout, Size(4, 0, LENGTH)))
-    assert state.tokens.shape == (4, 3, LENGTH) and state.done.all() and state.step.shape == (4,)
-
-
-@partial(jax.jit, compiler_options=QUICK)
-def put_two_rows():
-    line = tokens_state(1, [[7], [8]])
-    line = line._replace(cache=line.cache._replace(start_steps=jnp.zeros(2, jnp.int32)))
-    rows = unpack(tokens_state(6, [[4, 5, 2, 3]] * 3))
-    put = put_rows(greedy_layout(), rows, jnp.array([1, 3]), unpack(line))  # there is no row 3
-    return put, put.prefix_lengths
-
-
-def test_rows_are_put_where_the_next_step_looks_for_them():
-    put, prefix_lengths = jax.device_get(put_two_rows())
-    assert put.tokens[:, 0].tolist() == [[4, 5, 2, 3], [0, 7, 0, 0], [4, 5, 2, 3]]
-    assert put.cache.start_steps[1] == 5 and prefix_lengths[1] == 1

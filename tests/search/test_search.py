@@ -14,7 +14,7 @@ import pytest
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.search import NO_TOKEN, WORD_START, Lines, Symbols, align_prefixes, search
+from flaxformer_mt.search import Lines, Symbols, search
 from flaxformer_mt.search.candidates import top_candidates
 from flaxformer_mt.shapes import Cache
 
@@ -147,7 +147,6 @@ def tokens_of(result, row: int, rank: int = 0) -> tuple[int, ...]:
     return tuple(tokens[:length])
 
 
-# ---- exactness ----
 WIDE = {"max_length": 4, "vocab_size": 6}
 
 
@@ -227,7 +226,6 @@ def test_search_ends_when_no_prefix_can_win(limit, steps):
         np.testing.assert_allclose(found.scores, [[math.log(0.9)]] * 2, rtol=1e-5)
 
 
-# ---- by hand ----
 def hand_made_table() -> np.ndarray:
     """Probabilities: first 5 .6, eos .3, 6 .1; after 5: 6 .5, eos .4, 5 .1; after 6: eos .9, 5 .1."""
     rows = {BOS: {5: 0.6, EOS: 0.3, 6: 0.1}, 5: {6: 0.5, EOS: 0.4, 5: 0.1}, 6: {EOS: 0.9, 5: 0.1}}
@@ -254,7 +252,6 @@ def test_a_limit_cuts_and_a_finished_hypothesis_goes_before_what_is_cut():
     assert tokens_of(run_greedy(hand_made_table(), [2]), 0) == (5, 6)
 
 
-# ---- greedy ----
 def test_width_one_is_greedy():
     tables = make_tables(16, 9, seed=5)
     limits = [15, 1, 0, *range(2, 15)]
@@ -267,7 +264,6 @@ def test_width_one_is_greedy():
     np.testing.assert_allclose(beam.log_probs, greedy.log_probs, rtol=1e-6)
 
 
-# ---- what a result must not depend on ----
 def test_a_sentence_does_not_depend_on_its_batch():
     """Neither on the other rows and their order, nor on the size of the arrays."""
     tables = make_tables(5, 9, seed=7)
@@ -284,7 +280,6 @@ def test_a_sentence_does_not_depend_on_its_batch():
         np.testing.assert_array_equal(shuffled.scores[row], alone.scores[0])
 
 
-# ---- what must never happen ----
 def test_pad_and_bos_are_never_chosen_but_keep_their_probability():
     tables = make_tables(3, 9, seed=8)
     tables[..., PAD] += 6.0
@@ -334,7 +329,6 @@ def test_arguments_that_cannot_be():
         Symbols(pad_id=0, bos_id=1, eos_id=2, never=(2,))
 
 
-# ---- candidates ----
 @partial(jax.jit, compiler_options=QUICK)
 def find_candidates(inputs, barred_inputs, barred):
     free = {key: top_candidates(logits, count=key[1], banned=(PAD, BOS)) for key, logits in inputs.items()}
@@ -380,7 +374,6 @@ def test_top_candidates_are_those_of_a_full_sort():
         np.testing.assert_allclose(found, best, rtol=1e-5, atol=1e-6, err_msg=str(size))
 
 
-# ---- the document ----
 def test_the_example_of_the_document_runs():
     text = (Path(__file__).resolve().parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
     (code,) = [code for code in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M) if "search(" in code]
@@ -396,13 +389,3 @@ def test_the_document_names_every_option():
     names = [field.name for field in dataclasses.fields(SearchConfig)]
     missing = [name for name in names if not re.search(f"`(--)?{name}", text)]
     assert not missing
-
-
-# ---- prefill ----
-def test_prefixes_end_at_the_same_step():
-    """Each token is fed one step after the one before; the first is fed the start symbol."""
-    prefixes = np.array([[5, 6, 7], [8, WORD_START, NO_TOKEN], [NO_TOKEN] * 3, [9, 4, NO_TOKEN]])
-    aligned, fed, starts = align_prefixes(prefixes, bos_id=1, pad_id=0)
-    assert np.asarray(aligned).tolist() == [[5, 6, 7], [0, 0, 8], [0, 0, 0], [0, 9, 4]]
-    assert np.asarray(fed).tolist() == [[1, 5, 6], [0, 0, 1], [0, 0, 0], [0, 1, 9]]
-    assert np.asarray(starts).tolist() == [0, 2, 3, 1]

@@ -87,7 +87,6 @@ def contains(tokens, phrase) -> bool:
     return any(tuple(tokens[i : i + size]) == tuple(phrase) for i in range(len(tokens) - size + 1))
 
 
-# ---- rules ----
 def test_rules_for_the_tokens_of_each_line():
     """Forced prefixes, suppressed tokens, minimum lengths and required sequences, in rows of one search.
 
@@ -179,7 +178,6 @@ def test_no_ngram_occurs_twice(n):
     assert all(repeats(tokens_of(free, row)) for row in range(4))
 
 
-# ---- required sequences ----
 PHRASES = [[(3, 4), (4, 5)], [(5, 5, 3)], [], [(4,), (4,), (5, 4)]]
 
 
@@ -216,7 +214,6 @@ def test_a_narrow_beam_contains_what_is_required_however_unlikely(width, alpha, 
     assert not any(has_all(phrases[row], tokens_of(free, row)) for row in (0, 1, 3))
 
 
-# ---- coverage ----
 SOURCE_MASK = np.array([[True, True, True], [True, True, False]])
 # What a token looks at, by its id: the end at the first source token, 3 at the second, and so on.
 LOOKS_AT = np.array([[0, 0, 0], [0, 0, 0], [0.8, 0.2, 0], [0.1, 0.6, 0.3], [0, 0.5, 0.5], [0.3, 0.7, 0]])
@@ -267,7 +264,6 @@ def test_coverage_ranks_hypotheses_by_what_they_looked_at():
     assert [[tokens_of(found, row, rank) for rank in range(4)] for row in rows] != without
 
 
-# ---- groups ----
 def diverse_beam(table, limit, *, width, groups, strength):
     """Diverse beam search in plain Python, without an early end: (score, tokens), best first."""
     size = width // groups
@@ -306,7 +302,6 @@ def test_groups_are_those_of_diverse_beam_search(groups, strength):
         assert len(set(ended)) == len(ended) and set(ended) <= {tokens for _, tokens in expected}
 
 
-# ---- likely lengths, inexact stopping ----
 def test_exact_stopping_expects_no_better_hypothesis_than_of_the_likely_length():
     # With a limit of 200 a word is worth a second step, as above; one of 40 tokens is not.
     easy = {EOS: 0.9, 3: 0.05, 4: 0.05}
@@ -336,7 +331,6 @@ def test_inexact_stopping_ends_when_enough_have_ended(patience, steps):
     assert counted == steps and tokens_of(found, 0) == (EOS,)
 
 
-# ---- ensembles ----
 NARROW = SearchConfig(beam_size=3)
 
 
@@ -365,7 +359,6 @@ def test_an_ensemble_has_one_vocabulary():
         search_ensemble([make_tables(2, 7, seed=1), make_tables(2, 8, seed=1)], limits(6, 6), "probs")
 
 
-# ---- segments ----
 def test_a_search_in_segments_of_what_is_left_is_the_search():
     tables = make_tables(5, 9, seed=14)
     lines = limits(3, 12, 1, 3, 12)
@@ -393,7 +386,6 @@ def test_a_search_in_segments_of_what_is_left_is_the_search():
     assert found == expected
 
 
-# ---- beams that stay where they are ----
 @pytest.mark.parametrize(
     ("kind", "seed"), [("encoder_decoder", 3), ("encoder_decoder, ssru", 49), ("decoder_only", 11)]
 )
@@ -431,7 +423,6 @@ def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(kind, s
     np.testing.assert_allclose(stayed.log_probs, full, atol=1e-5 * 9)
 
 
-# ---- errors ----
 @pytest.mark.parametrize(
     ("fields", "words"),
     [({"beam_size": 0}, "beam_size is 0; it must be at least 1"),
@@ -482,7 +473,6 @@ def test_what_lines_need_is_named():
         start(diversity_groups=2)
 
 
-# ---- what is off costs nothing ----
 def primitives_of(options, lines):
     """The names of all operations of a traced search."""
 
@@ -525,7 +515,6 @@ def test_options_that_are_off_are_not_in_the_program():
     assert "cumsum" in cut and "cumsum" not in whole
 
 
-# ---- greedy and sampling ----
 PROBABILITIES = np.array([0.02, 0.4, 0.03, 0.25, 0.2, 0.1])
 
 

@@ -111,7 +111,6 @@ def at_step(monkeypatch):
     return install
 
 
-# ---- a run that nothing disturbs ----
 def test_training_learns_and_writes_its_directory(base, reference):
     run_dir, report = reference
     assert {path.name for path in run_dir.iterdir()} == {
@@ -201,7 +200,6 @@ def test_a_second_training_of_a_run_is_refused(base, tmp_path):
         assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
 
 
-# ---- runs that are stopped ----
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -340,7 +338,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(base, re
     assert_same_run(run_dir, reference[0])
 
 
-# ---- other ends ----
 def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_path, monkeypatch, capsys):
     """Scores 1, 3, 2, 3 with patience 2 end at the fourth evaluation; more patience and it goes on.
 

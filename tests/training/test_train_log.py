@@ -376,12 +376,3 @@ def test_without_any_score_there_is_no_best():
     progress = TrainProgress(step=7)
     progress.record_evaluation({"loss": math.nan}, best_metric="loss")
     assert (progress.best_step, progress.best_value, progress.evaluations_since_best) == (None, None, 1)
-
-
-def test_progress_survives_json():
-    progress = TrainProgress(step=5, epoch=1, index=3, train_seconds=1.5, target_tokens=99)
-    progress.record_evaluation({"bleu": 12.25, "loss": 2.5}, best_metric="bleu")
-    copy = TrainProgress.from_dict(json.loads(json.dumps(progress.to_dict())))
-    assert copy == progress
-    copy.metrics["bleu"] = 0.0
-    assert progress.metrics["bleu"] == 12.25

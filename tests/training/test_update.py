@@ -21,7 +21,6 @@ from flaxformer_mt.config import (
     TrainConfig,
 )
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step
-from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
@@ -214,21 +213,6 @@ def test_dropout_follows_seed_step_and_microbatch():
     assert differs(gradient(state.params, jnp.int32(0), batch, 1), base)
     other_seed = compiled(replace(DROPOUT, seed=4)).gradient
     assert differs(other_seed(state.params, jnp.int32(0), batch, 0), base)
-
-
-def test_no_two_parts_of_a_run_share_a_dropout_key():
-    """Every (step, microbatch) has its own random words at every site; devices share them."""
-    numbers = np.indices((4, 4)).reshape(2, -1).T
-
-    def draw(part):
-        key = make_dropout_key(3, *part)
-        sites = [jax.random.fold_in(key, site) for site in range(3)]  # as Flax does with a layer's name
-        # and for the layers of a scan
-        sites += [jax.random.fold_in(layer, 3) for layer in jax.random.split(key, 2)]
-        return jnp.stack([jax.random.bits(site, (2,), jnp.uint32) for site in sites])
-
-    words = jax.lax.map(draw, numbers).reshape(-1, 2)
-    assert len(np.unique(words, axis=0)) == 16 * 5
 
 
 @pytest.mark.parametrize("loss_chunk_tokens", [0, 7])
