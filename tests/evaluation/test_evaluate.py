@@ -157,12 +157,6 @@ def test_buckets_are_by_words_of_the_source():
     assert len({len(line) for line in table}) == 1
 
 
-def test_buckets_count_case_as_they_are_told():
-    one = Translations(("x",), ("a b c d e",), ("A B C D E",))
-    scores = [score_by_length(one, lowercase=case, tokenize="13a")[0]["bleu"] for case in (True, False)]
-    assert scores == [pytest.approx(100), 0]
-
-
 def test_evaluate_run_on_files(run_dir):
     source = write(run_dir / "set.de", SOURCES)
     reference = write(run_dir / "set.en", REFERENCES, end=b"\r\n")

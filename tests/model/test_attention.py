@@ -112,15 +112,6 @@ def test_a_query_that_sees_nothing_gets_equal_weights_and_finite_gradients():
     assert np.isfinite(gradient).all()
 
 
-def test_softmax_is_float32_whatever_the_inputs():
-    query, keys, values, mask = random_inputs()
-    weights = np.asarray(compute_weights(query.astype(jnp.bfloat16), keys.astype(jnp.bfloat16), mask))
-    assert weights.dtype == jnp.float32
-    np.testing.assert_allclose(weights.sum(-1), np.ones((B, H, Q)), rtol=1e-6)
-    narrow = [x.astype(jnp.bfloat16) for x in (query, keys, values)]
-    assert jax.eval_shape(compute_attention, *narrow, Given(mask)).dtype == jnp.bfloat16
-
-
 def make_layer(config: ModelConfig = CONFIG) -> tuple[MultiHeadAttention, dict, np.ndarray, np.ndarray]:
     layer = MultiHeadAttention(config, choose_kernels(config, "gpu"))
     x, memory = (default_rng(1).normal(size=(B, n, config.model_dim)).astype(np.float32) for n in (Q, M))

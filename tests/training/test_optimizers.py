@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from optax import contrib
 from tiny_experiment import small_model
 
 from flaxformer_mt import cpu
@@ -17,7 +16,6 @@ from flaxformer_mt.config import Config, ModelConfig, OptimConfig, TrainConfig
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.training.optimizers import (
-    _muon_dimensions,
     clip_factor,
     learning_rate,
     make_hyperparameters,
@@ -192,24 +190,6 @@ def test_weight_decay_shrinks_matrices_and_leaves_biases_and_scales_alone(optimi
         np.testing.assert_allclose(leaf, np.full(leaf.shape, expected), rtol=1e-5, err_msg=name)
         seen.add(name)
     assert seen == {"kernel", "embedding", "output_kernel", "bias", "scale", "output_bias"}
-
-
-def test_muon_turns_kernels_from_inputs_to_outputs(params):
-    dimensions = _muon_dimensions(params)
-    block = dimensions["decoder"]["layers_0"]
-    attention, feedforward = block["cross_attention"], block["feedforward"]
-    for name in ("query", "key", "value"):
-        assert attention[name]["kernel"] == contrib.MuonDimensionNumbers(0, (1, 2))
-    assert attention["output"]["kernel"] == contrib.MuonDimensionNumbers((0, 1), 2)
-    assert feedforward["input"]["kernel"] == contrib.MuonDimensionNumbers(0, 1)
-    assert feedforward["output"]["kernel"] == contrib.MuonDimensionNumbers(0, 1)
-    left_to_adam = [
-        attention["query"]["bias"],
-        block["feedforward_residual"]["norm"]["scale"],
-        dimensions["source_embedding"]["embedding"],
-        dimensions["output_kernel"],
-    ]
-    assert left_to_adam == [None] * 4
 
 
 def test_muon_makes_updates_orthogonal_as_matrices(params):
