@@ -379,7 +379,7 @@ def test_a_model_tells_that_the_training_set_itself_is_swapped(model):
     assert "of the train set set0 look swapped (pair 1 is" in describe_side_problems([finding])[0]
     (finding,) = find_side_problems({"train": Split([Pair("the 0.9", "the 0.9")] * 100)}, identifier)
     assert (finding.problem, finding.language) == ("source", "eng_Latn")
-    assert "sources of the train set set0 look like the eng_Latn" in describe_side_problems([finding])[0]
+    assert "of the train set set0 look like the language eng_Latn" in describe_side_problems([finding])[0]
 
 
 def test_mistakes_are_told_with_the_remedy(tmp_path, model, monkeypatch):

@@ -146,7 +146,7 @@ def test_held_out_sets_are_never_shortened(config, split):
     config = with_rules(config, **rules, max_characters=5)
     write(config, **{f"{split}_de": ["", "too long to drop", "x", "x"], f"{split}_en": ["a", "b", "x", "x"]})
     pairs = read_pairs(config, split)
-    assert [pair.source for pair in pairs] == ["", "long enough to drop", "x", "x"]
+    assert [pair.source for pair in pairs] == ["", "too long to drop", "x", "x"]
     problems = pairs.report["parts"][0]["problems"]
     assert {name: facts["count"] for name, facts in problems.items()} == {
         "empty": 1, "too_long": 1, "length_ratio": 1, "duplicates": 1,

@@ -91,7 +91,7 @@ def test_wrong_files_are_refused_with_file_and_line(config, tmp_path, capsys):
 
 def test_words_are_those_of_fast_align(config, tmp_path, capsys):
     """Between spaces and tabs: eflomal, which splits at no-break spaces, gives points that do not exist."""
-    config = dataclasses.replace(config, alignments=())
+    config = replace(config, alignments=())
     (tmp_path / "train.xx").write_text("100 km der\tHund\u3000schläft\n" * 4, encoding="utf-8")
     (tmp_path / "train.yy").write_text("100\u00a0km the dog\n" * 4, encoding="utf-8")
     names = ("dataset", "text_dir", "cache_dir", "source_language", "target_language")
@@ -102,7 +102,7 @@ def test_words_are_those_of_fast_align(config, tmp_path, capsys):
     assert [max(side) for side in zip(*points, strict=True)] == [3, 2]
     (tmp_path / "train.align").write_text("0-0\n3-2\n4-3\n0-0\n")
     with pytest.raises(UserError, match="line 3: point 4-3 .* 4 source and 3 target words; .*no-break"):
-        links_of(dataclasses.replace(config, alignments=("train.align",)))
+        links_of(replace(config, alignments=("train.align",)))
 
 
 def test_points_are_read_once_each_in_the_order_of_the_target():
