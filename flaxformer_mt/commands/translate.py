@@ -25,7 +25,9 @@ from flaxformer_mt.commands.options import (
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.config.load_options import LoadOptions
+from flaxformer_mt.config.schema import MbrConfig
+from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.working_copies import to_url
 from flaxformer_mt.text_io.lines import (
     STANDARD,
@@ -40,14 +42,16 @@ from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumab
 from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
-    from flaxformer_mt.translation.annotation import Notes
+    from flaxformer_mt.translation.engine import LineEngine
     from flaxformer_mt.translation.output_formats import TranslationFormat
+    from flaxformer_mt.translation.requests import Request
+    from flaxformer_mt.translation.result import Annotations, Translation
 
 
-def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
+def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annotations]":
     """Return the output format of each translation, and the annotations that the format needs."""
-    from flaxformer_mt.translation.annotation import Notes
     from flaxformer_mt.translation.output_formats import TranslationFormat
+    from flaxformer_mt.translation.result import Annotations
 
     form = TranslationFormat(
         n_best=options.n_best is not None,
@@ -56,14 +60,14 @@ def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]
         alignments=options.alignments is not None,
         json=options.json,
     )
-    notes = Notes(
+    annotations = Annotations(
         token_log_probs=options.token_scores or options.json,
         alignments=options.alignments or ("words" if options.json else None),
         layer=options.alignment_layer,
         head=options.alignment_head,
         markup=options.markup,
     )
-    return form, notes
+    return form, annotations
 
 
 def describe_output(
@@ -79,13 +83,13 @@ def describe_output(
       inputs: the names of the inputs in the record.
       languages: those of the flags.
     """
-    form, notes = choose_format(options)
+    form, annotations = choose_format(options)
     description = {name: value for name, value in describe().items() if name != "device_kind"}
     return {
         "run": to_url(options.run.resolve()),
         **description,
         "format": dataclasses.asdict(form),
-        "notes": notes._asdict(),
+        "notes": annotations._asdict(),
         "n_best": options.n_best,
         "long_lines": options.long_lines,
         "invalid_utf8": options.invalid_utf8,
@@ -204,68 +208,137 @@ def read_blocks(
 
 
 class BlockTranslator:
-    """Translates blocks by a model that it loads; what it is made of can be sent to another process."""
+    """Translates blocks of lines by an engine, which it makes; see `Work`."""
 
     def __init__(
         self,
         warn: Callable[[str], None],
         *,
-        run: Path,
-        load: Mapping[str, Any],
-        call: Mapping[str, Any],
-        warm_up: bool,
+        make_engine: "Callable[[Callable[[str], None]], LineEngine]",
+        fields: Mapping[str, Any],
         form: "TranslationFormat",
+        unique: bool = False,
     ) -> None:
-        """Load the model.
+        """Make the engine.
 
         Args:
-          warn: receives warnings.
-          run: path of the run, or its URL, which other machines read too.
-          load: the other arguments of `Translator.load`.
-          call: the arguments of `translate_stream` that are the same for all blocks, n_best among them.
+          make_engine: takes what receives warnings; can be sent to another process.
+          fields: of all requests.
           form: of the output lines.
+          unique: whether hypotheses with the text of a better one are left out.
         """
-        from flaxformer_mt.translation.translator import Translator
-
-        self.translator = Translator.load(run, **load, warn=warn)
-        self._form, self._call = form, call
-        if warm_up:
-            self.translator.warm_up(n_best=call["n_best"])
+        self.engine, self._warn = make_engine(warn), warn
+        self._fields, self._form, self._unique = fields, form, unique
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on besides the options of the command."""
-        import jax
-
-        import flaxformer_mt
-        from flaxformer_mt.parallel import default_device_kind, local_device_count
-        from flaxformer_mt.parallel.processes import process_count
-
-        return {
-            **self.translator.describe(),
-            # Devices share batches, so that another number of devices rounds differently.
-            "devices": [process_count(), local_device_count()],
-            "device_kind": default_device_kind(),
-            # Other versions may compute, round or split lines otherwise.
-            "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
-        }
+        return self.engine.describe()
 
     def watch(self, count: Callable[..., object]) -> None:
-        """From now on call `count` with the numbers of `lines` and `tokens` of each batch that is found."""
-        self.translator.on_found = count
+        """From now on call `count` with the numbers of `lines` and `tokens` that are translated."""
+        self.engine.on_progress = count
 
     def __call__(self, block: Block) -> TranslatedBlock:
         """Translate the lines of a block."""
-        first_line, lines, constraints = block
-        translations = self.translator.translate_stream(
-            lines, window=len(lines), first_line=first_line, **{**self._call, **constraints}
-        )
+        return next(self.map([block]))
+
+    def map(self, blocks: Iterable[Block]) -> Iterator[TranslatedBlock]:
+        """Translate the lines of blocks; the next block is read while one is translated."""
+        from flaxformer_mt.translation.requests import run_windows
+
+        blocks, kept = itertools.tee(blocks)
+        windows = map(self._make_requests, blocks)
+        for block, found in zip(kept, run_windows(self.engine, windows, warn=self._warn), strict=False):
+            yield self._format(block, found)
+
+    def _make_requests(self, block: Block) -> "list[Request]":
+        from flaxformer_mt.translation.requests import Request
+
+        columns = {"prefix": block.constraints.get("prefixes"), "required": block.constraints.get("required")}
+        for name, column in columns.items():
+            if column is not None and len(column) < len(block.lines):
+                before = block.first_line - 1
+                what = "prefixes" if name == "prefix" else "lists of required phrases"
+                raise UserError(
+                    f"there are {before + len(column)} {what} for {before + len(block.lines)} lines; give "
+                    "one for each line, an empty one for a line without constraint"
+                )
+        return [
+            Request(
+                line,
+                seed=block.first_line + number,
+                **{name: column[number] for name, column in columns.items() if column is not None},
+                **self._fields,
+            )
+            for number, line in enumerate(block.lines)
+        ]
+
+    def _format(self, block: Block, translations: "list[Translation]") -> TranslatedBlock:
+        from flaxformer_mt.translation.result import drop_repeated
+
         outputs, tokens = [], 0
+        pieces = self.engine.vocabs.target.pieces
         for number, (line, translation) in enumerate(
-            zip(lines, translations, strict=True), start=first_line - 1
+            zip(block.lines, translations, strict=True), start=block.first_line - 1
         ):
-            outputs.append(self._form.lines(number, line, translation, self.translator.pieces))
-            tokens += len(translation.tokens)
+            found = drop_repeated(translation) if self._unique else translation
+            outputs.append(self._form.lines(number, line, found, pieces))
+            tokens += len(found.tokens)
         return TranslatedBlock(outputs, tokens)
+
+
+def _make_jax_engine(
+    warn: Callable[[str], None], *, run: Path, loading: LoadOptions, warm_up: int
+) -> "LineEngine":
+    """Load a run; `warm_up` is the number of hypotheses for which programs are prepared, or 0."""
+    from flaxformer_mt.translation.translator import Translator
+
+    translator = Translator.load(run, loading, warn=warn)
+    if warm_up:
+        translator.warm_up(n_best=warm_up)
+    return translator.engine()
+
+
+def translate_with_ctranslate2(options: TranslateOptions) -> None:
+    """Translate --input by the model folder --run, line by line, and keep the record of the output.
+
+    Raises:
+      UserError: CTranslate2 is not installed, the folder is no model of its format, or a flag has no effect.
+    """
+    from flaxformer_mt.translation.output_formats import TranslationFormat
+
+    with importing("ctranslate2", what="--backend=ctranslate2"):
+        from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+    changes = _find_search_changes(options)
+    folder, split = options.run.expanduser(), options.split_sentences
+    make = functools.partial(
+        BlockTranslator,
+        make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, **changes),
+        fields={},
+        form=TranslationFormat(),
+    )
+    write_translations(options, make, languages={}, keep_record=True)
+
+
+# The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
+WITHOUT_EFFECT = ("coverage_layer", "diversity_strength", "length_bound", "ensemble_mean", "batch_tokens")
+
+
+def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
+    """Return the search options that are given. Raises UserError for flags that CTranslate2 does not have."""
+    fields = dataclasses.fields
+    shared = {field.name for field in fields(SearchOptions)} & {field.name for field in fields(SearchConfig)}
+    names = ["checkpoint", *WITHOUT_EFFECT, *(field.name for field in fields(MbrConfig))]
+    names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]
+    given = [name for name in names if getattr(options, name) is not None]
+    given += ["stopping"] if options.stopping == "exact" else []
+    given += [name for name in ("ensemble", "allow_nonfinite", "distributed") if getattr(options, name)]
+    if given:
+        raise UserError(
+            f"--{given[0]} has no effect with --backend=ctranslate2, whose model folder is one model in one "
+            "process, and whose search has no such option; leave it out, or give --backend=jax"
+        )
+    return {name: value for name in sorted(shared) if (value := getattr(options, name)) is not None}
 
 
 def check_workers(options: WorkerOptions) -> bool:
@@ -320,17 +393,27 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     check_n_best(search, n_best, where="--")
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
-    form, notes = choose_format(options)
-    loaded = "checkpoint ensemble long_lines split_sentences dtype allow_nonfinite shortlist quantization"
+    form, annotations = choose_format(options)
     make = functools.partial(
         BlockTranslator,
-        run=Path(to_url(options.run)),  # workers of other machines make copies of their own
-        load={"search": search, **{name: getattr(options, name) for name in loaded.split()}},
-        call={"n_best": n_best, "unique": options.unique, "notes": notes, **languages},
-        warm_up=options.warm_up,
+        make_engine=functools.partial(
+            _make_jax_engine,
+            run=Path(to_url(options.run)),  # workers of other machines make copies of their own
+            loading=choose_loading(options, search),
+            warm_up=n_best * options.warm_up,
+        ),
+        fields={"n_best": n_best, "annotations": annotations, **languages},
         form=form,
+        unique=options.unique,
     )
     write_translations(options, make, languages=languages, keep_record=keep_record)
+
+
+def choose_loading(options: TranslateOptions, search: SearchConfig) -> LoadOptions:
+    """Return the options of loading that the flags give."""
+    names = {field.name for field in dataclasses.fields(LoadOptions)} & vars(options).keys()
+    given = {name: getattr(options, name) for name in names}
+    return LoadOptions(**(given | {"search": search, "ensemble": tuple(options.ensemble)}))
 
 
 def write_translations(

@@ -149,23 +149,9 @@ class StateSizes:
             found = self._fit_few(longest, self.lengths.within_positions(capacity))
         return found
 
-    def assign(self, sentences: Iterable[tuple[int, int]]) -> dict[Size, list[int]]:
-        """Assign sentences to sizes; return the numbers of each size's sentences.
-
-        Args:
-          sentences: source length and needed tokens of each sentence.
-        """
-        given = list(sentences)
-        assigned: dict[Size, list[int]] = {}
-        for number, sentence in enumerate(given):
-            assigned.setdefault(self.choose(*sentence), []).append(number)
-        few: dict[Size, list[int]] = {}
-        for size, numbers in list(assigned.items()):
-            length, needed = (max(given[number][axis] for number in numbers) for axis in (0, 1))
-            small = self.choose_few(length, needed)
-            if len(numbers) <= _FEW_FILLS * small.rows * self.parts:
-                few.setdefault(small, []).extend(assigned.pop(size))
-        return assigned | few
+    def fits_few(self, count: int, small: Size) -> bool:
+        """Whether so many sentences are searched in this size for a few, not in one for many."""
+        return count <= _FEW_FILLS * small.rows * self.parts
 
     def choose_again(self, source_length: int, needed: int, *, others: Iterable[Size]) -> Size:
         """Return the size of the second search of a sentence: one of `others` with room for all it may need.

@@ -8,36 +8,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.result import EMPTY, Translation, rank
+from flaxformer_mt.translation.result import EMPTY, Annotations, Translation, rank
 from flaxformer_mt.translation.segmentation import SourcePart, join_translations
-from flaxformer_mt.vocab import Vocab
 
 # Characters that some program treats as the end of a line, without line feeds, which no line of a file has.
 _ODD_LINE_ENDS = re.compile("\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]")
-
-
-class FoundLine(NamedTuple):
-    """A line with what was asked for; `translations` are those of its parts, by number, as they are found."""
-
-    line: str
-    n_best: int
-    notes: Notes
-    parts: list[SourcePart]
-    translations: dict[int, Translation]
-
-    def join(self, translations: Sequence[Translation], *, eos_id: int) -> Translation:
-        """Return the translation of the line from those of its parts."""
-        (joined,) = join_parts(
-            [self.line], self.parts, translations, n_best=self.n_best, notes=self.notes, eos_id=eos_id
-        )
-        return joined
-
-    def source_pieces(self, vocab: Vocab) -> list[str]:
-        """Return the pieces of a line that was translated as one part, without eos and added tags."""
-        if len(self.parts) > 1:
-            return []
-        return [piece for part in self.parts for piece in vocab.pieces(part.ids[part.added_pieces : -1])]
 
 
 def join_parts(
@@ -46,17 +21,21 @@ def join_parts(
     translations: Sequence[Translation],
     *,
     n_best: int,
-    notes: Notes,
+    annotations: Annotations,
     eos_id: int,
 ) -> list[Translation]:
     """Join the translations of each line's parts; a line without parts has an empty translation."""
     empty = dataclasses.replace(
         EMPTY,
-        token_log_probs=() if notes.token_log_probs else None,
-        alignment=None if notes.alignments is None else (),
+        token_log_probs=() if annotations.token_log_probs else None,
+        alignment=None if annotations.alignments is None else (),
     )
     results = [empty] * len(lines)
-    joining: dict[str, Any] = {"n_best": n_best, "words": notes.alignments != "pieces", "eos_id": eos_id}
+    joining: dict[str, Any] = {
+        "n_best": n_best,
+        "words": annotations.alignments != "pieces",
+        "eos_id": eos_id,
+    }
     pairs = zip(parts, translations, strict=True)
     for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
         own, found = zip(*group, strict=True)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -86,6 +87,41 @@ def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{i}-{j}" for i, j in sorted(alignment, key=lambda pair: (pair[1], pair[0])))
 
 
+class Annotations(NamedTuple):
+    """Selects the additional output of each translation; with the defaults, the forward pass is skipped."""
+
+    # The log-probability of each token.
+    token_log_probs: bool = False
+    # Alignments of words (separated by white space) or of pieces; None: no alignments.
+    alignments: Literal["words", "pieces"] | None = None
+    # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
+    # layer. None: the last layer but one, or the only layer; without a head either, the layer and the head
+    # that have learned alignments, if all models have trained with the same `model.alignment`; at the step
+    # that has learned them, also if they are named.
+    layer: int | None = None
+    # Attention head; None: the mean of all heads.
+    head: int | None = None
+    # The attention weights of this layer and head.
+    attention: bool = False
+    # Whether tags and placeholders are taken out of lines and put into translations (inline_markup.py).
+    markup: bool = False
+    # Whether alignments serve to place markup: every source word has a place, and marks count little.
+    for_markup: bool = False
+
+    @property
+    def watched_any(self) -> bool:
+        """Whether attention weights are needed at all."""
+        return self.alignments is not None or self.attention
+
+    @property
+    def needs_reading(self) -> bool:
+        """Whether translations take a forward pass."""
+        return self.watched_any or self.token_log_probs
+
+
+NO_ANNOTATIONS = Annotations()
+
+
 @dataclass(frozen=True)
 class Translation:
     """The translation of one line, with its scores and its alternatives."""
@@ -114,6 +150,8 @@ class Translation:
     # Attention weights [target piece][source piece] without eos, if requested, of a line that was translated
     # as one part.
     attention: tuple[tuple[float, ...], ...] | None = None
+    # With attention: the pieces of the source, of a line that was translated as one part.
+    source_pieces: tuple[str, ...] = ()
 
     @property
     def n_best(self) -> tuple["Translation", ...]:
@@ -128,25 +166,39 @@ FAILED = Translation(text="", score=-math.inf, log_prob=-math.inf, tokens=())
 
 def rank(hypotheses: Sequence[Translation]) -> Translation:
     """Return the first of hypotheses, with the others as its alternatives."""
+    if len(hypotheses) == 1 and not hypotheses[0].alternatives:
+        return hypotheses[0]
     return dataclasses.replace(hypotheses[0], alternatives=tuple(hypotheses[1:]))
 
 
-def read_result(result: SearchResult, vocab: Vocab) -> Translation:
-    """Return the best hypothesis of a sentence with its alternatives; `FAILED` if there is none.
+def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translation]:
+    """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none.
 
     Args:
-      result: the hypotheses [N, ...] of one sentence.
+      results: the hypotheses [N, ...] of each sentence.
       vocab: the target vocabulary.
     """
-    found = []
-    for number, length in enumerate(result.lengths.tolist()):
-        tokens = tuple(result.tokens[number, :length].tolist())
-        if tokens:
-            satisfied = result.satisfied is None or bool(result.satisfied[number])
-            scores = float(result.scores[number]), float(result.log_probs[number])
-            text = one_line(vocab.detokenize(tokens))
-            found.append(Translation(text, *scores, tokens, satisfied=satisfied))
-    return rank(found or [FAILED])
+    found: list[list[tuple[int, list[int]]]] = []
+    for result in results:
+        tokens = result.tokens.tolist()
+        lengths = enumerate(result.lengths.tolist())
+        found.append([(number, tokens[number][:length]) for number, length in lengths if length > 0])
+    texts = iter(vocab.detokenize_all([tokens for own in found for _, tokens in own]))
+    translations = []
+    for result, own in zip(results, found, strict=True):
+        scores, log_probs, satisfied = result.scores, result.log_probs, result.satisfied
+        hypotheses = [
+            Translation(
+                one_line(next(texts)),
+                float(scores[number]),
+                float(log_probs[number]),
+                tuple(tokens),
+                satisfied=satisfied is None or bool(satisfied[number]),
+            )
+            for number, tokens in own
+        ]
+        translations.append(rank(hypotheses or [FAILED]))
+    return translations
 
 
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:

@@ -23,7 +23,7 @@ from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import Warn, load_trained
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
-from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.vocab import Vocabs
 
 
 class Scorer:
@@ -178,49 +178,70 @@ class Scorer:
     def _score_window(
         self, sources: Sequence[str] | None, targets: Sequence[str], tags: LineTags, *, first_line: int
     ) -> list[PairScore]:
-        cut: set[int] = set()
-        tagged = [tags.lead + line for line in targets] if tags.lead else targets
-        target_ids = self._tokenize("target", self.vocabs.target, tagged, first_line, cut)
-        source_ids: list[Any] = [()] * len(targets)
-        if sources is not None:
-            if added := tags.find(sources, first_line=first_line):
-                sources = [tag + line for tag, line in zip(added, sources, strict=True)]
-            source_ids = self._tokenize("source", self.vocabs.source, sources, first_line, cut)
-        if len(source_ids) != len(target_ids):
-            _refuse_counts(len(source_ids), len(target_ids))
-        pairs = [Pair(source, target) for source, target in zip(source_ids, target_ids, strict=True)]
+        if sources is not None and len(sources) != len(targets):
+            _refuse_counts(len(sources), len(targets))
+        pairs, cut = tokenize_pairs(
+            sources,
+            targets,
+            tags,
+            self.vocabs,
+            self.config,
+            first_line=first_line,
+            refuse=self._long_lines == "refuse",
+            warn=self.warn,
+        )
         scores = self.tokens.score_all(pairs, params=(self._params,))
         return [
             dataclasses.replace(score, truncated=True) if index in cut else score
             for index, score in enumerate(scores)
         ]
 
-    def _tokenize(
-        self, side: str, vocab: Vocab, lines: Sequence[str], first_line: int, cut: set[int]
-    ) -> list[np.ndarray]:
-        """Return the ids of lines; refuse lines that are too long, or cut them and add them to `cut`."""
-        longest = self._longest[Pair._fields.index(side)]
-        ids = vocab.tokenize_all(lines)
-        too_long = [index for index, tokens in enumerate(ids) if len(tokens) > longest]
-        if too_long:
-            numbers = [first_line + index for index in too_long]
-            if self._long_lines == "refuse":
-                raise UserError(_too_long(side, numbers, longest) + ", or give --long_lines=cut")
-            self.warn(
-                f"{side} {format_line_numbers(numbers)}: longer than {longest} tokens; only the beginning is "
-                "scored"
-            )
-        for index in too_long:  # a source ends in eos; a cut target has not ended, so it is scored without
-            beginning = ids[index][: longest - (side == "source")]
-            ids[index] = np.append(beginning, vocab.eos_id) if side == "source" else beginning
-        cut.update(too_long)
-        return ids
-
     def _check_sources(self, sources: object) -> None:
         if self.is_language_model and sources is not None:
             raise UserError("a language model scores text alone; leave out the source")
         if not self.is_language_model and sources is None:
             raise UserError("scoring a translation needs its source; give it with --source=FILE")
+
+
+def tokenize_pairs(
+    sources: Sequence[str] | None,
+    targets: Sequence[str],
+    tags: LineTags,
+    vocabs: Vocabs,
+    config: Config,
+    *,
+    first_line: int,
+    refuse: bool = True,
+    warn: Warn = warn_user,
+) -> tuple[list[Pair], set[int]]:
+    """Return the ids of sources and their translations, and the indices of those that were cut.
+
+    Args:
+      sources: None for a language model.
+      refuse: whether lines that are too long raise UserError; if not, their beginnings are kept.
+    """
+    cut: set[int] = set()
+    ids: dict[str, list[Any]] = {"source": [()] * len(targets)}
+    texts = {"target": [tags.lead + line for line in targets] if tags.lead else targets}
+    if sources is not None:
+        added = tags.find(sources, first_line=first_line) or [""] * len(sources)
+        texts["source"] = [tag + line for tag, line in zip(added, sources, strict=True)]
+    for side, lines in texts.items():
+        longest, vocab = find_longest(config)[Pair._fields.index(side)], getattr(vocabs, side)
+        found: list[Any] = vocab.tokenize_all(lines)
+        too_long = [index for index, tokens in enumerate(found) if len(tokens) > longest]
+        numbers = [first_line + index for index in too_long]
+        if too_long and refuse:
+            raise UserError(_too_long(side, numbers, longest) + ", or give --long_lines=cut")
+        if too_long:
+            named = format_line_numbers(numbers)
+            warn(f"{side} {named}: longer than {longest} tokens; only the beginning is scored")
+        for index in too_long:  # a source ends in eos; a cut target has not ended, so it is scored without
+            beginning = found[index][: longest - (side == "source")]
+            found[index] = np.append(beginning, vocab.eos_id) if side == "source" else beginning
+        cut.update(too_long)
+        ids[side] = found
+    return [Pair(*pair) for pair in zip(ids["source"], ids["target"], strict=True)], cut
 
 
 def find_longest(config: Config) -> tuple[int, int]:

@@ -133,8 +133,8 @@ class Alone:
         return self.work.describe()
 
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yield the result of each block; see `Crew.map`."""
-        return map(self.work, blocks)
+        """Yield the result of each block; see `Crew.map`. Work may map blocks by itself, and read ahead."""
+        return getattr(self.work, "map", functools.partial(map, self.work))(blocks)
 
 
 def carry(work: Work) -> MakeWork:
