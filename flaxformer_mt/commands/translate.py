@@ -242,13 +242,17 @@ class BlockTranslator:
         """Translate the lines of a block."""
         return next(self.map([block]))
 
+    # Whether the next block is read while one is translated.
+    ahead = True
+
     def map(self, blocks: Iterable[Block]) -> Iterator[TranslatedBlock]:
-        """Translate the lines of blocks; the next block is read while one is translated."""
+        """Translate the lines of blocks."""
         from flaxformer_mt.translation.requests import run_windows
 
         blocks, kept = itertools.tee(blocks)
         windows = map(self._make_requests, blocks)
-        for block, found in zip(kept, run_windows(self.engine, windows, warn=self._warn), strict=False):
+        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
+        for found, block in zip(translated, kept, strict=False):
             yield self._format(block, found)
 
     def _make_requests(self, block: Block) -> "list[Request]":
@@ -409,7 +413,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     write_translations(options, make, languages=languages, keep_record=keep_record)
 
 
-def choose_loading(options: TranslateOptions, search: SearchConfig) -> LoadOptions:
+def choose_loading(options: TranslateOptions | CorpusOptions, search: SearchConfig) -> LoadOptions:
     """Return the options of loading that the flags give."""
     names = {field.name for field in dataclasses.fields(LoadOptions)} & vars(options).keys()
     given = {name: getattr(options, name) for name in names}
@@ -459,6 +463,7 @@ def write_translations(
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(crew, Alone):
             crew.work.watch(progress.add)  # line by line
+            crew.work.ahead = is_ready is None
         for block in crew.map(blocks, name=Block.name):
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)

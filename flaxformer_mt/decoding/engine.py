@@ -85,7 +85,7 @@ class Slots:
 
     def __init__(
         self,
-        programs: StatePrograms,
+        find_programs: Callable[[], StatePrograms],
         params: tuple[Any, ...],
         size: Size,
         lay_out: Callable[[Sequence[Sequence[Sentence]]], Sources],
@@ -96,10 +96,11 @@ class Slots:
         """Start without sentences.
 
         Args:
+          find_programs: begins to compile programs that are new, when they are first needed.
           lay_out: returns the arrays of up to `lines` sentences of each part, which are read together.
         """
         self.waiting: dict[Hashable, Sentence] = {}
-        self._programs, self._params, self._size, self._lay_out = programs, params, size, lay_out
+        self._find_programs, self._params, self._size, self._lay_out = find_programs, params, size, lay_out
         self._lines = lines
         self._state: Leaves | None = None
         self._entered: Leaves | None = None  # the last sentences that were read
@@ -107,10 +108,14 @@ class Slots:
         self._steps = 0
         self.calls: collections.deque[Call] = collections.deque()
 
+    @functools.cached_property
+    def programs(self) -> StatePrograms:
+        """The programs of the state; those that are new are compiled in threads from now on."""
+        return self._find_programs()
+
     def __len__(self) -> int:
-        return (
-            len(self.waiting) + self.num_busy + sum(len(own) for call in self.calls for own in call.entered)
-        )
+        entered = sum(len(own) for call in self.calls for own in call.entered)
+        return len(self.waiting) + self.num_busy + entered
 
     @property
     def num_busy(self) -> int:
@@ -164,16 +169,16 @@ class Slots:
                 used[part] += 1
         sentences = [[self.waiting.pop(name) for name in own] for own in entered]
         if any(entered):
-            self._entered = self._programs.prefill(self._params, self._lay_out(sentences))
+            self._entered = self.programs.prefill(self._params, self._lay_out(sentences))
         assert self._entered is not None, "a state that has no sentences is not searched"
         freed, is_last = max(1, rows // 16), unlimited and not (self.waiting or more)
         if unlimited:
             final_free_rows = [rows - leave if is_last else freed] * parts
         else:  # those of a part that are used up come back soon
             final_free_rows = [min(rows, rows - count + freed) if count else 0 for count in used]
-        found = self._programs.generate(
+        found = self.programs.generate(
             self._params,
-            self._programs.empty() if self._state is None else self._state,
+            self.programs.empty() if self._state is None else self._state,
             self._entered,
             counts=[len(own) for own in entered],
             final_free_rows=final_free_rows,
@@ -281,16 +286,21 @@ class SearchEngine:
         return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts)
 
     def make_slots(self, params: tuple[Any, ...], size: Size, form: Form, *, n_best: int) -> Slots:
-        """Return empty slots of a size; programs that are new are compiled in threads from now on."""
+        """Return empty slots of a size."""
         parts, is_few = self.programs.parts, size in self.sizes(n_best).few()
         lines = size.rows if is_few else _FILLS * size.rows
         lay_out = functools.partial(
             self.arrays.lay_out, form=form, rows=lines, source_length=size.source_length
         )
-        programs = self.programs.find(
-            params, size, lay_out([()] * parts), n_best=n_best, keep=self._keep_programs and is_few
+        find_programs = functools.partial(
+            self.programs.find,
+            params,
+            size,
+            lay_out([()] * parts),
+            n_best=n_best,
+            keep=self._keep_programs and is_few,
         )
-        return Slots(programs, params, size, lay_out, parts=parts, lines=lines)
+        return Slots(find_programs, params, size, lay_out, parts=parts, lines=lines)
 
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> int:
         """Load or compile the programs of all sizes, for sentences without constraints; return how many."""
@@ -304,18 +314,23 @@ class SearchEngine:
         sizes = self.sizes(n_best)
         sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)
         form = self.arrays.find_form([sentence])
-        made = (
-            self.make_slots(tuple(params), size, form, n_best=n_best)
-            for size in dict.fromkeys([*sizes.few(), *sizes.many()])
-        )
+        params = tuple(params)
+
+        def make_all() -> Iterator[Slots]:
+            for size in dict.fromkeys([*sizes.few(), *sizes.many()]):
+                slots = self.make_slots(params, size, form, n_best=n_best)
+                slots.waiting.update((part, sentence) for part in range(self.programs.parts))
+                _ = slots.programs  # compiled from now on
+                yield slots
+
         # As many sizes at a time as there are cores for: programs of a sentence that comes are next in turn.
-        slots = collections.deque(itertools.islice(made, max(1, core_count() // _PROGRAMS)))
-        while slots:
-            each = slots.popleft()
-            each.waiting = dict.fromkeys(range(self.programs.parts), sentence)
-            each.finish(each.start())
+        made = make_all()
+        every = collections.deque(itertools.islice(made, max(1, core_count() // _PROGRAMS)))
+        while every:
+            slots = every.popleft()
+            slots.finish(slots.start())
             yield _PROGRAMS
-            slots.extend(itertools.islice(made, 1))
+            every.extend(itertools.islice(made, 1))
 
     def check(self, sentence: Sentence, name: str) -> None:
         """Raise UserError if no translation can satisfy the constraints; the message begins with `name`."""

@@ -7,7 +7,7 @@ sentence were searched alone.
 
 import collections
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -133,6 +133,9 @@ class Scheduler:
         With `more`, a single call stays in flight, while the next sentences are submitted.
         """
         self._assign(all_of_them=not more)
+        for slots in (self._slots[key] for key in sorted(self._slots, key=_capacity)):
+            if slots.is_full or (slots.waiting and not more):
+                _ = slots.programs  # what is needed first is compiled first
         while len(self._in_flight) < _IN_FLIGHT and (key := self._choose(more=more)) is not None:
             others = any(len(slots) for other, slots in self._slots.items() if other != key)
             self._start(key, leave=key.size.rows // _LEFT_SHARE if others else 0, more=more)
@@ -176,8 +179,7 @@ class Scheduler:
                 small = sizes.choose_few(max(need[0] for need in needs), max(need[1] for need in needs))
                 if sizes.fits_few(len(needs), small):
                     changed.add(few := key._replace(size=small))
-                    del self._slots[key]
-                    self._turn.remove(key)
+                    self._forget([key])
                     self._wait(few, slots.waiting)
         for key in changed & self._slots.keys():
             waiting = self._slots[key].waiting
@@ -207,12 +209,13 @@ class Scheduler:
         if key not in self._slots:
             self._current = key
             self._slots[key] = self._engine.make_slots(self._params, key.size, key.form, n_best=key.n_best)
-            self._turn.append(key)
         return self._slots[key]
 
     def _wait(self, key: _Key, sentences: Mapping[Hashable, Sentence]) -> None:
         self._keys.update(dict.fromkeys(sentences, key))
         self._find(key).waiting.update(sentences)
+        if key not in self._turn:
+            self._turn.append(key)
 
     def _start(self, key: _Key, max_steps: int = UNLIMITED, **how: Any) -> None:
         self._current = key
@@ -225,8 +228,7 @@ class Scheduler:
         again = [name for name, result in finished if result.lengths[0] == OVER_CAPACITY]
         if call.is_last and not slots.waiting and not slots.calls:
             again += slots.take_left()
-            del self._slots[key]  # so that its memory is free
-            self._turn.remove(key)
+            self._forget([key])  # so that its memory is free
         if call.is_limited:
             for name in again:
                 if (sentence := self._find_sentence(name)) is not None:
@@ -244,7 +246,7 @@ class Scheduler:
         lost = [name for name in self._sentences if self._keys.get(name, self._current) == self._current]
         try:
             if self._engine.budget.halve_after(error):
-                self._forget(lambda key: True)
+                self._forget(list(self._slots))
                 sentences, self._keys, self._unassigned = self._sentences, {}, {}
                 for n_best in {n_best for _, n_best in sentences.values()}:
                     own = {name: one for name, (one, number) in sentences.items() if number == n_best}
@@ -252,17 +254,17 @@ class Scheduler:
                 return
         except UserError as smallest:
             error = smallest
-        self._forget(lambda key: key == self._current)
+        self._forget([self._current])
         for name in lost:
             del self._sentences[name]
             self._keys.pop(name, None)
             yield name, error
 
-    def _forget(self, chosen: Callable[[_Key], bool]) -> None:
-        """Give up the chosen states, with their calls."""
-        self._slots = {key: slots for key, slots in self._slots.items() if not chosen(key)}
-        self._turn = collections.deque(key for key in self._turn if not chosen(key))
-        self._in_flight = collections.deque(pair for pair in self._in_flight if not chosen(pair[0]))
+    def _forget(self, keys: Sequence[_Key | None]) -> None:
+        """Give up states, with their calls."""
+        self._slots = {key: slots for key, slots in self._slots.items() if key not in keys}
+        self._turn = collections.deque(key for key in self._turn if key not in keys)
+        self._in_flight = collections.deque(pair for pair in self._in_flight if pair[0] not in keys)
 
 
 def _capacity(key: _Key) -> int:

@@ -368,7 +368,8 @@ class Translator:
         """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
-        lower latency. A window is read when all translations of the window before have been consumed.
+        lower latency. With `is_ready`, a window is read when all translations of the window before have been
+        consumed; without, the next window is read while one is translated.
         Warnings count lines from `first_line`.
 
         Args:

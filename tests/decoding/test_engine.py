@@ -376,7 +376,7 @@ def test_each_part_is_dealt_like_lengths(monkeypatch):
     searcher = Searcher([MODEL], SearchConfig(method="greedy", **FEW))
     slots = searcher.engine.make_slots(searcher.params, Size(2, 8, 12), Form(), n_best=1)
     slots._busy = [{}, {}]
-    slots._programs = SimpleNamespace(
+    slots.programs = SimpleNamespace(
         prefill=lambda params, sources: sources,
         empty=lambda: (),
         generate=lambda *arguments, **limits: SimpleNamespace(state=(), owners=None, results=limits),

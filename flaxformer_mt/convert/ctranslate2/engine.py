@@ -79,7 +79,7 @@ class CTranslate2Engine(LineEngine):
     that it does not have, nothing is translated.
     """
 
-    has_full_call = False  # type: ignore[assignment]
+    has_full_call = False
 
     def __init__(
         self, folder: Path, *, split_sentences: SplitSentences = "auto", arriving: bool = False, **search: Any
