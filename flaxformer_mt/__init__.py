@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.evaluation.evaluate import evaluate_run
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.requests import Request
-    from flaxformer_mt.translation.scorer import Scorer
-    from flaxformer_mt.translation.text_generator import generate_text
+    from flaxformer_mt.translation.scorer import Scorer, generate_text
     from flaxformer_mt.translation.translator import Translator
 
 __version__ = "0.2.0"

@@ -286,7 +286,7 @@ def _prepare(options: PrepareOptions) -> object:
 
 
 def _generate(options: GenerateOptions) -> None:
-    from flaxformer_mt.translation.text_generator import generate_text
+    from flaxformer_mt.translation.scorer import generate_text
 
     texts = generate_text(
         options.run,

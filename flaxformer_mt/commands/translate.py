@@ -43,15 +43,13 @@ from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
     from flaxformer_mt.translation.engine import LineEngine
-    from flaxformer_mt.translation.output_formats import TranslationFormat
     from flaxformer_mt.translation.requests import Request
-    from flaxformer_mt.translation.result import Annotations, Translation
+    from flaxformer_mt.translation.result import Annotations, Translation, TranslationFormat
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annotations]":
     """Return the output format of each translation, and the annotations that the format needs."""
-    from flaxformer_mt.translation.output_formats import TranslationFormat
-    from flaxformer_mt.translation.result import Annotations
+    from flaxformer_mt.translation.result import Annotations, TranslationFormat
 
     form = TranslationFormat(
         n_best=options.n_best is not None,
@@ -309,7 +307,7 @@ def translate_with_ctranslate2(options: TranslateOptions) -> None:
     Raises:
       UserError: CTranslate2 is not installed, the folder is no model of its format, or a flag has no effect.
     """
-    from flaxformer_mt.translation.output_formats import TranslationFormat
+    from flaxformer_mt.translation.result import TranslationFormat
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
@@ -474,7 +472,7 @@ def write_translations(
 def score_file(options: ScoreOptions) -> None:
     """Run the command `score`."""
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.translation.output_formats import format_score
+    from flaxformer_mt.translation.result import format_score
     from flaxformer_mt.translation.scorer import Scorer
 
     if options.json and options.tokens:

@@ -29,7 +29,6 @@ from flaxformer_mt.parallel.processes import exchange, process_count, process_in
 from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
-from flaxformer_mt.translation.assembly import join_parts
 from flaxformer_mt.translation.constraints import check_constraints, make_sentences, require
 from flaxformer_mt.translation.inline_markup import MarkedLine, put_back_all, take_out
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
@@ -40,6 +39,7 @@ from flaxformer_mt.translation.result import (
     Annotations,
     Translation,
     check_phrases,
+    join_parts,
     read_results,
 )
 from flaxformer_mt.translation.scorer import tokenize_pairs

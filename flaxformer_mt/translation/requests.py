@@ -6,6 +6,7 @@ requests and step the engine.
 
 import collections
 import dataclasses
+import functools
 import queue
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -84,8 +85,7 @@ class Engine(Protocol):
     def read(self, requests: Sequence[Request]) -> Any:
         """Split and tokenize requests, in any thread; `enter` takes the result. Together: `submit`."""
 
-    def enter(self, lines: Any) -> None:
-        """Add requests that were read."""
+    def enter(self, lines: Any) -> None: ...  # noqa: D102
 
     def cancel(self, name: Hashable) -> None:
         """Remove the request with this id, if it is not answered yet."""
@@ -95,12 +95,11 @@ class Engine(Protocol):
 
         Args:
           more: whether more requests will be submitted before the last ones are wanted, so that only what
-            fills the device is searched.
+            fills the device is searched: as long as there is a full call.
         """
 
     @property
-    def has_full_call(self) -> bool:
-        """Whether `step(more=True)` may have something to do."""
+    def has_full_call(self) -> bool: ...  # noqa: D102
 
     def __len__(self) -> int:
         """Return the number of requests that are not answered."""
@@ -153,9 +152,29 @@ def run_windows(
       ahead: whether the next window is taken before the results of one are yielded.
     """
     source, problems = iter(windows), list[Exception]()
-    pending: collections.deque[tuple[Sequence[Request], list[Future[Any]]]] = collections.deque()
+    # Windows that were taken, and functions that read their parts.
+    pending: collections.deque[tuple[Sequence[Request], list[Callable[[], Any]]]] = collections.deque()
     answers: dict[Any, Translation] = {}
     done = 0
+    reader = ThreadPoolExecutor(1, thread_name_prefix="read")  # has no thread before it has work
+
+    def read(requests: Sequence[Request], first: int) -> Any:
+        return engine.read([dataclasses.replace(one, id=n) for n, one in enumerate(requests, start=first)])
+
+    def take_next() -> None:
+        """Begin to read the next window; what goes wrong is raised when those before are done."""
+        try:
+            window = None if problems else next(source, None)
+        except Exception as problem:
+            problems.append(problem)
+            return
+        if window is not None:
+            first = done + sum(len(requests) for requests, _ in pending)
+            size = max(1, len(window)) if len(window) <= _FEW or _is_constrained(window) else _CHUNK
+            starts = range(0, len(window), size)
+            parts = [functools.partial(read, window[n : n + size], first + n) for n in starts]
+            many = len(window) > _FEW
+            pending.append((window, [reader.submit(part).result for part in parts] if many else [*parts]))
 
     def collect(found: list[Answer]) -> None:
         for name, answer in found:
@@ -163,57 +182,28 @@ def run_windows(
                 raise answer
             answers[name] = answer
 
-    def read(requests: Sequence[Request], first: int) -> Any:
-        return engine.read([dataclasses.replace(one, id=n) for n, one in enumerate(requests, start=first)])
-
-    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
-
-        def take_next() -> None:
-            """Begin to read the next window; what goes wrong is raised when those before are done."""
-            try:
-                window = None if problems else next(source, None)
-            except Exception as problem:
-                problems.append(problem)
-                return
-            if window is None:
-                return
-            first = done + sum(len(requests) for requests, _ in pending)
-            size = len(window) if len(window) <= _FEW or _is_constrained(window) else _CHUNK
-            chunks = [(window[start : start + size], first + start) for start in range(0, len(window), size)]
-            if len(window) <= _FEW:
-                future: Future[Any] = Future()
-                try:
-                    future.set_result(read(*chunks[0]) if chunks else [])
-                except Exception as problem:
-                    future.set_exception(problem)
-                pending.append((window, [future]))
-            else:
-                pending.append((window, [reader.submit(read, *chunk) for chunk in chunks]))
-
-        try:
-            take_next()
-            while pending:
-                if ahead:
-                    take_next()
-                window, chunks = pending[0]
-                for chunk in chunks:
-                    engine.enter(chunk.result())
-                    while engine.has_full_call and chunk is not chunks[-1]:
-                        collect(engine.step(more=True))
-                while len(engine):
-                    collect(engine.step())
-                for message in engine.take_warnings():
-                    warn(message)
-                pending.popleft()
-                translations = [answers.pop(done + number) for number in range(len(window))]
-                done += len(window)
-                yield translations
-                if not pending:
-                    take_next()
-        finally:
-            for _, chunks in pending:
-                for chunk in chunks:
-                    chunk.cancel()
+    try:
+        take_next()
+        while pending:
+            if ahead:
+                take_next()
+            window, parts = pending[0]
+            for number, part in enumerate(parts):
+                engine.enter(part())
+                while engine.has_full_call and number < len(parts) - 1:
+                    collect(engine.step(more=True))
+            while len(engine):
+                collect(engine.step())
+            for message in engine.take_warnings():
+                warn(message)
+            pending.popleft()
+            translations = [answers.pop(done + number) for number in range(len(window))]
+            done += len(window)
+            yield translations
+            if not pending:
+                take_next()
+    finally:
+        reader.shutdown(cancel_futures=True)
     if problems:
         raise problems[0]
 

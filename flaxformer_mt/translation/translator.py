@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, Quantization
+from flaxformer_mt.config import Config, ModelConfig, Quantization
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
@@ -20,21 +21,86 @@ from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.kernels.bfloat16 import cast_kernels
+from flaxformer_mt.kernels.int8 import quantize_matrix
+from flaxformer_mt.model.lora import matrix_axes
 from flaxformer_mt.object_store.working_copies import open_copy
-from flaxformer_mt.parallel import SplitParameters, use_cpu_cores_as_devices
+from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
 from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates
-from flaxformer_mt.translation.placed_parameters import on_host, place_models
 from flaxformer_mt.translation.requests import Request, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
 from flaxformer_mt.translation.segmentation import LongLines, SplitSentences, splits_sentences
-from flaxformer_mt.trees import digest_leaves
+from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
+
+# Where the output layer's table can be, the first that is there: of its own, tied, or one for all.
+_TABLES = (
+    "output_kernel",
+    "target_embedding/embedding",
+    "shared_embedding/embedding",
+    "token_embedding/embedding",
+)
+
+
+def quantize_params(params: Any) -> Any:
+    """Quantise all projections and the output layer of a model's parameters, with one subtree per layer.
+
+    Args:
+      params: nested dicts of float arrays, numpy's or JAX's; what is quantised becomes numpy's.
+    """
+    leaves = flatten_tree(params)
+    quantized = dict(leaves)
+    for path, leaf in leaves.items():
+        if path.endswith("/kernel"):
+            inputs, _ = matrix_axes(path, leaf.shape)
+            quantized[path], quantized[f"{path}_scale"] = quantize_matrix(leaf, range(len(inputs)))
+    table = next(path for path in _TABLES if path in leaves)
+    rows = np.asarray(leaves[table]).T if table == "output_kernel" else leaves[table]
+    quantized["output_int8"], quantized["output_scale"] = quantize_matrix(rows, [1])
+    return nest_leaves(quantized)
+
+
+def place_models(
+    models: Sequence[tuple[Any, ModelConfig]],
+    spread: bool | SplitParameters,
+    quantization: Quantization | None,
+) -> tuple[tuple[Any, ...], str]:
+    """Cast or quantize the matrices of models, and put the parameters where programs expect them.
+
+    Returns the parameters of each model, and a digest of all of them if several processes hold them together,
+    which only these processes can compute together; otherwise an empty one.
+
+    Args:
+      models: parameters and config of each. Parameters may be None, and remain so.
+      spread, quantization: see `Translator`.
+
+    Raises:
+      UserError: quantized parameters would have to be split over devices.
+    """
+    if quantization and isinstance(spread, SplitParameters):
+        raise UserError(
+            f"quantization={quantization} is for models that fit on one device, but this one has to be split "
+            "over several; leave it out"
+        )
+    placed = []
+    for params, config in models:
+        if params is not None:
+            kernels = cast_kernels(quantize_params(params) if quantization else params, config.dtype)
+            params = place_parameters(kernels, spread)
+        placed.append(params)
+    digest = spread.digest((placed[0], tuple(placed[1:]))) if isinstance(spread, SplitParameters) else ""
+    return tuple(placed), digest
+
+
+def on_host(trained: TrainedModel) -> TrainedModel:
+    """Take the parameters from the device, which would compile a program for each shape to cast them."""
+    return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
 def _read_translation_config(run_dir: Path) -> Config:

@@ -469,7 +469,7 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
 
 
 def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
-    from flaxformer_mt.commands.server.model_thread import direct
+    from flaxformer_mt.commands.server.translations import direct
     from flaxformer_mt.translation.annotation import NO_NOTES, Notes
     from flaxformer_mt.translation.requests import EngineThread
     from flaxformer_mt.translation.scorer import Scorer

@@ -9,12 +9,12 @@ import pytest
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
 from flaxformer_mt.decoding.forced_decoding import Watched
 from flaxformer_mt.translation.annotation import Notes, choose_watched
-from flaxformer_mt.translation.assembly import combine_parts
 from flaxformer_mt.translation.result import (
     Translation,
     align_pieces,
     align_words,
     check_phrases,
+    combine_parts,
     format_pharaoh,
     rank,
     weigh_down_marks,

@@ -28,9 +28,8 @@ from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import make_sentence
-from flaxformer_mt.translation.placed_parameters import place_models
 from flaxformer_mt.translation.segmentation import read_sources
-from flaxformer_mt.translation.translator import Translation, Translator
+from flaxformer_mt.translation.translator import Translation, Translator, place_models
 
 TEXT = [
     ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),

@@ -24,7 +24,6 @@ from starlette.routing import Route
 
 import flaxformer_mt
 from flaxformer_mt.commands.options import ServeOptions
-from flaxformer_mt.commands.server.model_thread import DirectedModel
 from flaxformer_mt.commands.server.request_fields import (
     FIELDS,
     OPTIONS,
@@ -37,7 +36,7 @@ from flaxformer_mt.commands.server.request_fields import (
     read_request,
     read_texts,
 )
-from flaxformer_mt.commands.server.translations import Translations
+from flaxformer_mt.commands.server.translations import DirectedModel, Translations
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.requests import Stopped
 

@@ -18,7 +18,7 @@ from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
-    from flaxformer_mt.commands.server.model_thread import DirectedModel
+    from flaxformer_mt.commands.server.translations import DirectedModel
     from flaxformer_mt.translation.engine import LineEngine
 
 # Seconds that a connection may take to end after the last answer, once the server stops.
@@ -38,7 +38,7 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
-    from flaxformer_mt.commands.server.model_thread import direct
+    from flaxformer_mt.commands.server.translations import direct
     from flaxformer_mt.translation.requests import EngineThread
 
     _check(options)

@@ -4,12 +4,43 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
-from flaxformer_mt.commands.server.model_thread import DirectedModel
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.translation.requests import EngineThread, Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
+
+
+class DirectedModel(NamedTuple):
+    """What translates the lines of a pair of languages: a model in one of its directions."""
+
+    thread: EngineThread
+    source_language: str | None = None
+    target_language: str | None = None
+    # What names the model to its readers, such as its run and checkpoint.
+    title: str = ""
+
+    def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
+        """Add a line; see `EngineThread.submit`."""
+        languages = self.source_language, self.target_language
+        request = Request(
+            line,
+            n_best=n_best,
+            source_language=languages[0],
+            target_language=languages[1],
+            annotations=annotations,
+        )
+        return self.thread.submit(request)
+
+
+def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
+    """Return a model in each of its directions."""
+    return {pair: DirectedModel(thread, *pair, title) for pair in find_directions(data)}
+
 
 # Characters of a text from which its language is found, if several are possible.
 _SAMPLE = 200

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from flaxformer_mt.commands.options import ServeOptions
-from flaxformer_mt.commands.server.model_thread import DirectedModel
+from flaxformer_mt.commands.server.translations import DirectedModel
 
 
 class Serving:

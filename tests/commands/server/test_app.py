@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.commands.server.app import TranslatedFiles
-from flaxformer_mt.commands.server.model_thread import DirectedModel, direct
 from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, find_models, list_languages
+from flaxformer_mt.commands.server.translations import DirectedModel, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
