@@ -137,8 +137,8 @@ class Scheduler:
             if slots.is_full or (slots.waiting and not more):
                 _ = slots.programs  # what is needed first is compiled first
         while len(self._in_flight) < _IN_FLIGHT and (key := self._choose(more=more)) is not None:
-            others = any(len(slots) for other, slots in self._slots.items() if other != key)
-            self._start(key, leave=key.size.rows // _LEFT_SHARE if others else 0, more=more)
+            larger = any(self._is_larger(other, key) and len(slots) for other, slots in self._slots.items())
+            self._start(key, leave=key.size.rows // _LEFT_SHARE if larger else 0, more=more)
         if len(self._in_flight) == _IN_FLIGHT or (self._in_flight and not more):
             yield from self._finish_oldest()
 
@@ -191,9 +191,13 @@ class Scheduler:
         sizes = self._engine.sizes(key.n_best)
         for name in names:
             if (sentence := self._find_sentence(name)) is not None:
-                others = [other.size for other in self._slots if other[1:] == key[1:] and other != key]
+                others = [other.size for other in self._slots if self._is_larger(other, key)]
                 size = sizes.choose_again(*self._engine.arrays.find_need(sentence), others=others)
                 self._wait(key._replace(size=size), {name: sentence})
+
+    def _is_larger(self, other: _Key, key: _Key) -> bool:
+        """Whether sentences of a state can begin anew in another one."""
+        return other[1:] == key[1:] and other.size != key.size and other.size.capacity >= key.size.capacity
 
     def _find_sentence(self, name: Hashable) -> Sentence | None:
         """Return a sentence, unless it was cancelled."""

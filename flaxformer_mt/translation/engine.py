@@ -8,11 +8,10 @@ import dataclasses
 import itertools
 import json
 import math
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -83,23 +82,51 @@ class Line:
 Part = tuple[Line, int, bool]
 
 
-class LineEngine(ABC):
-    """The part of an engine that is the same for all networks; see `translation.requests.Engine`."""
+class Searches(Protocol):
+    """Searches sentences by name, as `decoding.scheduler.Scheduler` does."""
 
-    # Receives the numbers of lines and target tokens that are translated as they are.
+    @property
+    def num_active(self) -> int: ...  # noqa: D102
+
+    @property
+    def has_full_call(self) -> bool: ...  # noqa: D102
+
+    def __len__(self) -> int: ...  # noqa: D105
+
+    def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None: ...  # noqa: D102
+
+    def cancel(self, name: Hashable) -> None: ...  # noqa: D102
+
+    def step(self, max_steps: int | None, *, more: bool = False) -> Iterable[tuple[Any, Any]]:
+        """Search; yield names and results, or errors."""
+
+
+class LineEngine:
+    """Translates requests, whatever searches their sentences; see `translation.requests.Engine`."""
+
+    # Receives the numbers of `lines` and target `tokens` that have just been translated.
     on_progress: Callable[..., object] | None = None
 
     def __init__(
-        self, config: Config, vocabs: Vocabs, *, long_lines: LongLines, sentences: bool, arriving: bool
+        self,
+        config: Config,
+        vocabs: Vocabs,
+        searches: Searches,
+        *,
+        long_lines: LongLines,
+        sentences: bool,
+        arriving: bool,
+        together: bool = False,
     ) -> None:
         """Start without requests.
 
         Args:
           sentences: whether each sentence of a line is translated apart.
           arriving: whether requests arrive while others are translated, so that steps are short.
+          together: whether all processes search all sentences, with parameters that are split over them.
         """
         self.config, self.vocabs, self.arriving = config, vocabs, arriving
-        self._long_lines, self._apart = long_lines, sentences
+        self._searches, self._long_lines, self._apart = searches, long_lines, sentences
         self._tags: dict[tuple[str | None, str | None], LineTags] = {}
         self._lines: dict[Hashable, Line] = {}
         self._finished: deque[tuple[Line, Exception | None]] = deque()
@@ -107,10 +134,11 @@ class LineEngine(ABC):
         self._reading: deque[Future[list[tuple[Part, Translation]]]] = deque()
         self._annotating: set[Future[list[tuple[Line, Exception | None]]]] = set()
         self._threads: ThreadPoolExecutor | None = None
+        self._shares = process_count() > 1 and not together
+        # With several processes that share sentences: those of all of them, in order.
+        self._shared: list[Part] = []
         # Numbers of lines to be named to the user.
         self._split, self._cut, self._failed, self._unsatisfied = (list[int]() for _ in range(4))
-
-    # ---- what depends on the network's library ----
 
     @property
     def most_hypotheses(self) -> int:
@@ -118,54 +146,32 @@ class LineEngine(ABC):
         return search_width(self.config.search, 1)
 
     @property
-    @abstractmethod
-    def has_full_call(self) -> bool:
-        """Whether `step(more=True)` may have something to do."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, as JSON values."""
-
-    @property
-    @abstractmethod
     def num_active(self) -> int:
         """Number of sentences on the device; may be asked by any thread."""
+        return self._searches.num_active
 
-    @abstractmethod
-    def _search(self, sentences: Mapping[Part, Sentence], request: Request) -> None:
-        """Add sentences, which are searched as the request says."""
+    @property
+    def has_full_call(self) -> bool:
+        """Whether `step(more=True)` may have something to do."""
+        return self._searches.has_full_call and not self._shares
 
-    @abstractmethod
-    def _stop(self, part: Part) -> None:
-        """Remove a sentence."""
+    def describe(self) -> dict[str, Any]:
+        """Return what translations depend on, as JSON values."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _advance(self, *, more: bool) -> Iterator[tuple[Part, Any]]:
-        """Search; yield results as `_read` takes them, or errors."""
+    # ---- what depends on the network's library ----
 
-    @abstractmethod
     def _read(self, found: list[tuple[Part, Any]]) -> list[tuple[Part, Translation]]:
         """Return the translations of results, in any thread."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def _num_searching(self) -> int:
-        """Return the number of sentences without result."""
-
-    def _annotate(self, lines: list[Line]) -> None:
+    def _annotate(self, parts: list[Part]) -> None:
         """Add to the translations of parts what the requests ask for besides."""
         raise NotImplementedError
 
     def _score(self, lines: list[Line]) -> None:
         """Find the scores of given targets."""
         raise UserError("this engine has no scores of given translations; use the run itself")
-
-    def _share(self, sentences: dict[Part, Sentence]) -> dict[Part, Sentence]:
-        """Return the sentences that this process searches."""
-        return sentences
-
-    def _exchange(self) -> bool:
-        """Take over what other processes have found; return whether there was anything."""
-        return False
 
     # ---- requests in ----
 
@@ -268,7 +274,14 @@ class LineEngine(ABC):
                 self._split += [line.request.seed] * any(part.continues for part in line.parts)
                 self._cut += [line.request.seed] * any(part.cut for part in line.parts)
         for sentences in waiting.values():
-            self._search(self._share(sentences), next(iter(sentences))[0].request)
+            self._search(self._share(sentences) if self._shares else sentences)
+
+    def _search(self, sentences: Mapping[Part, Sentence]) -> None:
+        """Search sentences of requests of one n_best."""
+        options, n_best = self.config.search, max((part[0].request.n_best for part in sentences), default=1)
+        # Where requests arrive, two kinds of programs: for the best hypothesis, and for all of them.
+        searched = self.most_hypotheses if self.arriving and n_best > 1 else count_candidates(options, n_best)
+        self._searches.submit(sentences, n_best=searched)
 
     def cancel(self, name: Hashable) -> None:
         """Remove the request with this id, if it is not answered yet."""
@@ -276,8 +289,8 @@ class LineEngine(ABC):
         if line is None:
             return
         for number in range(len(line.parts)):
-            self._stop((line, number, False))
-            self._stop((line, number, True))
+            self._searches.cancel((line, number, False))
+            self._searches.cancel((line, number, True))
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -288,7 +301,8 @@ class LineEngine(ABC):
         """Go on with the work; return the answers that are ready, in any order; see `Engine.step`."""
         answers: list[Answer] = []
         found = []
-        for part, result in self._advance(more=more and not self.arriving):
+        steps = _STEPS if self.arriving else None
+        for part, result in self._searches.step(steps, more=more):
             if isinstance(result, Exception):
                 self.cancel(part[0].request.id)
                 answers.append((part[0].request.id, result))
@@ -314,20 +328,20 @@ class LineEngine(ABC):
 
     def _collect(self, *, more: bool) -> None:
         """Take what other threads have read, and begin what has to wait for it."""
-        while self._reading and (self._reading[0].done() or not (more or self._num_searching())):
+        while self._reading and (self._reading[0].done() or not (more or len(self._searches))):
             self._take(self._reading.popleft().result())
         if self.arriving:
             if self._unannotated:  # the program may have to be compiled: the search goes on meanwhile
                 self._annotating.add(self._start(self._annotate_each, self._unannotated))
                 self._unannotated = []
             if self._annotating:
-                timeout = 0 if self._num_searching() else _PATIENCE
+                timeout = 0 if len(self._searches) else _PATIENCE
                 done, self._annotating = wait(self._annotating, timeout=timeout)
                 for future in done:
                     self._finished += future.result()
-        elif not (more or self._num_searching() or self._reading):
+        elif not (more or len(self._searches) or self._reading):
             self._exchange()
-            if self._unannotated and not self._num_searching():
+            if self._unannotated and not len(self._searches):
                 lines, self._unannotated = self._unannotated, []
                 self._annotate_or_score(lines)
                 self._finished += ((line, None) for line in lines)
@@ -343,7 +357,7 @@ class LineEngine(ABC):
         if given := [line for line in lines if line.pair is not None]:
             self._score(given)
         if found := [line for line in lines if line.pair is None and not line.is_annotated]:
-            self._annotate(found)
+            self._annotate([(line, number, False) for line in found for number in range(len(line.parts))])
 
     def _take(self, found: list[tuple[Part, Translation]]) -> None:
         """Store the translations of parts."""
@@ -368,7 +382,7 @@ class LineEngine(ABC):
             tried = [require(one, phrase, vocab=vocab, name=name) for one in line.sentences]
             self._check_sentences(line.request, tried)
             line.trial, line.num_missing = (tried, [None] * len(tried)), len(tried)
-            self._search({(line, number, True): one for number, one in enumerate(tried)}, line.request)
+            self._search({(line, number, True): one for number, one in enumerate(tried)})
         elif line.annotations.needs_reading and not line.is_annotated:
             self._unannotated.append(line)
         else:
@@ -400,6 +414,27 @@ class LineEngine(ABC):
             keep = request.annotations.alignments is not None
             joined = put_back_all(line.marked, joined, keep_alignment=keep)
         return joined
+
+    def _share(self, sentences: dict[Part, Sentence]) -> dict[Part, Sentence]:
+        """Of three processes, the second has sentences 1, 4, 7, ...; searched together, all have all."""
+        first, count = len(self._shared), process_count()
+        self._shared += sentences
+        mine = itertools.islice(sentences.items(), (process_index() - first) % count, None, count)
+        return dict(mine)
+
+    def _exchange(self) -> None:
+        """Take over what other processes have found."""
+        if not self._shared:
+            return
+        shared, self._shared = self._shared, []
+        own = shared[process_index() :: process_count()]
+        if shared[0][0].annotations.needs_reading:
+            self._annotate(own)
+        gathered = gather_translations([line.translations[number] for line, number, _ in own])
+        for line, _, _ in shared:
+            line.is_annotated = True
+        mine = set(own)
+        self._take([pair for pair in zip(shared, gathered, strict=True) if pair[0] not in mine])
 
     def _count(self, lines: int, tokens: int) -> None:
         if self.on_progress is not None:
@@ -471,24 +506,18 @@ class JaxEngine(LineEngine):
 
         Args:
           params: those of each model.
-          together: whether all processes search all sentences, with parameters that are split over them.
           describe: returns what translations depend on.
         """
-        super().__init__(config, scorer.vocabs, long_lines=long_lines, sentences=sentences, arriving=arriving)
-        self._engine, self._scorer, self._params = search, scorer, params
-        self._scheduler = Scheduler(search, params)
-        self._shares = process_count() > 1 and not together
-        # The sentences of all processes, in order, and the translations that this process has found.
-        self._shared: list[Part] = []
-        self._describe = describe
-
-    @property
-    def num_active(self) -> int:
-        return self._scheduler.num_active
-
-    @property
-    def has_full_call(self) -> bool:
-        return self._scheduler.has_full_call and not self._shares
+        super().__init__(
+            config,
+            scorer.vocabs,
+            Scheduler(search, params),
+            long_lines=long_lines,
+            sentences=sentences,
+            arriving=arriving,
+            together=together,
+        )
+        self._engine, self._scorer, self._params, self._describe = search, scorer, params, describe
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on, besides the options of a command."""
@@ -520,21 +549,6 @@ class JaxEngine(LineEngine):
         for sentence in sentences:
             self._engine.check(sentence, f"line {request.seed}")
 
-    def _search(self, sentences: Mapping[Part, Sentence], request: Request) -> None:
-        options, n_best = self.config.search, request.n_best
-        # Where requests arrive, two kinds of programs: for the best hypothesis, and for all of them.
-        searched = self.most_hypotheses if self.arriving and n_best > 1 else count_candidates(options, n_best)
-        self._scheduler.submit(sentences, n_best=searched)
-
-    def _stop(self, part: Part) -> None:
-        self._scheduler.cancel(part)
-
-    def _num_searching(self) -> int:
-        return len(self._scheduler)
-
-    def _advance(self, *, more: bool) -> Iterator[tuple[Part, Any]]:
-        return self._scheduler.step(_STEPS if self.arriving else None, more=more)
-
     def _read(self, found: list[tuple[Part, SearchResult]]) -> list[tuple[Part, Translation]]:
         translations = read_results([result for _, result in found], self.vocabs.target)
         return [
@@ -542,10 +556,7 @@ class JaxEngine(LineEngine):
             for (part, _), one in zip(found, translations, strict=True)
         ]
 
-    def _annotate(self, lines: list[Line]) -> None:
-        self._annotate_parts([(line, number, False) for line in lines for number in range(len(line.parts))])
-
-    def _annotate_parts(self, parts: list[Part]) -> None:
+    def _annotate(self, parts: list[Part]) -> None:
         groups: dict[Annotations, list[Part]] = {}
         for part in parts:
             groups.setdefault(part[0].annotations, []).append(part)
@@ -572,31 +583,6 @@ class JaxEngine(LineEngine):
                 token_log_probs=score.token_log_probs,
             )
             line.translations = [scored]
-
-    # ---- several processes ----
-
-    def _share(self, sentences: dict[Part, Sentence]) -> dict[Part, Sentence]:
-        """Of three processes, the second has sentences 1, 4, 7, ...; searched together, all have all."""
-        if not self._shares:
-            return sentences
-        first, count = len(self._shared), process_count()
-        self._shared += sentences
-        mine = itertools.islice(sentences.items(), (process_index() - first) % count, None, count)
-        return dict(mine)
-
-    def _exchange(self) -> bool:
-        if not self._shared:
-            return False
-        shared, self._shared = self._shared, []
-        own = shared[process_index() :: process_count()]
-        if shared[0][0].annotations.needs_reading:
-            self._annotate_parts(own)
-        gathered = gather_translations([line.translations[number] for line, number, _ in own])
-        for line, _, _ in shared:
-            line.is_annotated = True
-        mine = set(own)
-        self._take([pair for pair in zip(shared, gathered, strict=True) if pair[0] not in mine])
-        return True
 
 
 def gather_translations(share: Sequence[Translation]) -> list[Translation]:

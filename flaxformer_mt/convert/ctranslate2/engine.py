@@ -5,7 +5,7 @@ Contains batches of what waits: unlike this package's search, CTranslate2 finish
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,44 @@ def _translate_options(search: SearchConfig, target: Vocab) -> dict[str, Any]:
     return options
 
 
+class _Batches:
+    """Sentences that wait, and batches of those alike; see `translation.engine.Searches`."""
+
+    has_full_call = False
+
+    def __init__(self, translate: Callable[[list[Sentence], int, bool], list[Any]]) -> None:
+        self._translate, self.num_active = translate, 0
+        self._waiting: dict[Part, tuple[Sentence, int]] = {}
+
+    def submit(self, sentences: Mapping[Part, Sentence], *, n_best: int) -> None:
+        self._waiting.update((part, (sentence, n_best)) for part, sentence in sentences.items())
+
+    def cancel(self, name: Any) -> None:
+        self._waiting.pop(name, None)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def step(self, max_steps: int | None, *, more: bool = False) -> Iterator[tuple[Part, Any]]:
+        """Translate a batch of the lines that wait, of one number of hypotheses."""
+        lines: dict[Line, list[Part]] = {}
+        for part in self._waiting:
+            lines.setdefault(part[0], []).append(part)
+        # CTranslate2 has one length limit for a call; attention costs time and is asked for separately.
+        alike, chosen = None, list[Part]()
+        for line, parts in lines.items():
+            kind = self._waiting[parts[0]][1], line.annotations.watched_any
+            alike = alike or kind
+            if kind == alike and len(chosen) < _BATCH:
+                chosen += parts
+        if alike is None:
+            return
+        sentences = [self._waiting.pop(part)[0] for part in chosen]
+        self.num_active = len(chosen)
+        yield from zip(chosen, self._translate(sentences, *alike), strict=True)
+        self.num_active = 0
+
+
 class CTranslate2Engine(LineEngine):
     """Translates requests with a model folder of format ctranslate2.
 
@@ -78,8 +116,6 @@ class CTranslate2Engine(LineEngine):
     penalty of the kind length, which stands for gnmt at 25 tokens, as in other exports; with any other option
     that it does not have, nothing is translated.
     """
-
-    has_full_call = False
 
     def __init__(
         self, folder: Path, *, split_sentences: SplitSentences = "auto", arriving: bool = False, **search: Any
@@ -107,9 +143,11 @@ class CTranslate2Engine(LineEngine):
                 f"{', '.join(missing)}: CTranslate2 does not have this; export a run without it, change it "
                 "where the command has a flag for it, or give --backend=jax"
             )
+        self._batches = _Batches(self._translate)
         super().__init__(
             config,
             find_vocabs(folder, Given()),
+            self._batches,
             long_lines="split",
             sentences=splits_sentences(split_sentences, several=None),
             arriving=arriving,
@@ -128,8 +166,6 @@ class CTranslate2Engine(LineEngine):
         self._arguments = _translate_options(options, target)
         self.seed(0)
         self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}
-        self._waiting: dict[Part, Sentence] = {}
-        self._active = 0
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on."""
@@ -153,14 +189,6 @@ class CTranslate2Engine(LineEngine):
     def most_hypotheses(self) -> int:
         return self._arguments["beam_size"]
 
-    @property
-    def num_active(self) -> int:
-        return self._active
-
-    def warm_up(self) -> Iterator[object]:
-        """Yield nothing: there is nothing to compile."""
-        return iter(())
-
     def _choose_tags(self, source: str | None, target: str | None) -> LineTags:
         # Lines for models with tags of this package's own style bring their tags along.
         if (source, target) == (None, None) and self.config.data.tag_style == "opus":
@@ -172,34 +200,6 @@ class CTranslate2Engine(LineEngine):
         if lines:
             self.seed(min(line.request.seed for line in lines) - 1)
         super().enter(sorted(lines, key=lambda line: len(line.request.text)))
-
-    def _search(self, sentences: Mapping[Part, Sentence], request: Request) -> None:
-        self._waiting.update(sentences)
-
-    def _stop(self, part: Part) -> None:
-        self._waiting.pop(part, None)
-
-    def _num_searching(self) -> int:
-        return len(self._waiting)
-
-    def _advance(self, *, more: bool) -> Iterator[tuple[Part, Any]]:
-        """Translate a batch of the lines that wait, of one number of hypotheses."""
-        if not self._waiting:
-            return
-        first = next(iter(self._waiting))[0]
-        # CTranslate2 has one length limit for a call; attention costs time and is asked for separately.
-        alike = first.request.n_best, first.annotations.watched_any
-        chosen: list[Line] = []
-        count = 0
-        for line in dict.fromkeys(part[0] for part in self._waiting):
-            if (line.request.n_best, line.annotations.watched_any) == alike and count < _BATCH:
-                chosen.append(line)
-                count += len(line.parts)
-        parts = [(line, number, False) for line in chosen for number in range(len(line.parts))]
-        sentences = [self._waiting.pop(part) for part in parts]
-        self._active = len(parts)
-        yield from zip(parts, self._translate(sentences, *alike), strict=True)
-        self._active = 0
 
     def _translate(self, sentences: list[Sentence], n_best: int, attention: bool) -> list[Any]:
         """Return the result of each sentence; a call has one minimum for all of its sentences."""
