@@ -238,7 +238,8 @@ class BlockTranslator:
 
     def __call__(self, block: Block) -> TranslatedBlock:
         """Translate the lines of a block."""
-        return next(self.map([block]))
+        (translated,) = self.map([block])
+        return translated
 
     # Whether the next block is read while one is translated.
     ahead = True

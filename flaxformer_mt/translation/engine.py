@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -101,7 +102,7 @@ class Searches(Protocol):
         """Search; yield names and results, or errors."""
 
 
-class LineEngine:
+class LineEngine(ABC):
     """Translates requests, whatever searches their sentences; see `translation.requests.Engine`."""
 
     # Receives the numbers of `lines` and target `tokens` that have just been translated.
@@ -155,19 +156,19 @@ class LineEngine:
         """Whether `step(more=True)` may have something to do."""
         return self._searches.has_full_call and not self._shares
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on, as JSON values."""
-        raise NotImplementedError
 
     # ---- what depends on the network's library ----
 
+    @abstractmethod
     def _read(self, found: list[tuple[Part, Any]]) -> list[tuple[Part, Translation]]:
         """Return the translations of results, in any thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _annotate(self, parts: list[Part]) -> None:
         """Add to the translations of parts what the requests ask for besides."""
-        raise NotImplementedError
 
     def _score(self, lines: list[Line]) -> None:
         """Find the scores of given targets."""

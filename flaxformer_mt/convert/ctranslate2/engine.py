@@ -238,6 +238,9 @@ class CTranslate2Engine(LineEngine):
             return_attention=attention,
         )
 
+    def _annotate(self, parts: list[Part]) -> None:
+        """Do nothing: CTranslate2 returns attention with its translations."""
+
     def _check(self, request: Request) -> None:
         if request.prefix or request.required:
             raise UserError(
