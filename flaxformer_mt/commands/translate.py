@@ -44,7 +44,7 @@ from flaxformer_mt.workers.block_map import MakeWork
 if TYPE_CHECKING:
     from flaxformer_mt.translation.engine import LineEngine
     from flaxformer_mt.translation.requests import Request
-    from flaxformer_mt.translation.result import Annotations, Translation, TranslationFormat
+    from flaxformer_mt.translation.result import Annotations, TranslationFormat
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annotations]":
@@ -150,20 +150,6 @@ def open_one_output(
             raise
 
 
-class Block(NamedTuple):
-    """Lines that are translated together, and what constrains the translation of each."""
-
-    # The number of the first line, counted from 1.
-    first_line: int
-    lines: list[str]
-    # Prefixes and required phrases, by the names of these parameters in `translate_stream`.
-    constraints: dict[str, list[Any]]
-
-    def name(self) -> str:
-        """Return what messages call it."""
-        return f"lines {self.first_line:,} to {self.first_line + len(self.lines) - 1:,}"
-
-
 class TranslatedBlock(NamedTuple):
     """The output lines of each line of a block, and the number of target tokens in all of them."""
 
@@ -178,13 +164,20 @@ def read_blocks(
     *,
     first_line: int,
     is_ready: Callable[[], bool] | None,
-) -> Iterator[Block]:
-    """Yield blocks of `size` lines; of fewer at the end, and where the next line is not ready.
+    fields: Mapping[str, Any],
+) -> "Iterator[list[Request]]":
+    """Yield requests for `size` lines; for fewer at the end, and where the next line is not ready.
+
+    Args:
+      constraints: prefixes and required phrases, by the names of their flags.
+      fields: of all requests.
 
     Raises:
-      UserError: a line cannot be read, and those before have been yielded; or there are more constraints of
-        one kind than lines. Too few are found when the block is translated.
+      UserError: a line cannot be read, and those before have been yielded; or there are more or fewer
+        constraints of one kind than lines.
     """
+    from flaxformer_mt.translation.requests import Request
+
     problems: list[UserError] = []
 
     def read() -> Iterator[str]:
@@ -193,27 +186,42 @@ def read_blocks(
         except UserError as problem:
             problems.append(problem)
 
-    readable = read()
+    readable, done = read(), first_line - 1
     while chunk := take_window(readable, size, is_ready):
-        own = {name: list(itertools.islice(each, len(chunk))) for name, each in constraints.items()}
-        yield Block(first_line, chunk, own)
-        first_line += len(chunk)
+        block = []
+        for number, line in enumerate(chunk, start=done + 1):
+            own: dict[str, Any] = {name: next(each, None) for name, each in constraints.items()}
+            if missing := [name for name, value in own.items() if value is None]:
+                raise UserError(
+                    f"--{missing[0]} has {number - 1} lines, but there are {number} or more to translate; "
+                    "give one for each line, an empty one for a line without constraint"
+                )
+            block.append(Request(line, seed=number, **own, **fields))
+        yield block
+        done += len(chunk)
     if problems:
         raise problems[0]
     for name, each in constraints.items():
         if next(each, None) is not None:
-            raise UserError(f"--{name} has more than the {first_line - 1} lines; give one for each line")
+            raise UserError(f"--{name} has more than the {done} lines; give one for each line")
+
+
+def name_block(block: "list[Request]") -> str:
+    """Return what messages call the lines of a block."""
+    return f"lines {block[0].seed:,} to {block[-1].seed:,}"
 
 
 class BlockTranslator:
     """Translates blocks of lines by an engine, which it makes; see `Work`."""
+
+    # Whether the next block is read while one is translated.
+    ahead = True
 
     def __init__(
         self,
         warn: Callable[[str], None],
         *,
         make_engine: "Callable[[Callable[[str], None]], LineEngine]",
-        fields: Mapping[str, Any],
         form: "TranslationFormat",
         unique: bool = False,
     ) -> None:
@@ -221,73 +229,35 @@ class BlockTranslator:
 
         Args:
           make_engine: takes what receives warnings; can be sent to another process.
-          fields: of all requests.
           form: of the output lines.
           unique: whether hypotheses with the text of a better one are left out.
         """
-        self.engine, self._warn = make_engine(warn), warn
-        self._fields, self._form, self._unique = fields, form, unique
+        self.engine, self._warn, self._form, self._unique = make_engine(warn), warn, form, unique
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on besides the options of the command."""
         return self.engine.describe()
 
-    def watch(self, count: Callable[..., object]) -> None:
-        """From now on call `count` with the numbers of `lines` and `tokens` that are translated."""
-        self.engine.on_progress = count
-
-    def __call__(self, block: Block) -> TranslatedBlock:
+    def __call__(self, block: "list[Request]") -> TranslatedBlock:
         """Translate the lines of a block."""
         (translated,) = self.map([block])
         return translated
 
-    # Whether the next block is read while one is translated.
-    ahead = True
-
-    def map(self, blocks: Iterable[Block]) -> Iterator[TranslatedBlock]:
+    def map(self, blocks: "Iterable[list[Request]]") -> Iterator[TranslatedBlock]:
         """Translate the lines of blocks."""
         from flaxformer_mt.translation.requests import run_windows
-
-        blocks, kept = itertools.tee(blocks)
-        windows = map(self._make_requests, blocks)
-        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
-        for found, block in zip(translated, kept, strict=False):
-            yield self._format(block, found)
-
-    def _make_requests(self, block: Block) -> "list[Request]":
-        from flaxformer_mt.translation.requests import Request
-
-        columns = {"prefix": block.constraints.get("prefixes"), "required": block.constraints.get("required")}
-        for name, column in columns.items():
-            if column is not None and len(column) < len(block.lines):
-                before = block.first_line - 1
-                what = "prefixes" if name == "prefix" else "lists of required phrases"
-                raise UserError(
-                    f"there are {before + len(column)} {what} for {before + len(block.lines)} lines; give "
-                    "one for each line, an empty one for a line without constraint"
-                )
-        return [
-            Request(
-                line,
-                seed=block.first_line + number,
-                **{name: column[number] for name, column in columns.items() if column is not None},
-                **self._fields,
-            )
-            for number, line in enumerate(block.lines)
-        ]
-
-    def _format(self, block: Block, translations: "list[Translation]") -> TranslatedBlock:
         from flaxformer_mt.translation.result import drop_repeated
 
-        outputs, tokens = [], 0
+        windows, kept = itertools.tee(blocks)
+        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
         pieces = self.engine.vocabs.target.pieces
-        for number, (line, translation) in enumerate(
-            zip(block.lines, translations, strict=True), start=block.first_line - 1
-        ):
-            found = drop_repeated(translation) if self._unique else translation
-            outputs.append(self._form.lines(number, line, found, pieces))
-            tokens += len(found.tokens)
-        return TranslatedBlock(outputs, tokens)
+        for found, block in zip(translated, kept, strict=False):
+            found = list(map(drop_repeated, found)) if self._unique else found
+            outputs = [
+                self._form.lines(request.seed - 1, request.text, translation, pieces)
+                for request, translation in zip(block, found, strict=True)
+            ]
+            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found))
 
 
 def _make_jax_engine(
@@ -317,10 +287,9 @@ def translate_with_ctranslate2(options: TranslateOptions) -> None:
     make = functools.partial(
         BlockTranslator,
         make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, **changes),
-        fields={},
         form=TranslationFormat(),
     )
-    write_translations(options, make, languages={}, keep_record=True)
+    write_translations(options, make, fields={}, languages={}, keep_record=True)
 
 
 # The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
@@ -405,11 +374,11 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             loading=choose_loading(options, search),
             warm_up=n_best * options.warm_up,
         ),
-        fields={"n_best": n_best, "annotations": annotations, **languages},
         form=form,
         unique=options.unique,
     )
-    write_translations(options, make, languages=languages, keep_record=keep_record)
+    fields = {"n_best": n_best, "annotations": annotations, **languages}
+    write_translations(options, make, fields=fields, languages=languages, keep_record=keep_record)
 
 
 def choose_loading(options: TranslateOptions | CorpusOptions, search: SearchConfig) -> LoadOptions:
@@ -420,12 +389,18 @@ def choose_loading(options: TranslateOptions | CorpusOptions, search: SearchConf
 
 
 def write_translations(
-    options: TranslateOptions, make: MakeWork, *, languages: Mapping[str, str], keep_record: bool
+    options: TranslateOptions,
+    make: MakeWork,
+    *,
+    fields: Mapping[str, Any],
+    languages: Mapping[str, str],
+    keep_record: bool,
 ) -> None:
     """Translate --input by blocks of lines, and write the output of each in order.
 
     Args:
       make: makes the work on a block, as `BlockTranslator`.
+      fields: of all requests.
       languages: those of the flags, as `read_languages` returns them.
       keep_record: see `open_resumable`.
 
@@ -455,15 +430,18 @@ def write_translations(
             name: output.read(name, text.lines) for name, text in texts.items()
         }
         sources = constraints.pop("input")
+        if "prefixes" in constraints:
+            constraints["prefix"] = constraints.pop("prefixes")
         if "required" in constraints:
-            constraints["required"] = (line.split("\t") for line in constraints["required"])
-        blocks = read_blocks(sources, constraints, window, first_line=output.done + 1, is_ready=is_ready)
+            constraints["required"] = (tuple(line.split("\t")) for line in constraints["required"])
+        reading: dict[str, Any] = {"first_line": output.done + 1, "is_ready": is_ready, "fields": fields}
+        blocks = read_blocks(sources, constraints, window, **reading)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(crew, Alone):
-            crew.work.watch(progress.add)  # line by line
+            crew.work.engine.on_progress = progress.add  # line by line
             crew.work.ahead = is_ready is None
-        for block in crew.map(blocks, name=Block.name):
+        for block in crew.map(blocks, name=name_block):
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)
             if not isinstance(crew, Alone):
