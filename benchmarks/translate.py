@@ -260,7 +260,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--news", type=Path, help="news: a folder with test.en and test.de")
     parser.add_argument("--work", type=Path, help="folder that keeps the vocabulary of news for later runs")
     parser.add_argument("--lines", type=int, default=0, help="sentences; 0: 1000 captions, 500 news")
-    parser.add_argument("--batch_tokens", type=int, default=SearchConfig().batch_tokens)
+    parser.add_argument("--batch_tokens", type=int, default=8192)
     parser.add_argument(
         "--systems", default="ours,hugging_face,ctranslate2", help="systems to measure, comma-separated"
     )

@@ -25,7 +25,7 @@ from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import search_width
 from flaxformer_mt.data.batch_array import to_array
-from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
+from flaxformer_mt.decoding.sizes import MOST_TOKENS, StateSizes, make_length_rule
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
@@ -507,7 +507,7 @@ class TargetCompiler:
         longest = data.max_source_length if data.source_language else 1
         lengths = make_length_rule(search, [config.model], longest)
         width = max(1, search_width(search, 1))
-        size = StateSizes(lengths, width, search.batch_tokens).many()[-1]
+        size = StateSizes(lengths, width, search.batch_tokens or MOST_TOKENS).many()[-1]
         mesh = Mesh(np.asarray(self._devices[:1]), ("data",))
         one_device = NamedSharding(mesh, PartitionSpec())
 

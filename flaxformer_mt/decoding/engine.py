@@ -19,7 +19,7 @@ from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.compiled_programs import Leaves, SearchPrograms, StatePrograms
 from flaxformer_mt.decoding.ensemble_members import Sources
 from flaxformer_mt.decoding.sentences import Candidates, Form, Sentence, SentenceArrays
-from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
+from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import NO_LINE, UNLIMITED, SearchResult, Size, Symbols, search_width
@@ -261,7 +261,7 @@ class SearchEngine:
         """
         self.options, self.shortlist = options, shortlist
         self._symbols, self._keep_programs = symbols, keep_programs
-        self.budget = TokenBudget(options.batch_tokens, warn=warn)
+        self.budget = TokenBudget(choose_batch_tokens(options, models, sizes[1]), warn=warn)
         configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
         self.lengths = make_length_rule(options, configs, longest_source, target_lengths)
         self._candidates = None

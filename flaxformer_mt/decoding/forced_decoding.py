@@ -17,7 +17,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.ensemble_members import make_models
-from flaxformer_mt.decoding.sizes import round_up_coarsely
+from flaxformer_mt.decoding.sizes import choose_batch_tokens, round_up_coarsely
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import average_logits
@@ -112,7 +112,7 @@ class TokenScorer:
         """
         self.models, self.vocabs = models, vocabs
         self.options, self._longest = search, longest
-        self._budget = TokenBudget(search.batch_tokens, warn=warn)
+        self._budget = TokenBudget(choose_batch_tokens(search, models, vocabs.target.size), warn=warn)
         compile_program = spread.compile if isinstance(spread, SplitParameters) else jax.jit
         self.run = compile_program(self._read_batch, static_argnames=("watched", "top_k"))
 
