@@ -57,7 +57,7 @@ _HOMES = {
     "evaluate_run": "evaluation.evaluate",
     "export_run": "convert.export_run",
     "fit": "training.loop",
-    "generate_text": "translation.text_generator",
+    "generate_text": "translation.scorer",
     "import_run": "convert.import_run",
     "load_config": "config.files",
 }

@@ -1,8 +1,4 @@
-"""Writing systems: the script of a text, whether it has spaces between words, and whether it shows anything.
-
-Pure functions of text. What Unicode says of a character comes from Python's table, by the character's name
-and category.
-"""
+"""Text by its characters: script, spaces between words, invisible characters, and the encoding of a file."""
 
 import collections
 import functools
@@ -21,23 +17,12 @@ _WITHOUT_SPACES = frozenset(
 # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt that is no format or control character:
 # the grapheme joiner, fillers of Hangul, vowels of Khmer without a form, variation selectors, unassigned.
 _IGNORABLE = frozenset(
-    map(
-        chr,
-        (
-            0x034F,
-            0x115F,
-            0x1160,
-            0x17B4,
-            0x17B5,
-            *range(0x180B, 0x1810),
-            0x2065,
-            0x3164,
-            *range(0xFE00, 0xFE10),
-            0xFFA0,
-            *range(0xFFF0, 0xFFF9),
-            *range(0xE0000, 0xE1000),
-        ),
+    chr(point)
+    for block in (
+        *((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0), range(0x180B, 0x1810)),
+        *(range(0xFE00, 0xFE10), range(0xFFF0, 0xFFF9), range(0xE0000, 0xE1000)),
     )
+    for point in block
 )
 # Prepended_Concatenation_Mark of Unicode's PropList.txt: signs around numbers, which are drawn although they
 # are format characters.
@@ -57,7 +42,6 @@ def find_script(character: str) -> str:
 
 
 def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
-    """Count the letters of texts by script."""
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         for character, number in collections.Counter(text).items():
@@ -67,7 +51,6 @@ def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
 
 
 def find_main_script(texts: Iterable[str]) -> str:
-    """Return the script that most letters of texts are of; "" without letters."""
     counts = count_scripts(texts)
     return max(counts, key=counts.__getitem__, default="")
 
@@ -107,11 +90,7 @@ _HIGH, _LOW = 0.9, 0.4
 
 
 def find_encoding(beginning: bytes) -> str:
-    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these.
-
-    Args:
-      beginning: the first bytes of a file; `BEGINNING` of them are looked at.
-    """
+    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these."""
     for mark, name in _MARKS.items():
         if beginning.startswith(mark):
             return name

@@ -1,4 +1,4 @@
-"""The Python file of a config, with a comment for each choice."""
+"""`new`: finds the files of a corpus, prepares them, and writes a config with a comment for each choice."""
 
 import dataclasses
 import json
@@ -45,12 +45,7 @@ _WIDTH = 110
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
-    """Return the text of a config file: each choice below its reason; without one, it shares the one before.
-
-    Args:
-      summary: first line of the file.
-      description: text below it, lines of which stay as they are.
-    """
+    """Return the text of a config file: each choice below its reason, or below the choice before."""
     imported = sorted({"CleanConfig", "Config", *_SECTIONS.values()})
     described = f"{summary}\n\n{description}".replace("\\", "\\\\").replace('"', '\\"')
     lines = [f'"""{described}', '"""', ""]
@@ -61,9 +56,9 @@ def format_config(summary: str, description: str, choices: Sequence[Choice]) -> 
     ]
     lines += ["    return Config("]
     for section, kind in _SECTIONS.items():
-        own = [choice for choice in choices if choice.name.startswith(f"{section}.")]
+        section_choices = [choice for choice in choices if choice.name.startswith(f"{section}.")]
         lines.append(f"        {section}={kind}(")
-        for choice in own:
+        for choice in section_choices:
             if choice.reason:
                 mark = "            # "
                 options: dict[str, Any] = {"initial_indent": mark, "subsequent_indent": mark}
@@ -80,7 +75,7 @@ def _spell(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, CleanConfig):
         fields = dataclasses.asdict(value).items()
-        changed = [f"{name}={_spell(own)}" for name, own in fields if own != getattr(CleanConfig(), name)]
+        changed = [f"{name}={_spell(item)}" for name, item in fields if item != getattr(CleanConfig(), name)]
         return f"CleanConfig({', '.join(changed)})"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
         return f"{value:_}"
@@ -101,16 +96,6 @@ class CorpusFiles(NamedTuple):
 
 
 def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
-    """Say how a config reads these files.
-
-    Args:
-      files: two files of text, or one table.
-      languages: codes of the languages, source first; None: by the names of the files.
-      links: folder for links to files whose names no config can spell.
-
-    Raises:
-      UserError: a file is absent, there are more or fewer of them, or a language is unknown.
-    """
     if len(files) not in (1, 2):
         raise UserError(
             f"{len(files)} files are given ({', '.join(files)}); give two, source first, as in corpus.fr "
@@ -152,13 +137,13 @@ def make_links(corpus: CorpusFiles) -> None:
 def _find_table(path: Path, name: str, languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
     source, target = languages
     if source is None or target is None:
-        found = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
-        if found is None:
+        match = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
+        if match is None:
             raise UserError(
                 f"the languages of {path} are unknown; give --source_language=fr --target_language=en. (A "
                 "corpus of two files is given as both of them.)"
             )
-        source, target = source or found[1], target or found[2]
+        source, target = source or match[1], target or match[2]
     _check_languages(source, target)
     stem, _, ending = name.rpartition(".")
     if ending in TABLES:
@@ -177,7 +162,6 @@ def _check_file(name: str) -> Path:
 
 
 def _guess_language(name: str, side: str) -> str:
-    """Return the language that a file's name ends in, or that it consists of (fr.txt)."""
     stem, _, ending = name.rpartition(".")
     if re.fullmatch(LANGUAGE_CODE, ending) and ending not in ("txt", "tsv", "csv"):
         return ending
@@ -205,11 +189,6 @@ _PERCENTAGE = 99.9
 
 
 def write_new_config(options: NewOptions) -> dict[str, Any]:
-    """Run the command; return the config's file, the numbers of pairs and the command that trains.
-
-    Raises:
-      UserError: the files, their languages or the output are wrong, or the corpus has too few pairs.
-    """
     file = options.run.with_name(f"{options.run.name}.py")
     if file.exists() and not options.overwrite:
         raise UserError(f"{file} exists; give --overwrite to replace it, or another --run=DIR")
@@ -303,7 +282,6 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
 
 def _fields(choices: list[Choice]) -> dict[str, Any]:
-    """Return the values of choices of one section, by the names of its fields."""
     return {choice.name.partition(".")[2]: choice.value for choice in choices}
 
 
@@ -338,11 +316,11 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     store = prepared.train.base
     lengths = np.stack([store.source_lengths, store.target_lengths])
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
-    facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
-    limits = choose_lengths(facts)
-    model = choose_model(facts, machine, joint=config.vocab.joint)
+    corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
+    limits = choose_lengths(corpus)
+    model = choose_model(corpus, machine, joint=config.vocab.joint)
     training = choose_training(
-        facts,
+        corpus,
         machine,
         longest=max(choice.value for choice in limits),
         width=_fields(model)["model_dim"],
@@ -353,9 +331,6 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
 
 
 def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
-    """Return the number of different characters, and the main script of each side, in a sample of
-    the pairs.
-    """
     from flaxformer_mt.unicode_text import find_main_script
 
     sample = [
@@ -370,16 +345,15 @@ def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
 def _describe(
     options: NewOptions, corpus: CorpusFiles, report: dict[str, Any], machine: Machine, file: Path
 ) -> tuple[str, str]:
-    """First line and text of the config's docstring."""
     pairs = report["train"]["pairs"]
     (part,) = report["train"]["parts"]
     languages = f"{corpus.source_language}-{corpus.target_language}"
     problems = [f"{name} {found['count']:,}" for name, found in part["problems"].items()]
-    facts = [
+    lines = [
         f"    python -m flaxformer_mt train --config={file} --run={options.run}",
         "",
         f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
         *(f"    {name}" for name in options.files),
         f"{pairs:,} of them are trained on. Problems of the others: {', '.join(problems) or 'none'}.",
     ]
-    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(facts)
+    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(lines)

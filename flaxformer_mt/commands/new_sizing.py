@@ -57,7 +57,6 @@ class Corpus(NamedTuple):
 
 
 def choose_held_out(pairs: int, split: str) -> Choice:
-    """Return the number of held-out pairs of a split."""
     count = min(_MOST_HELD_OUT, pairs // _HELD_OUT_SHARE)
     reason = "enough for differences of one BLEU to show, and quick to translate"
     if count < _MOST_HELD_OUT:
@@ -66,12 +65,6 @@ def choose_held_out(pairs: int, split: str) -> Choice:
 
 
 def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> list[Choice]:
-    """Return kind and size of the vocabulary.
-
-    Args:
-      characters: number of different characters in a sample of the text.
-      scripts: main script of either side.
-    """
     size = next(size for limit, size in _VOCABULARIES if pairs < limit)
     reason = f"usual for {pairs:,} pairs: rarer pieces would be seen too seldom to learn"
     is_joint = scripts[0] == scripts[1]
@@ -103,7 +96,6 @@ def choose_lengths(corpus: Corpus) -> list[Choice]:
 
 
 def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choice]:
-    """Return the sizes, the dropout and the precision of the network."""
     on_cpu = machine.platform == "cpu"
     if corpus.pairs < 10_000:
         layers, width, heads, reason = 3, 128, 4, "a small model: a larger one would learn this text by heart"
@@ -140,13 +132,6 @@ def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choic
 def choose_training(
     corpus: Corpus, machine: Machine, *, longest: int, width: int, row_multiple: int
 ) -> list[Choice]:
-    """Return batches, learning rate, duration, evaluations.
-
-    Args:
-      longest: maximum length of either side in tokens.
-      width: of the model.
-      row_multiple: value of data.row_multiple.
-    """
     most, why = _most_batch_tokens(machine, width)
     fewest = longest * row_multiple
     fitting = corpus.tokens // _UPDATES_AN_EPOCH

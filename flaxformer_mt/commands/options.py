@@ -1,10 +1,4 @@
-"""Options of the commands: a dataclass for each command, whose docstring and comments are its `--help` text.
-
-Options that several commands have are in shared_options.py, those of the commands that start from a config in
-experiment_options.py, those of `export` and `import` in conversion_options.py.
-
-The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
-"""
+"""Options of the commands: a dataclass for each, whose docstring and comments are its `--help` text."""
 
 import dataclasses
 import typing
@@ -23,15 +17,11 @@ def make_flags(section: type, *names: str) -> Any:
 
     With `SearchConfig` and "beam_size", it has the one field `beam_size: int | None = None`, with the comment
     that the field has in `SearchConfig`.
-
-    Args:
-      section: a dataclass of the config.
-      names: of its fields. None given: all fields.
     """
-    own = section.__dict__["__annotations__"]  # before those of its base classes
+    declared = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [
         (field.name, _drop_bounds(field.type) | None, dataclasses.field(default=None, kw_only=True))
-        for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in own)
+        for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in declared)
         if not names or field.name in names
     ]
     namespace = {"DECLARED_IN": section}
@@ -635,16 +625,11 @@ class NewOptions:
 
 
 def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:
-    """Return --source_language and --target_language, those that are given.
-
-    Raises:
-      UserError: the model of the run does not have a language.
-    """
     from flaxformer_mt.translation.language_tags import choose_line_tags
     from flaxformer_mt.vocab.pretrained import read_tags
 
     names = ("source_language", "target_language")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    languages = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     known = read_tags(options.run / "vocab")
-    choose_line_tags(read_config(options.run / "config.json").data, **given, vocab_tags=known)
-    return given
+    choose_line_tags(read_config(options.run / "config.json").data, **languages, vocab_tags=known)
+    return languages

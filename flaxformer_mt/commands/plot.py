@@ -1,7 +1,4 @@
-"""`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files.
-
-Contains the list of figures, their file names and the computation of their data; `figures` draws them.
-"""
+"""`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files."""
 
 import math
 import sys
@@ -14,6 +11,7 @@ import numpy as np
 from flax import linen as nn
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, name_full_disk
@@ -61,17 +59,6 @@ def plot(
 
     The title of a figure is the name of the run, with the checkpoint if the figure depends on parameters.
     The result names the files and, with a sentence, contains its translation and the checkpoint.
-
-    Args:
-      source: a sentence to translate with the search options of the run, whose attention is drawn. Empty: no
-        attention figures.
-      output: the folder for the files, created if necessary. None: RUN/plots.
-      checkpoint: the source of learned parameters: best, last, average or a step. None: as in the run's
-        config.
-
-    Raises:
-      UserError: the run or the checkpoint does not exist, the sentence cannot be translated, or the output is
-        a file or cannot be written to.
     """
     run_dir = open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -105,14 +92,6 @@ def plot(
 
 
 def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
-    """Plot the sinusoidal position encoding of a width, without a run; return JSON values.
-
-    Args:
-      output: the folder for the files, created if necessary. None: plots.
-
-    Raises:
-      UserError: the width is less than 1, or the output is a file or cannot be written to.
-    """
     if width < 1:
         raise UserError(f"--positions is {width}, but the width of an encoding must be at least 1")
     output = Path("plots") if output is None else output
@@ -173,10 +152,6 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
     P is 100, or the number of positions of the model if that is smaller. Sinusoidal encodings are the same in
     all stacks: one table, called "model". Rotary encodings are not added: the one table [P, K/2] contains the
     cosine of the rotation angle of each pair of dimensions.
-
-    Args:
-      config: the config of the model.
-      params: the parameters of the model; used only if its position encodings are learned.
     """
     count = min(_POSITIONS, config.longest_input or _POSITIONS)
     positions = config.first_position + np.arange(count)
@@ -189,7 +164,7 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
         pairs = np.concatenate([np.ones((count, 1, half)), np.zeros((count, 1, half))], axis=-1)
         return {"model": np.asarray(rotate(pairs.astype(np.float32), positions))[:, 0, :half]}
     stacks = {name: params[name]["positions"] for name in ("encoder", "decoder") if name in params}
-    return {name: _learned_table(config, own, positions) for name, own in stacks.items()}
+    return {name: _learned_table(config, stack_params, positions) for name, stack_params in stacks.items()}
 
 
 def _learned_table(config: ModelConfig, params: Mapping[str, Any], positions: np.ndarray) -> np.ndarray:
@@ -244,17 +219,13 @@ def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve
 
 
 def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
-    if not config.data.source_language:
-        raise UserError(
-            f"{run_dir} is a language model (data.source_language is empty), but attention is drawn only for "
-            "translation models; leave out --source"
-        )
+    reason = ", but attention is drawn only for translation models; leave out --source"
+    refuse_language_model(config.data, run_dir, reason)
     if is_blank(source):
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
 
 
 def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
-    """Return the attention figures of a sentence, and its translation with the name of the checkpoint."""
     config, vocabs, params = trained.config, trained.vocabs, trained.params
     added = choose_line_tags(config.data).find([source])
     source_ids = vocabs.source.tokenize("".join(added or []) + source)

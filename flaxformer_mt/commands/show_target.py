@@ -22,7 +22,7 @@ from flaxformer_mt.commands.compile_for_target import (
     parse_target,
 )
 from flaxformer_mt.commands.show import longest_batch, show
-from flaxformer_mt.commands.summaries import align
+from flaxformer_mt.commands.terminal_tables import align
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError

@@ -24,6 +24,7 @@ from flaxformer_mt.commands.options import (
 )
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MbrConfig
@@ -461,11 +462,11 @@ def score_file(options: ScoreOptions) -> None:
     if options.output != STANDARD:
         check_output(options.output, inputs=(options.source, options.target))
     search = choose_search(options)
-    language_model = not read_config(options.run / "config.json").data.source_language
-    if language_model and options.source is not None:
-        raise UserError(
-            f"{options.run} is a language model (its data.source_language is empty), which scores --target "
-            "without a source; leave out --source"
+    data = read_config(options.run / "config.json").data
+    language_model = not data.source_language
+    if options.source is not None:
+        refuse_language_model(
+            data, options.run, ", which scores --target without a source; leave out --source"
         )
     if not language_model and options.source is None:
         raise UserError(

@@ -1,7 +1,6 @@
-"""Names of options in other toolkits, and what this package calls them.
+"""What options of fairseq, OpenNMT-py, eole, Joey NMT, Marian and Seq2SeqTrainer are called here.
 
-Names that users of fairseq, OpenNMT-py, eole, Joey NMT, Marian and transformers' Seq2SeqTrainer know, and
-those that people try.
+Other names that people try are among them.
 """
 
 from collections.abc import Mapping
@@ -105,21 +104,15 @@ _UNITS = _by_name(
 
 
 def find_own_option(flag: str, known: set[str]) -> str | None:
-    """Return what to say of an option that another toolkit has: "here it is --config.train.steps".
-
-    Args:
-      flag: as it was given, --max-tokens or --config.data.batch_size.
-      known: the flags that the command has.
-    """
+    """Return what to say of an option that another toolkit has: "here it is --config.train.steps"."""
     name = flag.lstrip("-").rpartition(".")[2].replace("-", "_")
-    own = [option for option in _SAME.get(name, "").split() if option in known]
-    if own:
+    flags = [option for option in _SAME.get(name, "").split() if option in known]
+    if flags:
         unit = f", {_UNITS[name]}" if name in _UNITS else ""
-        return f"here it is {own[0]}{unit}"
+        return f"here it is {flags[0]}{unit}"
     return _OTHERWISE.get(name)
 
 
 def find_own_field(name: str) -> str | None:
-    """Return the field that means the same as a name of another toolkit: max_update is config.train.steps."""
     options = _SAME.get(name, "").split()
-    return next((one.removeprefix("--") for one in options if one.startswith("--config.")), None)
+    return next((option.removeprefix("--") for option in options if option.startswith("--config.")), None)

@@ -67,7 +67,6 @@ class NoiseConfig:
 
     @property
     def active(self) -> bool:
-        """Whether any line is changed."""
         return any(getattr(self, kind) for kind in (*SOURCE_NOISE, *TARGET_NOISE))
 
 
@@ -153,7 +152,6 @@ class StageConfig:
     noise: NoiseConfig | None = None
 
     def __str__(self) -> str:
-        """Return the name, as messages and help texts show the stage."""
         return self.name
 
 
@@ -293,7 +291,6 @@ class VocabConfig:
 
     @property
     def size_of_source(self) -> int:
-        """The number of pieces of a source vocabulary of its own."""
         return self.size if self.source_size is None else self.source_size
 
 
@@ -697,10 +694,5 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def replace(self, changes: Mapping[str, Any]) -> "Config":
-        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}.
-
-        Raises:
-          UserError: a field is unknown (the message suggests the most similar one), or a value has the wrong
-            type.
-        """
+        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}."""
         return replace_fields(self, changes, "config")

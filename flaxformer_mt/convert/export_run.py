@@ -1,7 +1,6 @@
 """Exports a run directory to a foreign format, and verifies that both systems compute the same outputs.
 
-Row 13 of the data path. Contains the order of the steps and the clean-up after a failed export. Formats are
-found by name in formats.py.
+Row 13 of the data path. Also writes README.md of an export, the model card of Hugging Face's Hub.
 """
 
 import dataclasses
@@ -59,19 +58,13 @@ _LIBRARIES = {
 }
 
 
-def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
-    """Return README.md of an export: what the Hub reads, the data, the scores, and how to load the files.
-
-    Args:
-      facts: of the export: format, checkpoint, step.
-      report: the report of the run; None: it has none.
-    """
+def make_card(config: Config, export: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
     report = report or {}
     directions = find_directions(config.data)
-    library, code = _LIBRARIES.get(facts["format"], ("pytorch", ""))
-    names = ", ".join(one.name for one in directions)
+    library, code = _LIBRARIES.get(export["format"], ("pytorch", ""))
+    names = ", ".join(direction.name for direction in directions)
     header = {
-        "language": list(dict.fromkeys(code for one in directions for code in one if code)),
+        "language": list(dict.fromkeys(code for direction in directions for code in direction if code)),
         "library_name": library,
         "pipeline_tag": "translation" if config.data.source_language else "text-generation",
         "tags": ["translation" if config.data.source_language else "language-model", "flaxformer_mt"],
@@ -82,8 +75,8 @@ def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
     lines += [f"# Translation, {names}" if config.data.source_language else f"# Language model, {names}", ""]
     lines += [
-        f"Trained with flaxformer_mt {flaxformer_mt.__version__}; checkpoint {facts['checkpoint']}, step "
-        f"{facts['step']:,}, exported as `{facts['format']}`. `config.json` has all settings.",
+        f"Trained with flaxformer_mt {flaxformer_mt.__version__}; checkpoint {export['checkpoint']}, step "
+        f"{export['step']:,}, exported as `{export['format']}`. `config.json` has all settings.",
         "",
         "## Data",
         "",
@@ -98,26 +91,24 @@ def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any
     lines += (
         ["```python", code, "```"]
         if code
-        else [f"PyTorch loads the parameters, which have the names of the classes of `{facts['format']}`."]
+        else [f"PyTorch loads the parameters, which have the names of the classes of `{export['format']}`."]
     )
     return "\n".join(lines) + "\n"
 
 
 def _list_data(data: Mapping[str, Any]) -> list[str]:
-    """Return the number of pairs of each part of the training set, as a list."""
     parts = (data.get("train") or {}).get("parts", [])
     return ["", *(f"* {part['name']}: {part['pairs']:,} training pairs" for part in parts)] if parts else []
 
 
 def _list_scores(test: Mapping[str, Any]) -> list[str]:
-    """Return the scores with their signatures, as a list; [] without any."""
     rows = []
-    for direction, found in (test.get("directions") or {"": test}).items():
+    for direction, scores in (test.get("directions") or {"": test}).items():
         for metric, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
-            if metric in found:
+            if metric in scores:
                 key = "signature" if metric == "bleu" else f"{metric}_signature"
-                signature = found.get(key) or test.get(key, "")
-                rows.append(f"* {f'{name} {direction}'.strip()}: {found[metric]:.2f}, `{signature}`")
+                signature = scores.get(key) or test.get(key, "")
+                rows.append(f"* {f'{name} {direction}'.strip()}: {scores[metric]:.2f}, `{signature}`")
     return rows
 
 
@@ -222,7 +213,6 @@ def _read_shortlist(path: str | Path | None, target: Format, weights: Weights) -
 
 
 def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:
-    """Load the parameters of a checkpoint of a run into host memory."""
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
@@ -233,11 +223,6 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    """Check that the format can express the model.
-
-    Raises:
-      UserError: one line per reason why the format cannot express the model, or an unknown quantization.
-    """
     problems = target.problems(weights.config)
     if problems:
         raise UserError("\n".join(f"{target.name} cannot express this model: {line}" for line in problems))
@@ -248,11 +233,7 @@ def check_expressible(target: Format, weights: Weights, quantization: str) -> No
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Write the format into a folder, replacing its contents, and compare the outputs of both systems.
-
-    Raises:
-      UserError: the largest difference is above the tolerance.
-    """
+    """Write the format into a folder, replacing its contents, and compare the outputs of both systems."""
     _clear(folder)
     target.write(weights, folder, "none")
     assert target.open is not None
@@ -267,11 +248,6 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
 
 
 def check_output(output: Path) -> None:
-    """Check that the output folder is absent or empty.
-
-    Raises:
-      UserError: a file or a non-empty folder exists at this path.
-    """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
 

@@ -1,7 +1,6 @@
-"""Cleaning of sentence pairs: the rows of a split to keep, and a report on the others.
+"""Cleaning of sentence pairs by `CleanConfig`: the rows of a split to keep, and a report on the others.
 
-Implements `CleanConfig` and caches the results. Works on row numbers, the same for every data set; without a
-source it checks the target alone. Blocks of pairs are checked by workers (pair_checks.py).
+Works on row numbers, the same for every data set. Workers check blocks of pairs (pair_checks.py).
 """
 
 from pathlib import Path
@@ -44,10 +43,7 @@ _FORMAT = 4
 
 
 class Cleaned(NamedTuple):
-    """The rows to keep, int64 (None: all); the hashes of all rows, uint64 [N, 2]; a report of JSON values.
-
-    sentences: digests of all rows, uint64 [N, 2], if they are asked for; see `digest_sentence`.
-    """
+    """Rows to keep, int64 (None: all); of all rows hashes and sentence digests, uint64 [N, 2]; a report."""
 
     rows: np.ndarray | None
     hashes: np.ndarray
@@ -64,32 +60,25 @@ def clean(
     hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
-    """Read a split once, and find the rows to keep.
+    """Read a split once, and find the rows to keep; `digests` says whether to digest sentences as well.
 
-    Args:
-      may_drop: True for the train split. Other splits are always scored as a whole: their problems are only
-        reported, except invalid UTF-8, which is refused.
-      digests: whether sentences are digested.
-      hands: who checks the pairs.
-      progress: where it is shown how many are checked.
-
-    Raises:
-      UserError: a rule refuses a pair; the message has each such rule, with its count and first locations.
+    Rows are dropped from the train split alone (`may_drop`). Other splits are scored as a whole: their
+    problems are only reported, except invalid UTF-8, which is refused.
     """
     actions = {name: getattr(rules, name) for name in _PROBLEMS}
     if not may_drop:
         unasked = {name: "off" for name, action in actions.items() if action == "off"}
         actions = dict.fromkeys(_PROBLEMS, "keep") | unasked | {"invalid_utf8": "refuse"}
     problems: dict[str, dict[str, Any]] = {}
-    kept = np.ones(len(split), dtype=bool)
+    keep = np.ones(len(split), dtype=bool)
     hashes = np.zeros((len(split), 2), np.uint64)
     sentences = np.zeros((len(split), 2), np.uint64) if digests else None
 
     def add(name: str, finding: Finding, start: int) -> None:
-        found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
-        found["count"] += finding.pairs
-        wanted = EXAMPLES - len(found["examples"])
-        found["examples"] += [
+        problem = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
+        problem["count"] += finding.pairs
+        wanted = EXAMPLES - len(problem["examples"])
+        problem["examples"] += [
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
@@ -102,7 +91,7 @@ def clean(
         count(0)
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
-            kept[start : start + BLOCK] = verdict.kept
+            keep[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes
             if sentences is not None:
                 sentences[start : start + BLOCK] = verdict.sentences
@@ -110,17 +99,17 @@ def clean(
             for name, finding in verdict.problems.items():
                 add(name, finding, start)
     for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
-        repeated = np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, kept)
+        repeated = np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, keep)
         if len(repeated):
             first = repeated[:EXAMPLES].tolist()
             examples = [(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
             add(name, Finding(len(repeated), examples), 0)
             if actions[name] != "keep":
-                kept[repeated] = False
+                keep[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
-    left = int(kept.sum())
+    left = int(keep.sum())
     report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.facts}
-    return Cleaned(None if left == len(split) else np.flatnonzero(kept), hashes, report, sentences)
+    return Cleaned(None if left == len(split) else np.flatnonzero(keep), hashes, report, sentences)
 
 
 def load_or_clean(
@@ -141,40 +130,32 @@ def load_or_clean(
         arrays, values = stored
         return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"], arrays.get("sentences"))
     cleaned = clean(split, rules, may_drop=may_drop, digests=digests, hands=hands, progress=progress)
-    found = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
-    write_arrays(folder, key, found, report=cleaned.report)
+    computed = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
+    write_arrays(folder, key, computed, report=cleaned.report)
     return cleaned
 
 
 def describe_rules(rules: CleanConfig) -> dict[str, Any]:
-    """Return the values that results depend on: those of the config, and the digest of the model of
-    languages.
-
-    Raises:
-      UserError: the model cannot be loaded.
-    """
     described = rules.describe()
     if "language" in described:
         described["language_model"] = load_identifier(rules.language_model).digest
     return described
 
 
-def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Return the kept rows, in order, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
+def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Kept rows, ascending, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
-    Numbers of 64 bits, made of the hashes, are sorted, which takes two of them a pair; rows whose numbers
-    occur repeatedly are compared by all 128 bits: two pairs out of 10 ** 12 are confused with a probability
-    of 10 ** -15.
+    Sorts one 64-bit number a pair; rows whose numbers repeat are compared by all 128 bits.
     """
-    mixed = mix_hashes(hashes)[kept]
+    mixed = mix_hashes(hashes)[keep]
     mixed.sort()
     repeated = mixed[1:][mixed[1:] == mixed[:-1]]
     del mixed
-    found = [np.zeros(0, np.int64)]
+    candidates = [np.zeros(0, np.int64)]
     for start in range(0, len(hashes) if len(repeated) else 0, _SEARCHED):
         block = slice(start, start + _SEARCHED)
-        found.append(start + np.flatnonzero(kept[block] & occur_in(mix_hashes(hashes[block]), repeated)))
-    rows = np.concatenate(found)
+        candidates.append(start + np.flatnonzero(keep[block] & occur_in(mix_hashes(hashes[block]), repeated)))
+    rows = np.concatenate(candidates)
     values = mix_hashes(hashes[rows])
     order = np.argsort(values, kind="stable")  # equal ones stay in the order of their rows
     rows, values = rows[order], values[order]
@@ -185,7 +166,7 @@ def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def occur_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Return whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
+    """Whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
     if not len(ordered):
         return np.zeros(len(values), bool)
     places = np.searchsorted(ordered, values)
@@ -200,18 +181,18 @@ def mix_hashes(hashes: np.ndarray) -> np.ndarray:
 
 def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: bool) -> None:
     lines = []
-    for name, found in problems.items():
-        if found["action"] != "refuse":
+    for name, problem in problems.items():
+        if problem["action"] != "refuse":
             continue
-        locations = ", ".join(example["where"] for example in found["examples"][:3])
-        more = ", ..." if found["count"] > 3 else ""
+        locations = ", ".join(example["where"] for example in problem["examples"][:3])
+        more = ", ..." if problem["count"] > 3 else ""
         remedy = f"correct them or set --config.data.clean.{name}=drop"
         if not may_drop:
             remedy = "correct them; validation and test data is never dropped"
         noun, texts = ("pair", _PROBLEMS) if split.has_source else ("sentence", _PROBLEMS_OF_TARGETS)
-        refused = f"{noun} is" if found["count"] == 1 else f"{noun}s are"
+        refused = f"{noun} is" if problem["count"] == 1 else f"{noun}s are"
         lines.append(
-            f"{split.name}: {found['count']} {refused} refused: {texts[name]} ({locations}{more}); {remedy}"
+            f"{split.name}: {problem['count']} {refused} refused: {texts[name]} ({locations}{more}); {remedy}"
         )
     if lines:
         raise UserError("\n".join(lines))

@@ -1,8 +1,4 @@
-"""`hf:OWNER/NAME[/CONFIG]`: translation sets of the Hugging Face Hub, or folders in their layout, `hf:DIR`.
-
-The only importer of datasets (extra `datasets`), which downloads a set, or reads the parquet files of a
-folder, into Arrow files that are mapped.
-"""
+"""`hf:OWNER/NAME[/CONFIG]`: translation sets of the Hugging Face Hub; `hf:DIR`: folders in their layout."""
 
 import contextlib
 import functools
@@ -28,7 +24,6 @@ class HubRows:
         return len(self._rows)
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Return the (source, target) bytes of rows; a text that is missing is empty."""
         numbers, (source, target) = list(indices), self._languages
         columns = self._rows[numbers]
         if self._nested:
@@ -36,17 +31,11 @@ class HubRows:
             columns = {name: [row[name] for row in rows] for name in self._languages if name}
         sources = columns[source] if source else [""] * len(numbers)
         pairs = zip(sources, columns[target], strict=True)
-        return [((one or "").encode(), (other or "").encode()) for one, other in pairs]
+        return [((left or "").encode(), (right or "").encode()) for left, right in pairs]
 
 
 def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Open one split of the set `name`, which begins with `hf:`; download what the cache does not have.
-
-    `valid` and `validation` are interchangeable. Without a source language only targets are read.
-
-    Raises:
-      UserError: datasets is not installed, or there is no such set, split or language.
-    """
+    """Open one split of `hf:...`, downloaded if not cached; `valid` and `validation` are interchangeable."""
     path, config = _read_name(name)
     real_split = match_split(split, present := _list_splits(name))
     if real_split is None:
@@ -56,12 +45,12 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
         rows = datasets.load_dataset(path, config, split=real_split, cache_dir=str(cache / "hub"))
     translation = rows.features.get("translation")
     nested = translation is not None
-    found = (
+    available = (
         getattr(translation, "languages", None) or dict(translation)
         if nested
         else [key for key, kind in rows.features.items() if getattr(kind, "dtype", "").endswith("string")]
     )
-    check_languages(name, languages, found)
+    check_languages(name, languages, available)
     side, files = f"{name} {real_split}", [digest_file(Path(file["filename"])) for file in rows.cache_files]
     return RawSplit(
         name=name,
@@ -75,11 +64,6 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
 
 
 def has_hub_split(name: str, split: str) -> bool:
-    """Return whether the set has the split.
-
-    Raises:
-      UserError: datasets is not installed, or there is no such set.
-    """
     return match_split(split, _list_splits(name)) is not None
 
 
@@ -105,10 +89,10 @@ def _import_datasets(name: str) -> Any:
 
 
 def _read_name(name: str) -> tuple[str, str | None]:
-    given = name.removeprefix(PREFIX)
-    if given and Path(given).expanduser().is_dir():  # Path("") would be the working folder
-        return str(Path(given).expanduser()), None
-    owner, _, rest = given.partition("/")
+    location = name.removeprefix(PREFIX)
+    if location and Path(location).expanduser().is_dir():  # Path("") would be the working folder
+        return str(Path(location).expanduser()), None
+    owner, _, rest = location.partition("/")
     repository, _, config = rest.partition("/")
     if not owner or not repository:
         raise UserError(

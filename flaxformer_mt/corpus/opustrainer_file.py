@@ -1,7 +1,7 @@
 """Curricula in OpusTrainer's YAML format, read as the stages of a config.
 
-The only importer of yaml. What has no counterpart here is refused by its name. Data sets are those of
-data.dataset: a file has names for them, and where it gives a path DIR/train.tsv, that of parallel_text@DIR.
+What has no counterpart here is refused by its name. Names of data sets are those of data.dataset; a path
+DIR/train.tsv is parallel_text@DIR.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,7 @@ _KEYS = ("datasets", "stages", "modifiers", "seed", "num_fields", "trainer", "ve
 
 
 def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
-    """Read the stages of a curriculum, each with its noise.
-
-    A warning tells of `seed` and `trainer`, which have no effect.
-
-    Raises:
-      UserError: the file cannot be read, is malformed, or asks for something that there is not here.
-    """
+    """Read the stages of a curriculum with their noise; warn of `seed` and `trainer`, which do nothing."""
     values = _load(Path(path).expanduser())
     try:
         stages = _read_stages(values)
@@ -58,7 +52,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _is_list(value: Any) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value)
 
 
 def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
@@ -82,7 +76,6 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
 
 
 def _read_dataset(name: Any, value: Any) -> str:
-    """Return the name of a set in data.dataset."""
     files = value if isinstance(value, list) else [value]
     if not isinstance(name, str) or not all(isinstance(file, str) for file in files):
         raise ValueError(f"has the data set {name}: {value!r}; write NAME: PATH")
@@ -103,11 +96,11 @@ def _read_stage(name: str, value: Any, sets: dict[str, str], noise: NoiseConfig 
     if not _is_list(value):
         raise ValueError(f"has no mix in stage {name}; list - NAME SHARE, and at the end - until NAME EPOCHS")
     lines = [line.removeprefix("until ").split() for line in value]
-    for given, line in zip(value, lines, strict=True):
-        steps = line[:1] == ["steps"] and given.startswith("until ")
-        if len(line) != 2 or (given.startswith("until ") and line is not lines[-1]):
+    for entry, line in zip(value, lines, strict=True):
+        steps = line[:1] == ["steps"] and entry.startswith("until ")
+        if len(line) != 2 or (entry.startswith("until ") and line is not lines[-1]):
             raise ValueError(
-                f"has {given!r} in stage {name}; write NAME SHARE, and at the end until NAME EPOCHS"
+                f"has {entry!r} in stage {name}; write NAME SHARE, and at the end until NAME EPOCHS"
             )
         if line[0] not in sets and not steps:
             raise ValueError(

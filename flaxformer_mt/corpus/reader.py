@@ -1,6 +1,6 @@
-"""Entry point of the corpora: resolves the names in `data.dataset` and opens the pairs of a split.
+"""Entry point of the corpora: the syntax of `data.dataset`, mixtures, held-out pairs and fingerprints.
 
-Row 1 of the data path. Contains the syntax of `data.dataset`, mixtures and fingerprints.
+Row 1 of the data path.
 """
 
 import dataclasses
@@ -37,11 +37,7 @@ from flaxformer_mt.workers.worker_pool import HERE, Hands
 
 
 class HeldOut(NamedTuple):
-    """Rows of each data set: those to train on, and those that are held out for validation and test.
-
-    aside: for each data set, the number of rows in none of the three, because they share a sentence with one
-    that is held out.
-    """
+    """Rows of each data set to train on and held out; `aside`: how many share a sentence with the latter."""
 
     train: list[np.ndarray]
     valid: list[np.ndarray]
@@ -51,46 +47,40 @@ class HeldOut(NamedTuple):
 
 def hold_out(
     splits: Sequence[RawSplit],
-    kept: Sequence[np.ndarray | None],
+    cleaned: Sequence[np.ndarray | None],
     keys: Sequence[np.ndarray],
     sizes: Mapping[str, int],
 ) -> HeldOut:
     """Choose the rows that are held out from the first data set of each direction, and those to train on.
 
-    Args:
-      splits: the training splits of the data sets.
-      kept: rows of each that cleaning has kept (None: all).
-      keys: digests of the sentences of all rows of each, uint64 [N, 2]; see `digest_sentence`.
-      sizes: numbers of pairs of `valid` and `test` of each direction; 0: none.
-
-    Raises:
-      UserError: a data set has less than twice as many different sentences.
+    `keys` are the sentence digests of all rows of each training split, uint64 [N, 2]; `sizes` the numbers of
+    pairs of `valid` and `test` of each direction; 0: none.
     """
     rows = [
-        np.arange(len(split)) if chosen is None else np.asarray(chosen)
-        for split, chosen in zip(splits, kept, strict=True)
+        np.arange(len(split)) if selected is None else np.asarray(selected)
+        for split, selected in zip(splits, cleaned, strict=True)
     ]
     seen: set[tuple[str, str]] = set()
     banned: dict[str, list[np.ndarray]] = {}
     held: dict[str, list[np.ndarray]] = {"valid": [], "test": []}
     for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
-        chosen = {name: own_rows[:0] for name in held}
+        selected = {name: own_rows[:0] for name in held}
         if split.languages not in seen:
             # A set read in both directions has the same pairs held out in each.
             by_target = split.has_source and split.languages[0] > split.languages[1]
             sides = own_keys[:, ::-1] if by_target else own_keys
             places = _choose(sides[own_rows], sizes, split.name)
-            chosen = {name: own_rows[numbers] for name, numbers in places.items()}
+            selected = {name: own_rows[numbers] for name, numbers in places.items()}
         seen.add(split.languages)
-        for name, numbers in chosen.items():
+        for name, numbers in selected.items():
             held[name].append(numbers)
             for side, language in enumerate(split.languages):
                 banned.setdefault(language, []).append(own_keys[numbers, side])
-    shared = {language: np.unique(np.concatenate(found)) for language, found in banned.items()}
+    shared = {language: np.unique(np.concatenate(digests)) for language, digests in banned.items()}
     train = []
     for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
-        found = zip(split.languages, own_keys[own_rows].T, strict=True)
-        is_shared = np.any([occur_in(own, shared[language]) for language, own in found], axis=0)
+        digests = zip(split.languages, own_keys[own_rows].T, strict=True)
+        is_shared = np.any([occur_in(values, shared[language]) for language, values in digests], axis=0)
         train.append(own_rows[~is_shared])
     aside = [
         len(own_rows) - sum(map(len, parts))
@@ -100,12 +90,9 @@ def hold_out(
 
 
 def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, np.ndarray]:
-    """Return the positions of the pairs with the smallest digests: one pair of each sentence, ascending.
+    """Positions, ascending, of the pairs with the smallest digests of the first side: one pair a sentence.
 
-    Test pairs share no sentence with validation pairs.
-
-    Args:
-      keys: digests of both sides, uint64 [N, 2]; those of the first decide.
+    Test pairs share no sentence with validation pairs. keys: digests of both sides, uint64 [N, 2].
     """
     _, first = np.unique(keys[:, 0], return_index=True)
     wanted = sizes["valid"] + sizes["test"]
@@ -120,14 +107,7 @@ def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, 
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """Return the local copy of a folder: texts of the config's splits and languages, weights, alignments,
-    scores.
-
-    Files that have not changed in the store are not fetched again.
-
-    Raises:
-      UserError: there is no file at the URL, or the store cannot be read.
-    """
+    """Local copy of the folder's files that the config reads; files that have not changed stay."""
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
@@ -138,9 +118,9 @@ def copy_text(url: str, config: DataConfig) -> Path:
     show_as(folder, url)
     present = fetch_files(url, folder, wanted=wanted)
     if not texts & set(present):
-        found = f"it has {', '.join(present[:10])}" if present else "it is empty, or does not exist"
+        state = f"it has {', '.join(present[:10])}" if present else "it is empty, or does not exist"
         raise UserError(
-            f"{url} has no text file of the splits and languages of data: {found}; the files are named as "
+            f"{url} has no text file of the splits and languages of data: {state}; the files are named as "
             f"{config.train_split}.{config.target_language}; set --config.data.text_dir"
         )
     return folder
@@ -170,14 +150,7 @@ def read_pairs(
     several directions, of the first set of each direction that has the split. With an empty
     `data.source_language` every source is "", and only the target side of the sets is read. With
     `data.valid_pairs` or `data.test_pairs`, these are held out from the training split, after cleaning.
-
-    Args:
-      tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
-      hands: who checks the pairs of a set that has not been checked.
-      progress: where it is shown how far this is.
-
-    Raises:
-      UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
+    `tagged` sources begin with the tags of their direction, as a model of the config reads them.
     """
     members, weights = _choose_members(config, split), config.weights
     if split == "train" and weights and len(weights) != len(members):
@@ -189,8 +162,10 @@ def read_pairs(
     if any(_is_held_out(member, config, split) for member in members):
         stored = "train"
     may_drop = stored == "train"
-    held_out = _held_out_identity(config) if may_drop else []
-    splits, kept, keys, hashes, reports, identities = [], [], [], [], [], []
+    sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
+    held_out = may_drop and any(sizes.values())
+    splits, row_lists, keys, hashes, reports = [], [], [], [], []
+    identities: list[Any] = []
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
@@ -200,18 +175,18 @@ def read_pairs(
             raw,
             config.clean,
             may_drop=may_drop,
-            digests=bool(held_out),
+            digests=held_out,
             folder=folder,
             hands=hands,
             progress=progress,
         )
         rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
-            found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
+            problems = ", ".join(f"{name} {problem['count']}" for name, problem in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"
             raise UserError(
                 f"{member.name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
-                f"({found or 'the split is empty'}); check the text and data.clean"
+                f"({problems or 'the split is empty'}); check the text and data.clean"
             )
         tags = choose_tags(config, member.direction) if tagged else ()
         own_weights = raw.weights if split == "train" else None
@@ -219,7 +194,7 @@ def read_pairs(
         splits.append(
             dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag, weights=own_weights)
         )
-        kept.append(rows)
+        row_lists.append(rows)
         hashes.append(cleaned.hashes)
         if cleaned.sentences is not None:
             keys.append(cleaned.sentences)
@@ -230,16 +205,16 @@ def read_pairs(
         identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
     if held_out:
-        kept, reports = _hold_out(splits, kept, keys, reports, config, split)
-        identities += held_out
-    sizes = [report["pairs"] for report in reports]
+        row_lists, reports = _hold_out(splits, row_lists, keys, reports, sizes, split)
+        identities.append(["held_out", list(sizes.values())])
+    counts = [report["pairs"] for report in reports]
     rules = describe_rules(config.clean) if may_drop else None
     return Pairs(
         splits,
-        kept,
-        weights=choose_weights(config, sizes) if split == "train" else (1.0,) * len(members),
+        row_lists,
+        weights=choose_weights(config, counts) if split == "train" else (1.0,) * len(members),
         fingerprint=digest([split, rules, *identities]),
-        report={"split": split, "pairs": sum(sizes), "parts": reports},
+        report={"split": split, "pairs": sum(counts), "parts": reports},
         hashes=hashes,
         links=_read_links(splits, config) if split == "train" else (),
         scores=_open_scores(splits, config) if split == "train" else (),
@@ -247,7 +222,6 @@ def read_pairs(
 
 
 def _choose_members(config: DataConfig, split: Split) -> list[Member]:
-    """Return the data sets that a split is read from."""
     members = read_members(config)
     for member in members:
         source, target = member.direction
@@ -263,7 +237,7 @@ def _choose_members(config: DataConfig, split: Split) -> list[Member]:
         next(member for member in members if member.direction == direction)
         for direction in find_directions(config)
     ]
-    return first if len(first) == 1 else [one for one in first if _has_split(one, config, split)]
+    return first if len(first) == 1 else [member for member in first if _has_split(member, config, split)]
 
 
 def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
@@ -282,11 +256,6 @@ def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
 
 
 def open_train_set(config: DataConfig) -> RawSplit:
-    """Open all rows of the training split of a config's only data set, before cleaning.
-
-    Raises:
-      UserError: there are several data sets, or see `read_pairs`.
-    """
     members = read_members(config)
     if len(members) > 1:
         raise UserError(
@@ -296,15 +265,10 @@ def open_train_set(config: DataConfig) -> RawSplit:
     return _open(members[0], config, "train")
 
 
-def find_alignments(config: DataConfig) -> list[Path | None]:
-    """Return the file with the word alignments of each data set, or None."""
-    return _find_files(config, config.alignments)
-
-
-def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]:
-    """Return the file of each data set, or None; a name without folder is one of the set's text folder."""
+def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | None]:
+    """The file of each data set, or None; a name without a folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
-    files = given * (len(names) if len(given) == 1 else 1)
+    files = configured * (len(names) if len(configured) == 1 else 1)
     paths = []
     for name, file in zip(names, files or ("",) * len(names), strict=True):
         path = Path(file).expanduser() if file else None
@@ -320,13 +284,10 @@ def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | 
     """Read the alignments of each set; [] if data.alignments is empty."""
     if not any(config.alignments):
         return []
-    options: dict[str, Any] = {
-        "may_drop": config.clean.unequal_lines == "drop",
-        "cache": cache_dir(config),
-    }
+    may_drop, cache = config.clean.unequal_lines == "drop", cache_dir(config)
     return [
-        None if path is None else load_links(path, split, **options)
-        for path, split in zip(find_alignments(config), splits, strict=True)
+        None if path is None else load_links(path, split, may_drop=may_drop, cache=cache)
+        for path, split in zip(find_files(config, config.alignments), splits, strict=True)
     ]
 
 
@@ -334,60 +295,43 @@ def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile |
     """Open the teacher scores of each set; [] if data.teacher_scores is empty."""
     if not any(config.teacher_scores):
         return []
-    files = _find_files(config, config.teacher_scores)
-    found = [None if path is None else open_score_file(path) for path in files]
-    for file, split in zip(found, splits, strict=True):
+    files = find_files(config, config.teacher_scores)
+    opened = [None if path is None else open_score_file(path) for path in files]
+    for file, split in zip(opened, splits, strict=True):
         if file is not None and len(file) != len(split):
             raise UserError(
                 f"{file.path} has scores of {len(file)} rows, but {split.name} has {len(split)} training "
                 "pairs; make them again for this text with distil --teacher_scores"
             )
-    return found
+    return opened
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Return whether the first set of `data.dataset` has the split; of several directions, that of any of
-    them.
-
-    Raises:
-      UserError: the data set is missing.
-    """
+    """Whether the first set of `data.dataset`, or that of any of several directions, has the split."""
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)
 
 
-def _held_out_identity(config: DataConfig) -> list[Any]:
-    """Return what changes with the numbers of pairs that are held out; [] if there are none."""
-    sizes = [config.valid_pairs, config.test_pairs]
-    return [["held_out", sizes]] if any(sizes) else []
-
-
 def _hold_out(
     splits: list[RawSplit],
-    kept: list[Any],
+    cleaned: list[Any],
     keys: list[Any],
     reports: list[dict[str, Any]],
-    config: DataConfig,
+    sizes: Mapping[str, int],
     split: Split,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """Return the rows of a split, where some training pairs are held out, and the reports of the sets."""
-    sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
-    found = hold_out(splits, kept, keys, sizes)
-    rows = getattr(found, split)
+    parts = hold_out(splits, cleaned, keys, sizes)
+    rows = getattr(parts, split)
     described = []
     for number, report in enumerate(reports):
-        held = {name: len(getattr(found, name)[number]) for name in sizes} | {"aside": found.aside[number]}
+        held = {name: len(getattr(parts, name)[number]) for name in sizes} | {"aside": parts.aside[number]}
         described.append(report | {"pairs": len(rows[number]), "held_out": held})
     return rows, described
 
 
 def _is_held_out(member: Member, config: DataConfig, split: Split) -> bool:
-    """Return whether the pairs of a split are held out from the training split of a set.
-
-    Raises:
-      UserError: they are to be held out, but the set has the split as well.
-    """
     size = {"train": 0, "valid": config.valid_pairs, "test": config.test_pairs}[split]
     if size and _stores_split(member, config, split):
         raise UserError(

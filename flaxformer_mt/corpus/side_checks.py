@@ -1,8 +1,7 @@
 """Sides of a corpus that are swapped, shifted against each other by some lines, or in another language.
 
-Compares samples: the letter sequences of a side with those that its language has in the training set, and the
-correlation of the lengths of a pair with that of a source and the target some lines later or earlier. A model
-of language identification, where there is one, takes the place of the letter sequences.
+Compares samples: letter sequences with those of the language in the training set (or a model of language
+identification), and lengths of a pair with those of a source and the target some lines away.
 """
 
 import collections
@@ -40,9 +39,7 @@ class PartedPairs(Protocol):
     parts: tuple[Part, ...]
     languages: tuple[tuple[str, str], ...]
 
-    def read_range(self, part: int, positions: range) -> list[Pair]:
-        """Return the pairs at these positions of a data set, which is one of `parts`."""
-        ...
+    def read_range(self, part: int, positions: range) -> list[Pair]: ...
 
 
 class Block(NamedTuple):
@@ -55,11 +52,10 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SideProblem:
-    """A problem of a data set.
+    """A data set is swapped, shifted, or its source or target is in another language (`problem`).
 
-    problem: swapped, shifted, source or target (that side is in another language). blocks: number of blocks
-    with the problem, of how many. first: number of the first pair of the first one, from 1 on. shift: targets
-    that are this number of lines later belong to the sources. language: the one that a model has identified.
+    blocks: number of blocks with the problem, of how many; first: number of the first pair of the first one,
+    from 1 on. Targets that are `shift` lines later belong to the sources.
     """
 
     split: str
@@ -76,32 +72,29 @@ class SideProblem:
 def find_side_problems(
     splits: Mapping[str, PartedPairs], identifier: LanguageIdentifier | None = None
 ) -> list[SideProblem]:
-    """Compare the sides of each data set of the splits with those of the training set, which is `train`.
-
-    With a model of languages, this says which language a side is in, instead of the training set.
-    """
+    """Compare the sides of each data set with those of the set `train`, or with a model of languages."""
     samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
     known: dict[str, _Profile] = collections.defaultdict(collections.Counter)
     for _, languages, blocks in samples["train"]:
         for block in blocks:
             for language, counts in zip(languages, block.profiles, strict=True):
                 known[language].update(counts)
-    known = {name: own for name, own in known.items() if name and own.total() >= _FEWEST_LETTERS}
+    known = {name: profile for name, profile in known.items() if name and profile.total() >= _FEWEST_LETTERS}
     findings = []
     for split, parts in samples.items():
         for name, languages, blocks in parts:
-            found: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
+            blocks_by_problem: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
             for block in blocks:
                 if identifier is None:
                     problems = [(problem, "") for problem in _compare(block, languages, known)]
                 else:
                     problems = list(_identify(block, languages, identifier))
                 for kind in problems:
-                    found[kind].append((block, 0))
+                    blocks_by_problem[kind].append((block, 0))
                 is_swapped = any(problem == "swapped" for problem, _ in problems)
                 if languages[0] and not is_swapped and (shift := find_shift(block.pairs)):
-                    found["shifted", ""].append((block, shift))
-            for (problem, language), where in found.items():
+                    blocks_by_problem["shifted", ""].append((block, shift))
+            for (problem, language), where in blocks_by_problem.items():
                 block, shift = where[0]
                 numbers = len(where), len(blocks), block.start + 1
                 examples = _choose_examples(block)
@@ -110,22 +103,19 @@ def find_side_problems(
 
 
 def find_shift(pairs: Sequence[Pair]) -> int:
-    """Return by how many lines the targets of consecutive pairs are late; 0 if they belong to their sources.
-
-    With 1, the target of each source is that of the next pair.
-    """
+    """By how many lines the targets are late: 1 if each source has the next pair's target."""
     lengths = np.log1p([[len(source), len(target)] for source, target in pairs])
     if len(pairs) < _FEWEST_PAIRS:
         return 0
-    found = {
+    correlations = {
         shift: _correlate(
             lengths[max(0, -shift) : len(pairs) - max(0, shift), 0],
             lengths[max(0, shift) : len(pairs) + min(0, shift), 1],
         )
         for shift in range(-_LARGEST_SHIFT, _LARGEST_SHIFT + 1)
     }
-    best = max(found, key=found.__getitem__)
-    is_clear = found[best] >= _CORRELATION and found[best] - found[0] >= _MORE
+    best = max(correlations, key=correlations.__getitem__)
+    is_clear = correlations[best] >= _CORRELATION and correlations[best] - correlations[0] >= _MORE
     return best if is_clear else 0
 
 
@@ -141,20 +131,17 @@ def count_sequences(texts: Iterable[str]) -> _Profile:
     return counts
 
 
-def compare_sequences(one: _Profile, other: _Profile) -> float:
-    """Return the cosine of the angle between two counts, from 0 to 1."""
-    product = sum(count * other[key] for key, count in one.items())
-    norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (one, other)]
+def compare_sequences(left: _Profile, right: _Profile) -> float:
+    product = sum(count * right[key] for key, count in left.items())
+    norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (left, right)]
     return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
 
 
 def describe_side_problems(findings: Iterable[SideProblem]) -> list[str]:
-    """Return a warning for each finding, with an example."""
     return [_describe(finding) for finding in findings]
 
 
 def _take_samples(pairs: PartedPairs) -> Iterator[tuple[str, tuple[str, str], list[Block]]]:
-    """Yield name, languages and blocks of each data set of a split."""
     for number, (part, languages) in enumerate(zip(pairs.parts, pairs.languages, strict=True)):
         last = max(0, part.size - _BLOCK)
         count = min(_BLOCKS, -(-part.size // _BLOCK))
@@ -176,8 +163,8 @@ def _identify(
     for side, language in enumerate(languages):
         if language:
             texts = [pair[side] for pair in block.pairs]
-            found = collections.Counter(identifier.find_others(texts, language, least=_PROBABLE))
-            common, count = found.most_common(1)[0]
+            counts = collections.Counter(identifier.find_others(texts, language, least=_PROBABLE))
+            common, count = counts.most_common(1)[0]
             others[side] = common if 2 * count > len(texts) else ""
     if all(others) and all(map(identifier.is_same, others, languages[::-1])):
         yield "swapped", others[0]
@@ -190,25 +177,27 @@ def _identify(
 def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]) -> Iterator[str]:
     """Yield swapped, or each side with few letter sequences of its language in the training set."""
     source, target = languages
-    own = block.profiles
-    is_enough = [counts.total() >= _FEWEST_LETTERS for counts in own]
+    profiles = block.profiles
+    is_enough = [counts.total() >= _FEWEST_LETTERS for counts in profiles]
     if source and target in known and source in known and source != target and all(is_enough):
         gains = [
-            compare_sequences(own[0], known[target]) - compare_sequences(own[0], known[source]),
-            compare_sequences(own[1], known[source]) - compare_sequences(own[1], known[target]),
+            compare_sequences(profiles[0], known[target]) - compare_sequences(profiles[0], known[source]),
+            compare_sequences(profiles[1], known[source]) - compare_sequences(profiles[1], known[target]),
         ]
         if min(gains) >= _CLOSER:
             yield "swapped"
             return
-    for name, language, counts, enough in zip(("source", "target"), languages, own, is_enough, strict=True):
+    for name, language, counts, enough in zip(
+        ("source", "target"), languages, profiles, is_enough, strict=True
+    ):
         if enough and language in known and compare_sequences(counts, known[language]) < _UNLIKE:
             yield name
 
 
-def _correlate(one: np.ndarray, other: np.ndarray) -> float:
-    if min(one.std(), other.std()) < 1e-9:
+def _correlate(left: np.ndarray, right: np.ndarray) -> float:
+    if min(left.std(), right.std()) < 1e-9:
         return 0.0
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(left, right)[0, 1])
 
 
 def _choose_examples(block: Block) -> list[dict[str, Any]]:

@@ -26,18 +26,13 @@ from flaxformer_mt.unicode_text import BEGINNING, check_encoding
 
 
 def open_zst(path: Path) -> io.BufferedReader:
-    """Open a .zst file for reading its unpacked bytes, which cannot be sought.
-
-    Raises:
-      OSError: also later: the file cannot be read, or, without `errno`, is damaged or not complete.
-    """
+    """Open for reading the unpacked bytes, which cannot be sought."""
     import pyarrow
 
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 18)
 
 
 def count_parquet_rows(path: Path) -> int:
-    """Return the number of rows of a table; raise UserError if it is damaged."""
     with _open_table(path) as table:
         return table.metadata.num_rows
 
@@ -45,16 +40,10 @@ def count_parquet_rows(path: Path) -> int:
 def read_parquet_pairs(
     path: Path, languages: tuple[str, str], *, first: int, size: int
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield the texts of both languages from row `first` on, in lists of `size`.
+    """Yield the texts of both languages ("": none) from row `first` on, in lists of `size`.
 
     They are columns of text with the names of the languages, as such or inside of a column `translation`. A
     text that is null is empty. A line feed becomes a space, since a sentence is one line.
-
-    Args:
-      languages: without a source, which is "", all sources are empty.
-
-    Raises:
-      UserError: the table is damaged, or lacks the text of a language.
     """
     with _open_table(path) as table:
         columns = _find_columns(path, table, languages)
@@ -89,14 +78,13 @@ def _open_table(path: Path) -> Iterator[Any]:
 
 
 def _find_columns(path: Path, table: Any, languages: tuple[str, str]) -> dict[str, str]:
-    """Return the path of the column of each language."""
     import pyarrow
 
     fields, prefix = table.schema_arrow, ""
     if "translation" in fields.names and pyarrow.types.is_struct(fields.field("translation").type):
         fields, prefix = list(fields.field("translation").type), "translation."
     kinds = ("string", "large_string", "string_view")
-    check_languages(str(path), languages, [one.name for one in fields if str(one.type) in kinds])
+    check_languages(str(path), languages, [field.name for field in fields if str(field.type) in kinds])
     return {language: prefix + language for language in languages if language}
 
 
@@ -118,22 +106,17 @@ _SKIPPED = 1 << 20
 
 
 def find_packing(path: Path) -> str:
-    """Return the ending that says how a file is packed; "" if it is not."""
+    """Ending that says how a file is packed; "" if it is not."""
     return path.suffix if path.suffix in _NAMES else ""
 
 
 def name_unpacked(path: Path) -> str:
-    """Return the name that a file has when it is not packed."""
     return path.name.removesuffix(find_packing(path))
 
 
 @contextlib.contextmanager
 def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
-    """Open a file for reading its unpacked bytes from number `start` on.
-
-    Raises:
-      UserError: inside of the context too: the file cannot be read, or is damaged or not complete.
-    """
+    """Open for reading the unpacked bytes from number `start` on."""
     packing = find_packing(path)
     try:
         with contextlib.ExitStack() as stack:
@@ -169,10 +152,7 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """Facts about a file: number of lines, digest of the text, where each BLOCK begins, CRLF lines, BOM.
-
-    A block begins at this byte of the unpacked text, or at this row of a parquet file.
-    """
+    """Facts about a file: lines, digest of the text, first byte (or row) of each BLOCK, CRLF lines, BOM."""
 
     lines: int
     digest: str
@@ -184,46 +164,36 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """Return the files of a split: (source, target), or one (table,); (target,) if `languages[0]` is "".
-
-    Raises:
-      UserError: the folder or a file is missing, or the choice of files is ambiguous.
-    """
+    """(source, target), or one (table,); (target,) if `languages[0]` is ""."""
     _require(folder)
     wanted = [language for language in languages if language]
     present = {suffix: find_file(folder, f"{split}.{suffix}") for suffix in (*wanted, *TABLES)}
-    found = [path for path in present.values() if path]
-    tables = [path for path in found if find_table(path)]
+    matches = [path for path in present.values() if path]
+    tables = [path for path in matches if find_table(path)]
     if not languages[0] and tables in ([], [present["tsv"]]):
         return (_find_target(folder, split, languages[1]),)
-    if tables and len(found) > 1:
-        other = next(path for path in found if path != tables[0])
+    if tables and len(matches) > 1:
+        other = next(path for path in matches if path != tables[0])
         raise UserError(f"{folder} has both {tables[0].name} and {other.name}; keep one of them")
     if tables:
         return (tables[0],)
     if missing := [language for language in languages if not present[language]]:
         raise UserError(_missing(folder, split, missing[0], languages))
-    return tuple(found)
+    return tuple(matches)
 
 
 def find_table(path: Path) -> str:
-    """Return the kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
+    """Kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
     ending = name_unpacked(path).rpartition(".")[2]
     return ending if ending in TABLES else ""
 
 
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
-    """Return whether the folder holds any file of the split.
-
-    Raises:
-      UserError: the folder does not exist.
-    """
     _require(folder)
     return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), *TABLES))
 
 
 def _find_target(folder: Path, split: str, language: str) -> Path:
-    """Return the file with the text of a language model."""
     target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
     if target:
         return target
@@ -247,11 +217,11 @@ def _require(folder: Path) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Return the file of this name, or the packed one; raise UserError if there are several."""
-    found = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
-    if len(found) > 1:
-        raise UserError(f"{folder} has both {found[0].name} and {found[1].name}; keep one of them")
-    return found[0] if found else None
+    """The file of this name, or the packed one; raise UserError if there are several."""
+    matches = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
+    if len(matches) > 1:
+        raise UserError(f"{folder} has both {matches[0].name} and {matches[1].name}; keep one of them")
+    return matches[0] if matches else None
 
 
 def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]) -> str:
@@ -272,21 +242,13 @@ def _present(folder: Path, wanted: str) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    r"""Yield the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start.
-
-    Raises:
-      UserError: the file cannot be read, or a packed file is damaged.
-    """
+    r"""Yield the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start."""
     for number, text in enumerate(_find_blocks(path)):
         yield from _split(text, first=number == 0)
 
 
 def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
-    """Yield the lines of a file in lists of BLOCK, as `read_lines` does, from block `number` on.
-
-    Args:
-      starts: where each block begins, as in `Scan.starts`.
-    """
+    """Yield the lines in lists of BLOCK, as `read_lines` does, from block `number` of `Scan.starts` on."""
     with open_unpacked(path, start=starts[number]) as file:
         for index in range(number, len(starts)):
             size = starts[index + 1] - starts[index] if index + 1 < len(starts) else -1
@@ -294,13 +256,11 @@ def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterat
 
 
 def _split(text: bytes, *, first: bool) -> list[bytes]:
-    """Split lines that end in a line feed; `first` says whether they begin the file."""
     lines = (text.removeprefix(_BOM) if first else text).removesuffix(b"\n").split(b"\n")
     return [line.removesuffix(b"\r") for line in lines] if b"\r" in text else lines
 
 
 def _find_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the text of each BLOCK of lines."""
     with open_unpacked(path) as file:
         check_encoding(file.peek(BEGINNING), str(path))
         while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
@@ -308,12 +268,6 @@ def _find_blocks(path: Path) -> Iterator[bytes]:
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
-    """Read a file once, in constant memory, and return its counts and digest.
-
-    Raises:
-      UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns, or
-        three if the first line has three.
-    """
     if find_table(path) == "parquet":
         rows = count_parquet_rows(path)
         return Scan(rows, digest_file(path), tuple(range(0, rows, BLOCK)), 0, False)
@@ -339,11 +293,11 @@ def _check_columns(path: Path, before: int, block: list[bytes], wanted: int) -> 
     counts = [line.count(b"\t") + 1 for line in block]
     if counts.count(wanted) == len(block):
         return
-    row, found = next((row, count) for row, count in enumerate(counts) if count != wanted)
+    row, columns = next((row, count) for row, count in enumerate(counts) if count != wanted)
     expected = "3, as the first one: source, tab, target, tab, weight"
     if wanted == 2:
         expected = "2: source, one tab, target; or all lines have a third one, the weight of the pair"
-    raise UserError(f"{path} line {before + row + 1} has {found} columns; a .tsv line has {expected}")
+    raise UserError(f"{path} line {before + row + 1} has {columns} columns; a .tsv line has {expected}")
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
@@ -362,9 +316,9 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Size, times in nanoseconds and inode of a file: one of them changes whenever the file does.
+    """Size, times in nanoseconds and inode: one of them changes whenever the file does.
 
-    Programs that copy files can set the time of modification (`cp -p`), but not that of change.
+    `cp -p` sets the time of modification, but not that of change.
     """
-    facts = path.stat()
-    return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+    status = path.stat()
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

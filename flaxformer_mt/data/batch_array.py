@@ -1,6 +1,5 @@
 """A batch as one array of integers, so that a batch is one transfer to each device.
 
-Weights of tokens, alignments and scores of a teacher, where training has them, are arrays beside it.
 The devices make masks, shifted inputs, segments and positions from it, inside the program that uses them.
 """
 
@@ -78,11 +77,10 @@ class _Side:
     first: Array
 
     def segments(self) -> Array:
-        """Return the number of each token's sentence within its row, from 1; 0: padding."""
+        """Number of each token's sentence within its row, from 1; 0: padding."""
         return jnp.where(self.mask, jnp.cumsum(self.first, axis=1, dtype=jnp.int32), 0)
 
     def positions(self) -> Array:
-        """Return the index of each token within its sentence; 0: padding."""
         index = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
         begin = jax.lax.cummax(jnp.where(self.first, index, 0), axis=1)
         return jnp.where(self.mask, index - begin, 0)
@@ -96,13 +94,8 @@ def _read_side(numbers: Array, pad_id: int) -> _Side:
 def to_array(
     batch: Batch, *, pad_id: int, bos_id: int, unpadded: tuple[int, int] | None = None
 ) -> BatchArray:
-    """Write a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape.
-
-    Args:
-      pad_id, bos_id: the ids that the batch was made with.
-      unpadded: as in the `BatchArray`.
-    """
-    facts: dict[str, Any] = {
+    """Write a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape."""
+    fields: dict[str, Any] = {
         "source_length": batch.source.shape[1],
         "packed": batch.source_segments is not None,
         "pad_id": pad_id,
@@ -115,7 +108,7 @@ def to_array(
     shape = (batch.source.shape[0], batch.source.shape[1] + batch.target_out.shape[1])
     if isinstance(batch.source, jax.ShapeDtypeStruct):
         only_shape: Any = jax.ShapeDtypeStruct(shape, np.int32)
-        return BatchArray(only_shape, **facts)
+        return BatchArray(only_shape, **fields)
     numbers = np.empty(shape, np.int32)
     sides = (
         (batch.source, batch.source_mask, batch.source_positions),
@@ -131,9 +124,8 @@ def to_array(
             part += positions == 0
         np.copyto(part, _PADDING, where=~mask)
         begin += tokens.shape[1]
-    return BatchArray(numbers, **facts)
+    return BatchArray(numbers, **fields)
 
 
 def as_batch(batch: Batch | BatchArray) -> Batch:
-    """Return the batch itself, or the one that an array stands for."""
     return batch.to_batch() if isinstance(batch, BatchArray) else batch

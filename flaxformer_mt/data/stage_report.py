@@ -12,19 +12,17 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 
 
 def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
-    """Plan the first epoch of each stage of a config with stages; return JSON values for each.
+    """Plan the first epoch of each stage, with one seed for all runs: a sweep over seeds compiles once.
 
     `updates` is exact for a stage that ends after steps. For one that ends after epochs it is computed from
-    the first of them, and for one that lasts until training ends it is None. `from_update` is
-    the number of its first update. The epochs are those of one seed for all runs, so that what is compiled
-    for their batches serves a sweep over seeds.
+    the first of them, and for one that lasts until training ends it is None. `from_update` is its first.
     """
     base, accumulation = stores.base, config.optim.accumulation
     curriculum = make_curriculum(config.data, base.parts, seed=0, accumulation=accumulation)
     assert curriculum is not None, "the config has no stages"
     lengths = base.source_lengths, base.target_lengths
     shapes = make_training_shapes(*lengths, config=config.data, headroom=stores.varies)
-    found, start = [], 1
+    described, start = [], 1
     for number, stage in enumerate(curriculum.stages):
         drawn = curriculum.draw(Position(0, 0, number))
         plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, shapes=shapes, drawn=drawn)
@@ -32,7 +30,7 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
         if stage.epochs is not None:
             updates = -(-len(plan) * stage.epochs // accumulation)
         rates = dataclasses.asdict(stage.noise)
-        found.append(
+        described.append(
             {
                 "name": stage.name,
                 "from_update": start,
@@ -50,14 +48,13 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
             }
         )
         start += updates or 0
-    return found
+    return described
 
 
 def format_stages(stages: Sequence[dict[str, Any]]) -> list[str]:
-    """Format the stages for the log, a line each."""
     lines = []
     for number, stage in enumerate(stages, start=1):
-        mix = ", ".join(f"{one['share']:.1%} {one['name']}" for one in stage["mix"])
+        mix = ", ".join(f"{part['share']:.1%} {part['name']}" for part in stage["mix"])
         noise = ", ".join(f"{kind} {rate:g}" for kind, rate in stage["noise"].items())
         lines.append(
             f"stage {number} of {len(stages)}, {stage['name']}: {mix}; {_format_length(stage)}"

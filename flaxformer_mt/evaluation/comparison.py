@@ -1,8 +1,4 @@
-"""Comparison of a run with other systems: paired significance tests on translations of the same set.
-
-Contains the parsing of --against, the check that all systems translate the same sentences, and the files and
-tables of a comparison. The tests themselves are left to sacreBLEU (evaluation/metrics.py).
-"""
+"""Comparison of a run with other systems: paired significance tests on translations of the same set."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.config.directions import Direction, find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import (
@@ -54,11 +50,7 @@ class ComparedSystem:
 
 
 def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
-    """Parse RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is.
-
-    Raises:
-      UserError: no folder or file has that name, the folder is not a run, or the run is a language model.
-    """
+    """RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is."""
     if isinstance(name, ComparedSystem):
         return name
     name = str(name)
@@ -72,22 +64,13 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
             f"--against={name} is neither a run directory nor a file of translations; give RUN, "
             "RUN@CHECKPOINT or FILE"
         )
-    if not read_config(folder / "config.json").data.source_language:
-        raise UserError(
-            f"--against={name} is a language model (its data.source_language is empty) and translates "
-            "nothing; compare runs that translate, or files of translations"
-        )
+    reason = " and translates nothing; compare runs that translate, or files of translations"
+    refuse_language_model(read_config(folder / "config.json").data, f"--against={name}", reason)
     return ComparedSystem(name, folder, checkpoint)
 
 
 @dataclass(frozen=True)
 class ResamplingOptions:
-    """Options of resampling: the number of samples, and the test that compares two systems.
-
-    Raises:
-      UserError: a number is out of range.
-    """
-
     # Number of bootstrap samples, for confidence intervals and for the paired bootstrap test; 0: none.
     samples: int = 0
     paired: Literal["bootstrap", "approximate"] = "bootstrap"
@@ -108,14 +91,7 @@ def make_resampling_options(
     *,
     compared: Sequence[str],
 ) -> ResamplingOptions:
-    """Build the options from the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials.
-
-    Args:
-      compared: the names given to --against.
-
-    Raises:
-      UserError: a number is out of range, a flag has no effect, or --against names a system twice.
-    """
+    """The options of the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials."""
     if paired is not None and not compared:
         raise UserError(f"--paired={paired} has no effect without --against=RUN; give one or leave it out")
     if trials is not None and paired != "approximate":
@@ -143,14 +119,9 @@ def read_compared_files(
 ) -> dict[str, tuple[str, ...]]:
     """Check all compared systems, and return the translations of those that are files, by name.
 
-    Args:
-      own: the directory of the evaluated run, its config, and the set to score.
-      split: the split that the set comes from; None: the set comes from files, which any run can translate.
-
-    Raises:
-      UserError: the split of a run differs from the set, or a file has another number of lines.
+    Without a split, the set comes from files, which any run can translate.
     """
-    found = {}
+    translations = {}
     for system in systems:
         if system.run is not None:
             if split is not None:
@@ -163,8 +134,8 @@ def read_compared_files(
                 f"{system.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
                 "be the translation of sentence N"
             )
-        found[system.name] = tuple(lines)
-    return found
+        translations[system.name] = tuple(lines)
+    return translations
 
 
 class Rival(NamedTuple):
@@ -182,10 +153,9 @@ def translate_compared_systems(
     direction: Direction,
     **options: Any,
 ) -> list[Rival]:
-    """Return the translations of all compared systems.
+    """Translations of all compared systems, in their order, whose models are loaded one after another.
 
-    Keeps the given order. Loads the models one after another; `options` are those of `Translator.load`.
-    A model of several directions translates in `direction`.
+    A model of several directions translates in `direction`; `options` are those of `Translator.load`.
     """
     rivals = []
     for system in systems:
@@ -195,10 +165,7 @@ def translate_compared_systems(
         translator = Translator.load(
             system.run, checkpoint=system.checkpoint, search=system.search, **options
         )
-        languages: dict[str, Any] = {
-            "source_language": direction.source,
-            "target_language": direction.target,
-        }
+        languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
         facts = {"name": system.name, "checkpoint": translator.checkpoint}
@@ -208,7 +175,6 @@ def translate_compared_systems(
 
 
 def describe_search(search: SearchConfig) -> dict[str, Any]:
-    """Return the options of a search that a report names, as JSON values."""
     return {
         "method": search.method,
         "beam_size": 1 if search.method == "greedy" else search.beam_size,
@@ -217,16 +183,18 @@ def describe_search(search: SearchConfig) -> dict[str, Any]:
 
 
 def find_largest_differences(
-    one: Sequence[str], other: Sequence[str], references: Sequence[str], *, most: int, lowercase: bool = False
+    left: Sequence[str],
+    right: Sequence[str],
+    references: Sequence[str],
+    *,
+    most: int,
+    lowercase: bool = False,
 ) -> list[tuple[int, float, float]]:
-    """Return the sentences whose chrF differs most, at most `most`: their indices and the chrF of both.
-
-    Omits sentences with identical translations.
-    """
-    unlike = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    """Indices of the `most` sentences whose chrF differs most, and the chrF of both; no identical ones."""
+    unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
         score_sentences_chrf([texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase)
-        for texts in (one, other)
+        for texts in (left, right)
     )
     rows = zip(unlike, ours, theirs, strict=True)
     return sorted(rows, key=lambda row: -abs(row[1] - row[2]))[:most]
@@ -249,8 +217,8 @@ def save_largest_differences(
 def compare(
     own: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
-    """Return TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
-    found = resample_scores(
+    """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
+    resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": own.hypotheses} | {facts["name"]: hypotheses for facts, hypotheses in rivals},
         own.references,
@@ -259,15 +227,15 @@ def compare(
         trials=resamples.trials,
         **score_options,
     )
-    first, *others = found.systems
-    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": found.plain_signatures["ter"]}
+    first, *others = resampled.systems
+    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": resampled.plain_signatures["ter"]}
     if resamples.samples:
         result["confidence"] = {"level": 95, "samples": resamples.samples} | {
-            metric: {"mean": score.mean, "ci": score.ci, "signature": found.signatures[metric]}
+            metric: {"mean": score.mean, "ci": score.ci, "signature": resampled.signatures[metric]}
             for metric, score in first.items()
         }
     if rivals:
-        result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
+        result["paired"] = {"test": resamples.paired, "signatures": resampled.signatures}
         result["against"] = [
             {
                 **facts,
@@ -298,8 +266,7 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _cell(found: Mapping[str, Any]) -> str:
-    """Format a score, its interval and its p-value in 27 characters."""
-    interval = "" if found["ci"] is None else f"± {found['ci']:.2f}"
-    chance = "" if found.get("p_value") is None else f"p={found['p_value']:.4f}"
-    return f"{found['score']:>10.2f} {interval:<7} {chance:<8}"
+def _cell(score: Mapping[str, Any]) -> str:
+    interval = "" if score["ci"] is None else f"± {score['ci']:.2f}"
+    chance = "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"
+    return f"{score['score']:>10.2f} {interval:<7} {chance:<8}"

@@ -1,11 +1,6 @@
-"""The progress of training as a human sees it: one line, updated in place on a terminal, and messages.
-
-Owns rich's progress bar. Contains the values that a line shows, and those that a narrow terminal
-does without.
-"""
+"""Progress as a human sees it, by rich: lines that are updated in place on a terminal, and messages."""
 
 import contextlib
-import functools
 import itertools
 import math
 import os
@@ -54,8 +49,6 @@ _SHOWN_ABOVE = {"data_wait": 0.01}
 
 
 class Sample(NamedTuple):
-    """One sentence of an evaluation."""
-
     source: str
     reference: str
     translation: str
@@ -74,28 +67,20 @@ def announce_if_slow(text: str, say: Callable[[str], object]) -> Iterator[None]:
 
 
 def format_train_line(
-    step: int,
-    total_steps: int,
-    values: Mapping[str, Any],
-    seconds_left: float,
-    *,
-    width: int | None = None,
+    step: int, total_steps: int, values: Mapping[str, Any], seconds_left: float, *, width: int | None = None
 ) -> str:
-    """Format a progress line: `step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`.
-
-    In `width` columns, the less important values are left out before the time left is.
-    """
+    """`step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`; some values give way to `width`."""
     left = [f"{format_duration(seconds_left)} left"] if math.isfinite(seconds_left) else []
     for omitted in range(len(_OMITTED) + 1):
-        kept = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
-        line = " | ".join([f"step {step:>5}/{total_steps}", *format_values(kept), *left])
+        shown = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
+        line = " | ".join([f"step {step:>5}/{total_steps}", *format_values(shown), *left])
         if width is None or len(line) <= width:
             break
     return line
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
+    """`0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
     seconds = round(seconds)
     if seconds < 3600:
         return f"{seconds // 60}:{seconds % 60:02}"
@@ -105,7 +90,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_values(values: Mapping[str, Any]) -> list[str]:
-    """Return the values that a line shows, formatted, in their order; BLEU of each direction at the end."""
+    """The values that a line shows, formatted, in their order; BLEU of each direction at the end."""
     directions = [name for name in values if name.startswith("bleu_")]
     return [
         template.format(values[name])
@@ -121,21 +106,18 @@ class Display:
     silent_seconds = math.inf
 
     def width(self) -> int | None:
-        """Return the columns for a line that is updated in place; None where every line stays."""
+        """Columns for a line that is updated in place; None where every line stays."""
         return None
 
-    def show(self, line: str, step: int) -> None:
-        """Show the progress line."""
+    def show(self, line: str, done: int) -> None: ...
 
     def say(self, text: str, *, cut: bool = False) -> None:
         """Show a message above the progress line; `cut` limits it to one line of a terminal."""
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Show what the context does, if it takes some time."""
         return contextlib.nullcontext()
 
-    def close(self) -> None:
-        """End the display."""
+    def close(self) -> None: ...
 
 
 class _PlainDisplay(Display):
@@ -146,7 +128,7 @@ class _PlainDisplay(Display):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def show(self, line: str, step: int) -> None:
+    def show(self, line: str, done: int) -> None:
         self.say(line)
 
     def say(self, text: str, *, cut: bool = False) -> None:
@@ -161,21 +143,35 @@ class _LiveDisplay(Display):
 
     silent_seconds = _SILENT_LIVE
 
-    def __init__(self, stream: TextIO, start_step: int, total_steps: int) -> None:
-        # A thread that refreshes the bar would slow training down.
-        self._progress = make_bar(stream, refreshes_itself=False, transient=False)
-        self._task = self._progress.add_task(
-            format_train_line(start_step, total_steps, {}, math.nan), total=total_steps, completed=start_step
+    def __init__(
+        self, stream: TextIO, line: str, *, total: int | None, done: int, transient: bool, bar: bool
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        text = TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
         )
+        self._progress = Progress(
+            *([BarColumn(bar_width=_BAR)] if bar else []),
+            text,
+            console=Console(file=stream),
+            auto_refresh=transient and bar,  # the thread would slow training down
+            transient=transient,
+            redirect_stdout=False,  # programs may read standard output
+            redirect_stderr=stream is sys.stderr,
+        )
+        self._task = self._progress.add_task(line, total=total, completed=done)
         self._progress.start()
         self._progress.refresh()
 
     def width(self) -> int | None:
-        """Return the columns beside the bar and the space that follows it."""
+        """Beside the bar and the space that follows it."""
         return self._progress.console.width - _BAR - 1
 
-    def show(self, line: str, step: int) -> None:
-        self._progress.update(self._task, completed=step, description=line, refresh=True)
+    def show(self, line: str, done: int) -> None:
+        self._progress.update(self._task, completed=done, description=line, refresh=True)
 
     def say(self, text: str, *, cut: bool = False) -> None:
         plain: Any = {"markup": False, "emoji": False, "highlight": False}
@@ -184,7 +180,6 @@ class _LiveDisplay(Display):
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """Show the text in place of the line, with a sign that moves, while the context is busy."""
         line, done = self._progress.tasks[0].description, threading.Event()
 
         def move() -> None:
@@ -206,39 +201,24 @@ class _LiveDisplay(Display):
         self._progress.stop()
 
 
-def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Display:
-    """Make the display for a stream: silent for None, live on a terminal, plain elsewhere."""
+def make_display(
+    stream: TextIO | None,
+    line: str = "",
+    *,
+    total: int | None = None,
+    done: int = 0,
+    transient: bool = False,
+    bar: bool = True,
+) -> Display:
+    """Silent for None; on a terminal with cursor movements a bar, perhaps, and a line; else lines that stay.
+
+    A transient bar disappears at the end, and moves in the meantime.
+    """
     if stream is None:
         return Display()
-    return _LiveDisplay(stream, start_step, total_steps) if is_live(stream) else _PlainDisplay(stream)
-
-
-def is_live(stream: TextIO) -> bool:
-    """Return whether lines can be updated in place: on a terminal that has cursor movements."""
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-def make_bar(stream: TextIO, *, refreshes_itself: bool, transient: bool) -> Any:
-    """Make a rich `Progress`: a bar, and beside it the description of its task, as one line.
-
-    Args:
-      refreshes_itself: whether a thread draws it ten times a second.
-      transient: whether it disappears when it ends.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    one_line = Column(no_wrap=True, overflow="ellipsis")
-    return Progress(
-        BarColumn(bar_width=_BAR),
-        TextColumn("{task.description}", markup=False, table_column=one_line),
-        console=Console(file=stream),
-        auto_refresh=refreshes_itself,
-        transient=transient,
-        redirect_stdout=False,  # programs may read standard output
-        redirect_stderr=stream is sys.stderr,
-    )
+    if not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+        return _PlainDisplay(stream)
+    return _LiveDisplay(stream, line, total=total, done=done, transient=transient, bar=bar)
 
 
 # Receives the number of items that are done.
@@ -256,31 +236,23 @@ class WorkProgress:
 
     @contextlib.contextmanager
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
-        """Show one part while the context lasts, and yield what counts its items.
+        """Show one part, as "tokenizing", while the context lasts, and yield what counts its items.
 
-        The first call of what it yields counts the items that an earlier process has done; 0: none.
-
-        Args:
-          name: what is being done, as in "tokenizing".
-          total: the number of items; None: unknown, and nothing is counted.
+        The first call of what it yields counts the items that an earlier process has done; 0: none. Without a
+        total nothing is counted.
         """
-        stream = self._stream
-        if stream is None:
-            yield lambda items: None
-            return
-        bar = make_bar(stream, refreshes_itself=True, transient=True) if is_live(stream) else None
-        task = bar.add_task(name, total=total) if bar else None
-        rate = Rate(total or 0, unit, every=_EVERY_LIVE if bar else _EVERY_PLAIN, clock=self._clock)
-        say = functools.partial(print, file=stream, flush=True)
+        display = make_display(self._stream, name, total=total, transient=True)
+        is_live = display.width() is not None
+        rate = Rate(total or 0, unit, every=_EVERY_LIVE if is_live else _EVERY_PLAIN, clock=self._clock)
 
         def count(items: int) -> None:
-            line = "" if total is None else rate.add(items)
-            if line and bar:
-                bar.update(task, completed=rate.done, description=f"{name} | {line}")
-            elif line:
-                say(line)
+            if total is not None and (line := rate.add(items)):
+                display.show(f"{name} | {line}" if is_live else line, rate.done)
 
-        with bar or announce_if_slow(f"{name} ...", say):
+        with (
+            contextlib.closing(display),
+            contextlib.nullcontext() if is_live else display.busy(f"{name} ..."),
+        ):
             yield count
 
 
@@ -297,9 +269,9 @@ class Rate:
         self._said = 0.0
 
     def add(self, items: int) -> str:
-        """Count items that are done; what the first call counts was done by an earlier process.
+        """Count items; return `4,000/10,000 pairs | 200 pairs/s | 0:30 left`, or "" while it is too early.
 
-        Returns a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left`; "" while it is too early.
+        What the first call counts was done by an earlier process.
         """
         now = self._clock()
         self.done += items

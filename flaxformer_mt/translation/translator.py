@@ -15,6 +15,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig, Quantization
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
@@ -106,12 +107,12 @@ def on_host(trained: TrainedModel) -> TrainedModel:
 def _read_translation_config(run_dir: Path) -> Config:
     """Return the config of a run. Raises UserError if it is a language model."""
     config = read_config(run_dir / "config.json")
-    if not config.data.source_language:
-        raise UserError(
-            f"{run_dir} is a language model (its data.source_language is empty), which cannot translate; "
-            f"for texts, use generate --run={run_dir}; for its perplexity, use evaluate --run={run_dir} "
-            "--reference=FILE"
-        )
+    refuse_language_model(
+        config.data,
+        run_dir,
+        f", which cannot translate; for texts, use generate --run={run_dir}; for its perplexity, use "
+        f"evaluate --run={run_dir} --reference=FILE",
+    )
     return config
 
 

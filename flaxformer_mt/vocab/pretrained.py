@@ -28,26 +28,24 @@ from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, join_lines
 
 
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
-    """Return the ids to keep, ascending: those that are used, those that must be, and single characters.
+    """Ids to keep, ascending: those that are used, those that must be, and single characters.
 
     Characters are those of used pieces, with and without a space before them, so that any text of these
     characters can be written; and the pieces of bytes.
     """
-    kept = {*always, *used}
-    letters = {letter for number in kept if number < len(pieces) for letter in pieces[number]}
+    ids = {*always, *used}
+    letters = {letter for number in ids if number < len(pieces) for letter in pieces[number]}
     for number, piece in enumerate(pieces):
         bare = piece.removeprefix(SPACE)
         is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
         if is_byte or (len(bare) <= 1 and piece and set(bare) <= letters):
-            kept.add(number)
-    return sorted(kept)
+            ids.add(number)
+    return sorted(ids)
 
 
 class CutPieces:
-    """The ids of a cut vocabulary for those of the original one."""
-
     def __init__(self, kept: Sequence[int], pieces: Sequence[str], unknown: int) -> None:
-        """Take the original id of each id, the original pieces, and the id for what cannot be written."""
+        """kept: the original id of each id; unknown: the id for what cannot be written."""
         self._new = {old: number for number, old in enumerate(kept)}
         self._pieces, self._unknown = pieces, unknown
         self._by_name = {pieces[old]: number for old, number in self._new.items() if old < len(pieces)}
@@ -55,29 +53,29 @@ class CutPieces:
         self._write = functools.lru_cache(maxsize=1 << 16)(self._write_with_others)
 
     def renumber(self, ids: Iterable[int]) -> list[int]:
-        """Return the ids of a text; a piece that was left out becomes the longest ones that make it up."""
-        found: list[int] = []
+        """A piece that was left out becomes the longest ones that make it up."""
+        new_ids: list[int] = []
         for old in ids:
             number = self._new.get(old)
             if number is None:
-                found += self._write(old)
+                new_ids += self._write(old)
             else:
-                found.append(number)
-        return found
+                new_ids.append(number)
+        return new_ids
 
     def _write_with_others(self, old: int) -> tuple[int, ...]:
-        rest, found = self._pieces[old], []
+        rest, longest = self._pieces[old], []
         while rest:
             for size in range(min(self._longest, len(rest)), 0, -1):
                 if rest[:size] in self._by_name:
-                    found.append(self._by_name[rest[:size]])
+                    longest.append(self._by_name[rest[:size]])
                     rest = rest[size:]
                     break
             else:
-                if not found or found[-1] != self._unknown:
-                    found.append(self._unknown)
+                if not longest or longest[-1] != self._unknown:
+                    longest.append(self._unknown)
                 rest = rest[1:]
-        return tuple(found)
+        return tuple(longest)
 
 
 FACTS_NAME = "pretrained.json"
@@ -110,7 +108,7 @@ class PretrainedFacts:
     kept: tuple[int, ...] | None = None
 
     def check(self, name: str) -> None:
-        """Raise UserError, which names the file, if an id is outside the vocabulary or a value is wrong."""
+        """Raise UserError if an id is outside the vocabulary or a value is wrong."""
         ids = {field: getattr(self, field) for field in ("pad_id", "bos_id", "eos_id", "unk_id")}
         ids |= {f"first_ids {number}": number for number in self.first_ids} | dict(self.tags)
         if type(self.size) is not int or not 1 <= self.size <= 1 << 24:
@@ -140,21 +138,16 @@ class PretrainedVocab(Vocab):
     def __init__(
         self, facts: PretrainedFacts, files: Mapping[str, bytes], *, name: str = "the vocabulary"
     ) -> None:
-        """Make the segmenter; error messages refer to the files as those of `name`.
-
-        Raises:
-          UserError: a file is missing or damaged, or contradicts the facts.
-        """
         facts.check(name)
         self.facts, self.files = facts, dict(files)
         self._segmenter = make_segmenter(facts.kind, files, name=name)
-        found = self._segmenter.pieces
-        self._cut = None if facts.kept is None else CutPieces(facts.kept, found, facts.unk_id)
+        problem = self._segmenter.pieces
+        self._cut = None if facts.kept is None else CutPieces(facts.kept, problem, facts.unk_id)
         if facts.kept is not None:
-            found = [found[old] if 0 <= old < len(found) else "" for old in facts.kept]
-        if len(found) > facts.size and any(found[facts.size :]):
+            problem = [problem[old] if 0 <= old < len(problem) else "" for old in facts.kept]
+        if len(problem) > facts.size and any(problem[facts.size :]):
             raise UserError(
-                f"the tokenizer of {name} has {len(found)} pieces, but the model has {facts.size} ids; the "
+                f"the tokenizer of {name} has {len(problem)} pieces, but the model has {facts.size} ids; the "
                 "files belong to different models"
             )
         self.size = facts.size
@@ -163,7 +156,7 @@ class PretrainedVocab(Vocab):
         self.tags = dict(facts.tags)
         self.silent_ids = frozenset((*facts.first_ids, *self.tags.values()))
         self.num_forced = len(facts.first_ids) + facts.target_tags
-        named = [found[number] if number < len(found) else "" for number in range(facts.size)]
+        named = [problem[number] if number < len(problem) else "" for number in range(facts.size)]
         for tag, number in self.tags.items():
             named[number] = tag
         self._names = [piece or f"<unnamed {number}>" for number, piece in enumerate(named)]
@@ -194,11 +187,6 @@ class PretrainedVocab(Vocab):
 
     @classmethod
     def load_files(cls, directory: Path) -> "PretrainedVocab":
-        """Load what `save_files` wrote.
-
-        Raises:
-          UserError: a file is missing or damaged.
-        """
         path = directory / FACTS_NAME
         try:
             stored = read_json_object(path)
@@ -222,33 +210,26 @@ class PretrainedVocab(Vocab):
     def tokenize_all(
         self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
     ) -> list[np.ndarray]:
-        """Return the ids of many texts, each as an int32 array that ends in eos; see `Vocab.tokenize_all`.
-
-        Segmenters choose the number of threads themselves.
-        """
+        """See `Vocab.tokenize_all`; segmenters choose the number of threads themselves."""
         if sampling:
             raise UserError(
                 f"vocab.sampling is {sampling}, but a pretrained model segments text in one way; set it to 0"
             )
         check_unicode(texts)
         split = [self._split_tag(text) for text in texts]
-        first, found = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
+        first, encoded = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
         # Some segmenters know the names of special symbols: a text that has one does not end there.
         if self._cut is not None:
-            found = [self._cut.renumber(ids) for ids in found]
+            encoded = [self._cut.renumber(ids) for ids in encoded]
         special = {self.eos_id, self.pad_id}
-        found = [[self.unk_id if one in special else one for one in ids] for ids in found]
+        encoded = [[self.unk_id if tokens in special else tokens for tokens in ids] for ids in encoded]
         return [
             np.array([*first, *tag, *ids, self.eos_id], np.int32)
-            for (tag, _), ids in zip(split, found, strict=True)
+            for (tag, _), ids in zip(split, encoded, strict=True)
         ]
 
     def cut(self, texts: Iterable[str], *, tags: Collection[str] | None = None) -> "PretrainedVocab":
-        """Return the vocabulary of the pieces that these texts have; see `choose_pieces`.
-
-        Args:
-          tags: the language tags that are kept. None: all.
-        """
+        """The vocabulary of the pieces of these texts, and of these tags (None: all)."""
         facts = self.facts
         if facts.kept is not None:
             raise UserError("the vocabulary was cut before; cut that of the original model")
@@ -271,7 +252,7 @@ class PretrainedVocab(Vocab):
         return PretrainedVocab(changed, self.files)
 
     def _split_tag(self, text: str) -> tuple[tuple[int, ...], str]:
-        """Split a text in the id of the tag that it begins with, if there is one, and the rest."""
+        """Id of the tag that a text begins with, if there is one, and the rest."""
         if not self.facts.target_tags:  # the segmenter knows the tags, which are text
             return (), text
         first, _, rest = text.lstrip().partition(" ")
@@ -291,15 +272,11 @@ class PretrainedVocab(Vocab):
         return join_lines(self._segmenter.decode(plain))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
         return [self._names[token] for token in np.asarray(ids).tolist()]
 
 
 def read_tags(directory: Path) -> dict[str, int]:
-    """Return the ids of the language tags of a run's vocabulary, by name; none if it is not a pretrained one.
-
-    The folder may be absent or damaged: whoever loads the vocabulary says so.
-    """
+    """Ids of the language tags of a run's vocabulary; none if it is absent or not a pretrained one."""
     try:
         tags = read_json_object(directory / FACTS_NAME).get("tags")
     except (ValueError, OSError):

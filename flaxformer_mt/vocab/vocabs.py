@@ -22,7 +22,7 @@ class Vocabs:
     joint: bool
 
     def __post_init__(self) -> None:
-        """Refuse models with different pad ids: a batch has one pad id."""
+        """A batch has one pad id."""
         if self.source.pad_id != self.target.pad_id:
             raise UserError(
                 f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
@@ -30,10 +30,7 @@ class Vocabs:
             )
 
     def save(self, directory: str | Path) -> None:
-        """Write joint.model, or source.model and target.model if the two differ.
-
-        Of a pretrained model, the files of its tokenizer are written instead.
-        """
+        """Write joint.model, or source.model and target.model, or a pretrained model's files."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if isinstance(self.target, PretrainedVocab):
@@ -45,37 +42,25 @@ class Vocabs:
             self.source.save(directory / _SOURCE)
             self.target.save(directory / _TARGET)
 
-    @classmethod
-    def load(cls, directory: str | Path) -> "Vocabs":
-        """Load the vocabularies that `save` wrote.
-
-        Raises:
-          UserError: the models are absent or damaged, or both joint and separate models exist.
-        """
-        directory = Path(directory)
-        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
-        separate = source.is_file() and target.is_file()
-        if (directory / FACTS_NAME).is_file():
-            pretrained = PretrainedVocab.load_files(directory)
-            return cls(pretrained, pretrained, joint=True)
-        if joint.is_file() and separate:
-            raise UserError(
-                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
-            )
-        if joint.is_file():
-            vocab = Vocab.load(joint)
-            return cls(vocab, vocab, joint=True)
-        if separate:
-            one, other = Vocab.load(source), Vocab.load(target)
-            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
-            # Different models with the same pieces are one imported vocabulary with two segmentations.
-            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
-        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
-
 
 def load_vocabs(directory: str | Path) -> Vocabs:
-    """Load the vocabularies of a run; see `Vocabs.load`."""
-    return Vocabs.load(directory)
+    directory = Path(directory)
+    joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
+    separate = source.is_file() and target.is_file()
+    if (directory / FACTS_NAME).is_file():
+        pretrained = PretrainedVocab.load_files(directory)
+        return Vocabs(pretrained, pretrained, joint=True)
+    if joint.is_file() and separate:
+        raise UserError(f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files")
+    if joint.is_file():
+        vocab = Vocab.load(joint)
+        return Vocabs(vocab, vocab, joint=True)
+    if separate:
+        shared, other = Vocab.load(source), Vocab.load(target)
+        alike = shared.pieces(range(shared.size)) == other.pieces(range(other.size))
+        # Different models with the same pieces are one imported vocabulary with two segmentations.
+        return Vocabs(shared, other, joint=alike and shared.fingerprint != other.fingerprint)
+    raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
 def make_vocabs(
@@ -83,12 +68,8 @@ def make_vocabs(
 ) -> Vocabs:
     """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
 
-    Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
-    trained on the targets, whatever `config.joint` says. The models of a joint vocabulary have the same
-    pieces, and differ in the normalization of the text.
-
-    Raises:
-      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
+    Training is deterministic: the same pairs and config give the same bytes. The models of a joint vocabulary
+    have the same pieces, and differ in the normalization of the text.
     """
     directory = Path(directory)
     if target_only:
@@ -97,7 +78,7 @@ def make_vocabs(
     if any((directory / name).is_file() for name in (FACTS_NAME, _JOINT)) or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
-        vocabs = Vocabs.load(directory)
+        vocabs = load_vocabs(directory)
         if vocabs.source is not vocabs.target and not config.joint:
             # Two vocabularies that happen to have the same pieces, of two texts that are equal.
             vocabs = dataclasses.replace(vocabs, joint=False)

@@ -253,7 +253,10 @@ def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_
             ["--run={run}", "--output={run}/config.json"],
             "config.json is a file, but the figures need a folder",
         ),
-        (["--run={tmp}/text", f"--source={SOURCE}"], "is a language model (data.source_language is empty)"),
+        (
+            ["--run={tmp}/text", f"--source={SOURCE}"],
+            "is a language model (its data.source_language is empty)",
+        ),
     ],
 )
 def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags, message):

@@ -384,9 +384,7 @@ def test_a_language_model_has_no_source(tmp_path, capfd):
     assert "scores --target without a source; leave out --source" in capfd.readouterr().err
 
 
-def test_a_model_of_several_languages_is_told_the_target(
-    two_way_run, tmp_path, monkeypatch, capfd, one_device
-):
+def test_a_model_of_several_languages_is_told_the_target(two_way_run, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     Path("in").write_text("ba do\n\nfi\n")
     Path("tagged").write_text(">>yy<< ba do\n\n>>yy<< fi\n")

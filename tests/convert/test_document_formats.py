@@ -229,7 +229,7 @@ def run_kokoyi(module: Any, batch: Batch) -> Theirs:
     x = kokoyi_document.embed(source, module.tables["src_embedding"])
     y = kokoyi_document.embed(target, module.tables["tgt_embedding"])
     kept: list = []
-    logits = module(x, y, [1, 1], weights_list=kept)
+    logits = module(x, y, weights_list=kept)
     layers = len(module.EncLayers)
     maps = (kept[:layers], kept[layers::2], kept[layers + 1 :: 2])
     named = {name.removeprefix("tables."): parameter for name, parameter in trained(module).items()}

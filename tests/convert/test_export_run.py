@@ -33,6 +33,7 @@ from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.convert.import_run import import_run
+from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -45,11 +46,6 @@ from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import load_vocabs, make_vocabs
 
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
-
-
-class Pair:
-    def __init__(self, source, target):
-        self.source, self.target = source, target
 
 
 def sentences():

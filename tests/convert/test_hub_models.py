@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import random
 import re
 import shutil
@@ -18,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
+from tiny_experiment import mark_slow  # noqa: E402
 from tiny_hub import CORPUS, LINES, MAKERS, train_briefly  # noqa: E402
 
 from flaxformer_mt.config import ParallelConfig, SearchConfig  # noqa: E402
@@ -49,9 +49,11 @@ STYLES = {
     "byt5": "opus",
 }
 FORMAT = find_format("hf")
+# M2M100 is the network of NLLB, mT5 and ByT5 are that of MADLAD.
+DEFAULT = mark_slow(MAKERS, "m2m_100", "mt5", "byt5")
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=DEFAULT)
 def family(request, tmp_path_factory):
     """The name of a family, a folder as transformers writes it, its model, and what is read from it."""
     folder = tmp_path_factory.mktemp("hub") / request.param
@@ -191,7 +193,7 @@ WORDS = dict(
 )
 
 
-@pytest.mark.parametrize("name", MAKERS if os.environ.get("FLAXFORMER_MT_FUZZ") else ["nllb", "madlad"])
+@pytest.mark.parametrize("name", mark_slow(MAKERS, *({*MAKERS} - {"nllb"})))
 def test_translations_are_those_of_transformers(name, tmp_path):
     """With a model that has learned a little, so that its translations end. Beam search differs in one thing:
     there, ended hypotheses are replaced by the next best ones."""
@@ -367,7 +369,7 @@ def test_tokenizers_that_no_vocabulary_of_ours_has_are_refused(folders, tmp_path
         FORMAT.read(folder, Given())
 
 
-@pytest.mark.parametrize("name", ["nllb", "t5"])
+@pytest.mark.parametrize("name", mark_slow(["nllb", "t5"], "t5"))
 def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, name):
     weights = FORMAT.read(folders / name, Given())
     monkeypatch.setenv("FLAXFORMER_MT_DEVICE_MEMORY", "1000")
@@ -427,7 +429,7 @@ def test_sampling_and_invalid_unicode_are_refused(folders):
 # ---- CTranslate2 ----
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", DEFAULT)
 def test_ctranslate2_computes_the_same(name, tmp_path):
     pytest.importorskip("ctranslate2")
     MAKERS[name](tmp_path / "hub")

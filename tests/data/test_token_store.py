@@ -186,7 +186,7 @@ def test_of_two_builds_at_once_one_waits_for_the_other(vocabs, tmp_path):
 KILLED = """
 import os, signal, sys, time
 from flaxformer_mt.data import token_store
-from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.vocab import load_vocabs
 from test_token_store import make_pairs
 
 def write_cached(path, values, original=token_store.write_cached):
@@ -195,7 +195,7 @@ def write_cached(path, values, original=token_store.write_cached):
         os.kill(os.getpid(), signal.SIGKILL)
 
 token_store.CHUNK, token_store._SAVE_SECONDS, token_store.write_cached = 7, 0, write_cached
-token_store.TokenStore.build(make_pairs(), Vocabs.load(sys.argv[1]), sys.argv[2], sampling=0.1, seed=1)
+token_store.TokenStore.build(make_pairs(), load_vocabs(sys.argv[1]), sys.argv[2], sampling=0.1, seed=1)
 """
 
 

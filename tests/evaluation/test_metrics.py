@@ -1,7 +1,5 @@
 """Scores against values worked out by hand."""
 
-import dataclasses
-import json
 import math
 import sys
 
@@ -44,14 +42,6 @@ def test_chrf_by_hand():
     assert scores.chrf == pytest.approx(expected, rel=1e-6)
 
 
-def test_perfect_and_hopeless_translations():
-    sentence = "the cat sat on the mat ."
-    perfect = score_translations([sentence], [sentence])
-    assert (perfect.bleu, perfect.chrf) == (pytest.approx(100), pytest.approx(100))
-    hopeless = score_translations([""], [sentence])
-    assert (hopeless.bleu, hopeless.chrf) == (0, 0)
-
-
 def test_case_and_tokenizer_count_and_are_signed():
     hypotheses, references = ["The Cat sat, on the mat."], ["the cat sat, on the mat."]
     cased = score_translations(hypotheses, references)
@@ -73,15 +63,6 @@ def test_tokenized_text_is_scored_without_a_word(caplog, capfd):
     score_translations(["a b c d ."] * 200, ["a b c d ."] * 200)
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
-
-
-def test_scores_are_json_and_frozen():
-    scores = score_translations(["a b c d"], ["a b c d"])
-    restored = json.loads(json.dumps(dataclasses.asdict(scores)))
-    assert restored.keys() == {"bleu", "chrf", "bleu_signature", "chrf_signature", "bleu_detail"}
-    assert restored["bleu"] == scores.bleu
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        scores.bleu = 100.0
 
 
 def test_sets_that_cannot_be_scored():

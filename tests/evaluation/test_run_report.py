@@ -117,7 +117,7 @@ def test_training_writes_a_page_about_its_run(tiny_run, tiny_report):
     assert part == {"name": "parallel_text", "read": 64, "pairs": 64, "problems": REPEATED}
 
 
-def test_the_attention_of_sentences_is_shown(tiny_run, tmp_path, one_device):
+def test_the_attention_of_sentences_is_shown(tiny_run, tmp_path):
     output = tmp_path / "page.html"
     report_runs([tiny_run], output, attention=[2], samples=0)
     page = output.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -221,7 +222,9 @@ def test_a_killed_process_ends_the_other_and_one_process_resumes_the_run(config,
     _, stderr = first.communicate(timeout=60)
     assert first.returncode == 75 and not (run / "report.json").exists()
     (line,) = [line for line in stderr.split("\n") if line.startswith("error: ")]
-    assert "process 1 of 2 has sent no heartbeat" in line and "resume from the last checkpoint" in line
+    assert "a process of this job or its machine has died" in line
+    assert "resume from the last checkpoint" in line
+    assert re.search(r"unhealthy \(stopped sending heartbeats\):\n1\n", stderr), "JAX names the process"
     capsys.readouterr()
     train_alone(config, run)
     assert "resuming at step" in capsys.readouterr().err

@@ -317,7 +317,7 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
 @pytest.mark.parametrize(
     ("sections", "number", "status"),
     [
-        ({"optim": {"accumulation": 2}}, signal.SIGTERM, 143),
+        pytest.param({"optim": {"accumulation": 2}}, signal.SIGTERM, 143, marks=pytest.mark.slow),
         ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
         ({"data": {"stages": STAGES, "noise": NoiseConfig(whitespace=0.3)}}, signal.SIGTERM, 143),
     ],
@@ -496,6 +496,7 @@ fit(read_config(config), run)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(core_count() == 1, reason="one core")
 def test_a_model_that_was_loaded_before_changes_nothing_of_training(base, reference, tmp_path):
     """In a notebook: loading makes the cores devices, of which training takes one, as from the shell."""

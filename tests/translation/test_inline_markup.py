@@ -170,9 +170,7 @@ def test_hostile_markup_takes_no_time_and_stays_whole():
     assert time.process_time() - started < 5
 
 
-def test_translator_and_command_put_tags_into_every_hypothesis(
-    tiny_run, tiny_text, one_device, tmp_path, capsys
-):
+def test_translator_and_command_put_tags_into_every_hypothesis(tiny_run, tiny_text, tmp_path, capsys):
     lines = (tiny_text / "test.xx").read_text().splitlines()[:2]
     first = f"<b>{lines[0]}</b> {{0}}"
     long_line = " ".join(["<i>" + lines[1] + "</i>"] * 6)

@@ -84,7 +84,7 @@ def test_the_highest_expected_utility_is_chosen():
     assert alone.score == 0
 
 
-def test_translations_are_chosen_among_the_samples_or_hypotheses(tiny_run, one_device):
+def test_translations_are_chosen_among_the_samples_or_hypotheses(tiny_run):
     """The candidates are those of sampling, or of beam search, with the same options and seeds."""
     lines = ["aa ba", "", "bbb ab a"]
 

@@ -526,7 +526,7 @@ def test_parameters_that_devices_split_are_not_quantized():
         place_models([({}, ModelConfig())], split, "int8")
 
 
-def test_loaded_models_search_on_every_core(run_dir, monkeypatch):
+def test_loaded_models_search_on_every_core(run_dir, monkeypatch, all_devices):
     """As the command does: the cores become devices before the parameters are loaded, which starts JAX."""
     module, calls = "flaxformer_mt.translation.translator", []
     load = load_trained

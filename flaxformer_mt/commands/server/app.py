@@ -80,7 +80,6 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
 
 
 def make_specification(url: str) -> dict[str, Any]:
-    """Return the OpenAPI document of a server at `url`."""
     return {
         "openapi": _VERSION,
         "info": {
@@ -98,7 +97,6 @@ def make_specification(url: str) -> dict[str, Any]:
 def _describe(
     path: str, summary: str, required: tuple[str, ...], optional: tuple[str, ...], example: Any
 ) -> dict[str, Any]:
-    """Return what OpenAPI calls an operation."""
     content = {"text/plain": {}} if example is None else {"application/json": {"example": example}}
     answer = {"description": "The answer", "content": content}
     error = {"description": "What is wrong", "content": {"application/json": {"example": {"error": "..."}}}}
@@ -129,23 +127,16 @@ class Measurements:
         self._totals = {"lines": 0, "characters": 0}
 
     def add_request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that was answered; only the durations of translations are kept."""
         self._requests[path, status] += 1
         if path == "/translate" and status == 200:
             self._durations[bisect.bisect_left(_BOUNDS, seconds)] += 1
             self._seconds += seconds
 
     def add_text(self, *, lines: int, characters: int) -> None:
-        """Count the lines and characters of a request that was translated."""
         self._totals["lines"] += lines
         self._totals["characters"] += characters
 
     def format(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all counts as text for Prometheus.
-
-        Args:
-          gauges: name -> what it means, and its present value.
-        """
         rows = _head("requests_total", "counter", "Requests answered.")
         for (path, status), count in sorted(self._requests.items()):
             rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -168,17 +159,12 @@ def _head(name: str, kind: str, meaning: str) -> list[str]:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process in bytes; 0 on systems without /proc."""
     status = Path("/proc/self/statm")
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
 # Ending of a file's name -> its format as of a text, and the type of its content.
-FORMATS = {
-    ".txt": ("text", "text/plain"),
-    ".html": ("html", "text/html"),
-    ".htm": ("html", "text/html"),
-}
+FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
 # Bytes of all files together.
 _MOST_BYTES = 1 << 26
 
@@ -191,7 +177,6 @@ class TranslatedFiles:
         self._most, self._bytes = most_bytes, 0
 
     def keep(self, text: str, *, ending: str, target: str) -> str:
-        """Keep a translation; return the name under which it can be fetched."""
         name = f"{secrets.token_hex(16)}.{target}{ending}"
         self._files[name] = text.encode("utf-8", errors="replace")
         self._bytes += len(self._files[name])
@@ -200,22 +185,12 @@ class TranslatedFiles:
         return name
 
     def fetch(self, name: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-          Refusal: there is none of this name, or no longer.
-        """
         if name not in self._files:
             raise Refusal(404, "there is no such file, or no longer; translate it again")
         return self._files[name]
 
 
 def find_ending(name: str) -> str:
-    """Return the ending of a file's name, one of FORMATS.
-
-    Raises:
-      Refusal: it has another.
-    """
     ending = name[name.rfind(".") :].lower()
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
@@ -240,14 +215,6 @@ _PAGE_POLICY = (
 def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
-    """Return the application; it does not stop the models.
-
-    Args:
-      models: the model of each pair of languages.
-      options: its limits are used.
-      keys: a request for a translation must have one of them in the field api_key, unless there are none.
-      log: receives one line for each request that fails.
-    """
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
     answers = {
         "/": _show("page.html"),
@@ -270,8 +237,6 @@ def make_app(
 
 
 class _Server:
-    """The functions behind the paths."""
-
     def __init__(
         self, models: dict[Pair, DirectedModel], options: ServeOptions, keys: frozenset[bytes], log: Log
     ) -> None:
@@ -306,7 +271,6 @@ class _Server:
         return respond
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
-        """Answer a request for an unknown path, or with the wrong method."""
         assert isinstance(error, HTTPException)
         response = self._refuse(request, error.status_code, f"{error.detail}: {request.method}")
         response.headers.update(error.headers or {})
@@ -322,11 +286,9 @@ class _Server:
         return _to_json({"error": message}, status, headers)
 
     async def specify(self, request: Request) -> Response:
-        """GET /spec."""
         return _to_json(make_specification(str(request.base_url)))
 
     async def translate(self, request: Request) -> Response:
-        """POST /translate."""
         return _to_json(await self._translate(request, await self._read(request)))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
@@ -337,7 +299,6 @@ class _Server:
         return answer
 
     async def translate_file(self, request: Request) -> Response:
-        """POST /translate_file."""
         fields = await self._read(request)
         file = read_file(fields)
         ending = find_ending(file.name)
@@ -347,7 +308,6 @@ class _Server:
         return _to_json({"translatedFileUrl": f"{request.base_url}download_file/{name}"})
 
     async def download_file(self, request: Request) -> Response:
-        """GET /download_file/NAME."""
         name = request.path_params["name"]
         content = self._files.fetch(name)
         headers = {
@@ -358,17 +318,14 @@ class _Server:
         return Response(content, headers=headers, media_type=FORMATS[find_ending(name)][1])
 
     async def detect(self, request: Request) -> Response:
-        """POST /detect."""
         texts, several = read_texts(await self._read(request), self._options.max_characters)
-        found = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
-        return _to_json(found if several else found[0])
+        guesses = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
+        return _to_json(guesses if several else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
-        """GET /languages."""
         return _to_json(list_languages(self._models))
 
     async def describe_settings(self, request: Request) -> Response:
-        """GET /frontend/settings."""
         first = dict(zip(("source", "target"), next(iter(self._models)), strict=True))
         return _to_json(
             {
@@ -392,14 +349,12 @@ class _Server:
         )
 
     async def tell_health(self, request: Request) -> Response:
-        """GET /health."""
         for (source, target), model in self._models.items():
             if (failure := model.thread.failure) is not None:
                 raise Refusal(503, f"the model {source}-{target} has stopped: {failure}")
         return _to_json({"status": "ok"})
 
     async def tell_measurements(self, request: Request) -> Response:
-        """GET /metrics."""
         threads = {model.thread for model in self._models.values()}
         active = sum(thread.engine.num_active for thread in threads)
         gauges = {
@@ -410,7 +365,6 @@ class _Server:
         return PlainTextResponse(self._measurements.format(gauges))
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """Return the fields of a request's body, of a client that may ask for translations."""
         # A character takes at most 12 bytes, as an escape, and the other fields take little.
         most, seconds = 12 * self._options.max_characters + 65_536, self._options.timeout
         length = request.headers.get("content-length", "0")
@@ -434,14 +388,13 @@ class _Server:
             return
         if given is None or given == "":
             raise Refusal(403, "the field api_key is missing: this server needs a key from its operator")
-        own = given.encode("utf-8", "replace") if isinstance(given, str) else b""
+        content = given.encode("utf-8", "replace") if isinstance(given, str) else b""
         # All keys are compared, in constant time, so that no duration tells how much of a key is right.
-        if not sum(hmac.compare_digest(key, own) for key in self._keys):
+        if not sum(hmac.compare_digest(key, content) for key in self._keys):
             raise Refusal(403, "the api_key is unknown")
 
 
 def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function that answers with a page of this folder."""
     page = importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
 
@@ -452,12 +405,7 @@ def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
-    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over.
-
-    Raises:
-      ClientDisconnect: the client left.
-      Refusal: the time is over.
-    """
+    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over."""
 
     async def wait_until_left() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -7,14 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from flaxformer_mt.translation.inline_markup import (
-    TAG_START,
-    VOID,
-    MarkedLine,
-    peel,
-    put_back,
-    take_out,
-)
+from flaxformer_mt.translation.inline_markup import TAG_START, VOID, MarkedLine, peel, put_back, take_out
 from flaxformer_mt.translation.result import Translation
 
 # Elements whose text is no language.
@@ -98,7 +91,6 @@ class Line(NamedTuple):
         return self.marked is not None and bool(self.marked.items)
 
     def fill(self, translation: Translation) -> str:
-        """Return a translation of the line, as it stands in the document."""
         if self.marked is None:
             return translation.text
         text = put_back(self.marked, translation.text, translation.alignment or ())
@@ -113,7 +105,6 @@ class Template(NamedTuple):
     between: tuple[str, ...]
 
     def fill(self, translations: Sequence[Translation]) -> str:
-        """Return the document with a translation in the place of each line."""
         filled = [self.between[0]]
         for line, translation, after in zip(self.lines, translations, self.between[1:], strict=True):
             filled += [line.fill(translation), after]
@@ -195,8 +186,6 @@ class _Element(NamedTuple):
 
 
 class _Reader:
-    """Collects the lines and everything else."""
-
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.between: list[str] = []
@@ -232,8 +221,7 @@ class _Reader:
             self._end_line_with(raw)
 
     def end_line(self) -> None:
-        """Add what was read since the last line: as a line if it has text, else as fixed text."""
-        line, raw, has_text, kept = self._line, self._raw, self._has_text, tuple(self._kept)
+        line, raw, has_text, tags = self._line, self._raw, self._has_text, tuple(self._kept)
         self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
         if not has_text:
             self.fixed += raw
@@ -241,12 +229,11 @@ class _Reader:
         text = _SPACES.sub(" ", _split_ends(line)[1])
         before, marked, after = peel(take_out(text, in_document=True))
         lead, _, trail = _split_ends(raw)
-        self.between.append(self.fixed + lead + _restore(before, kept))
-        self.lines.append(Line(marked.text, marked, kept))
-        self.fixed = _restore(after, kept) + trail
+        self.between.append(self.fixed + lead + _restore(before, tags))
+        self.lines.append(Line(marked.text, marked, tags))
+        self.fixed = _restore(after, tags) + trail
 
     def end(self) -> None:
-        """End the document and all elements that are open."""
         self._leave(0)
         self.end_line()
 
@@ -304,7 +291,6 @@ class _Reader:
         self._elements.append(_Element(token.tag, keeps))
 
     def _leave(self, number: int) -> None:
-        """End an open element and all inside it."""
         if self._verbatim is not None and number <= self._verbatim:
             if self._elements[self._verbatim].name in _INLINE:
                 self._keep(self._verbatim_text)
@@ -314,7 +300,6 @@ class _Reader:
         del self._elements[number:]
 
     def _inner_elements(self) -> Iterator[tuple[int, str]]:
-        """Yield the places and names of the open elements, from the innermost one."""
         for number in reversed(range(max(0, len(self._elements) - _DEEPEST), len(self._elements))):
             yield number, self._elements[number].name
 
@@ -332,7 +317,6 @@ class _Reader:
         return found if found < len(self._elements) else None
 
     def _find_open(self, tag: str) -> int | None:
-        """Return the open element that an end tag ends; None if it ends nothing."""
         for number, name in self._inner_elements():
             if name == tag:
                 return number
@@ -341,7 +325,6 @@ class _Reader:
         return None
 
     def _keep(self, raw: str) -> None:
-        """Add something to the line that stays as it is."""
         self._line += f"<x-{len(self._kept)}/>"
         self._raw += raw
         self._kept.append((raw, raw))
@@ -352,13 +335,12 @@ class _Reader:
 
 
 def _split_ends(text: str) -> tuple[str, str, str]:
-    """Return the white space before a text, the text and the white space after it."""
     runs = [match.span() for match in _SPACES.finditer(text)]
     start = runs[0][1] if runs and runs[0][0] == 0 else 0
     end = runs[-1][0] if runs and runs[-1][1] == len(text) else len(text)
     return text[:start], text[start:end], text[end:]
 
 
-def _restore(text: str, kept: Sequence[tuple[str, str]]) -> str:
+def _restore(text: str, tags: Sequence[tuple[str, str]]) -> str:
     """Return a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
-    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: kept[int(tag[2])][tag[1] == "/"], text)
+    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: tags[int(tag[2])][tag[1] == "/"], text)

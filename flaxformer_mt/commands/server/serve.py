@@ -26,12 +26,6 @@ _GRACE = 5.0
 
 
 def serve(options: ServeOptions) -> None:
-    """Run the command `serve` until SIGTERM or SIGINT.
-
-    Raises:
-      UserError: an option is invalid, a model cannot be loaded, two have the same languages, or the address
-        is taken.
-    """
     import asyncio
 
     with importing("serve", what="serve"):
@@ -97,7 +91,6 @@ def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
 
 
 def log(message: str) -> None:
-    """Write one line, with the time, to standard error."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
     _say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
 
@@ -107,11 +100,7 @@ def _say(text: str) -> None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys.
-
-    Raises:
-      UserError: the file is absent, or has no key.
-    """
+    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").split("\n")
     except (FileNotFoundError, UnicodeDecodeError) as error:
@@ -135,7 +124,6 @@ def _check(options: ServeOptions) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,4 +1,4 @@
-"""PyTorch classes of document 004: scaled embeddings, and a table of positions that is added to them."""
+"""Format embeddings: the PyTorch classes of document 004, scaled embeddings and a table of positions."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import (
     VOCAB_NAME,
     Format,
@@ -62,10 +61,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _problems(config: Config) -> list[str]:
-    return unsupported_fields(config, _ALLOWED)
-
-
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     rows = model.longest_input
@@ -89,10 +84,10 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 
 def _open(folder: Path) -> Outputs:
-    facts = read_config_json(folder)["arguments"]
+    arguments = read_config_json(folder)["arguments"]
     state = torch.load(folder / "target.pt", weights_only=True)
-    words = Embeddings(facts["d_model"], facts["vocab"]["target"])
-    places = PositionalEncoding(facts["d_model"], facts["dropout"], facts["max_len"]).eval()
+    words = Embeddings(arguments["d_model"], arguments["vocab"]["target"])
+    places = PositionalEncoding(arguments["d_model"], arguments["dropout"], arguments["max_len"]).eval()
     words.load_state_dict({"lut.weight": state["lut.weight"]})
     places.load_state_dict({"pe": state["pe"]})
 
@@ -105,7 +100,7 @@ def _open(folder: Path) -> Outputs:
 
 FORMAT = Format(
     name="embeddings",
-    problems=_problems,
+    problems=lambda config: unsupported_fields(config, _ALLOWED),
     write=_write,
     open=_open,
     read=None,

@@ -1,7 +1,6 @@
 """Format torch: a safetensors file and one Python file that needs only PyTorch; supports every model.
 
-Contains the table of names in model.safetensors, which the docstring of modeling.py lists, and the tied names
-that the file omits. The network is in modeling.py, which is copied into each exported folder.
+The network is in modeling.py, which is copied into each exported folder, and whose docstring lists the names.
 """
 
 from pathlib import Path
@@ -30,15 +29,15 @@ from flaxformer_mt.convert.formats import (
     write_config_json,
 )
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
+    NORM,
     SAME,
     TRANSPOSED,
     Rule,
     Table,
     Tensors,
+    attention_rules,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.stored_tensors import save_safetensors
@@ -50,14 +49,8 @@ from flaxformer_mt.vocab import Vocabs
 TENSORS_NAME = "model.safetensors"
 MODELING_NAME = "modeling.py"
 
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 _TABLE = [Rule("/embedding", ".weight"), Rule("/bias", ".bias")]
-_ATTENTION = [
-    *(Rule(f"/{name}/kernel", f".{name}.weight", HEADS_IN) for name in ("query", "key", "value")),
-    *(Rule(f"/{name}/bias", f".{name}.bias", FLAT) for name in ("query", "key", "value")),
-    Rule("/output/kernel", ".output.weight", HEADS_OUT),
-    Rule("/output/bias", ".output.bias"),
-]
+_ATTENTION = attention_rules(("query", "key", "value"), "output")
 _RECURRENCE = [
     Rule("/input/kernel", ".input.weight", TRANSPOSED),
     Rule("/forget/kernel", ".forget.weight", TRANSPOSED),
@@ -66,27 +59,24 @@ _RECURRENCE = [
 
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
-    """Return the name table of a model, including tied names."""
     model = config.model
     shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        *(Rule(f"/{name}/kernel", f".{name}.weight", layout) for name in ("input", "gate", "output")),
-        *(Rule(f"/{name}/bias", f".{name}.bias") for name in ("input", "gate", "output")),
-    ]
+    feedforward = feedforward_rules(
+        {name: name for name in ("input", "gate", "output")}, linear_layout(model)
+    )
     layers = [("encoder/layers_{n}/", "encoder.layers.{n}."), ("decoder/layers_{n}/", "decoder.layers.{n}.")]
     rules = _embedding_rules(model)
     for stack in ("encoder", "decoder"):
         rules += rules_for([(f"{stack}/positions", f"{stack}.positions")], _TABLE)
         for norm in ("embedding_norm", "final_norm"):
-            rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], _NORM)
+            rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], NORM)
     for flax, foreign in layers:
         for attention in ("self_attention", "cross_attention"):
             rules += rules_for([(flax + attention, foreign + attention)], _ATTENTION)
         rules += rules_for([(f"{flax}feedforward", f"{foreign}feedforward")], feedforward)
         rules += rules_for([(f"{flax}recurrence", f"{foreign}recurrence")], _RECURRENCE)
         for sublayer in ("self_attention", "recurrence", "cross_attention", "feedforward"):
-            rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], _NORM)
+            rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], NORM)
     return Table(shapes, rules, what=FORMAT.name)
 
 
@@ -102,11 +92,7 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
         rules += rules_for([(source, "source_embedding")], _TABLE)
     if "output.weight" in _tied_names(model):
         rules.append(Rule(f"{target}/embedding", "output.weight", SAME))
-    return [
-        *rules,
-        Rule("output_kernel", "output.weight", TRANSPOSED),
-        Rule("output_bias", "output.bias"),
-    ]
+    return [*rules, Rule("output_kernel", "output.weight", TRANSPOSED), Rule("output_bias", "output.bias")]
 
 
 def _tied_names(model: ModelConfig) -> list[str]:
@@ -123,15 +109,14 @@ def _tied_names(model: ModelConfig) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     tensors = make_table(weights.config, vocabs).to_foreign(weights.leaves)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
-    save_safetensors(kept, folder / TENSORS_NAME)
+    stored = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
+    save_safetensors(stored, folder / TENSORS_NAME)
     vocabs.save(folder / VOCAB_NAME)
-    write_config_json(weights, folder, FORMAT.name, _facts(vocabs))
+    write_config_json(weights, folder, FORMAT.name, _class_arguments(vocabs))
     (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
 
 
-def _facts(vocabs: Vocabs) -> dict[str, Any]:
-    """Return arguments of the class, beside the config of the model."""
+def _class_arguments(vocabs: Vocabs) -> dict[str, Any]:
     return {
         "sizes": {"source": vocabs.source.size, "target": vocabs.target.size},
         "special_ids": {
@@ -144,7 +129,7 @@ def _facts(vocabs: Vocabs) -> dict[str, Any]:
 
 def _open(path: Path, given: Given | None = None) -> Outputs:
     if path.is_dir() and given in (None, Given()):
-        check_equal(read_config_json(path), _facts(find_vocabs(path, Given())), path / CONFIG_NAME)
+        check_equal(read_config_json(path), _class_arguments(find_vocabs(path, Given())), path / CONFIG_NAME)
         module = modeling.Transformer.load(path)
     else:
         module = _load_given(path, given or Given())
@@ -158,10 +143,9 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 
 def _load_given(path: Path, given: Given) -> modeling.Transformer:
-    """Return the class with the arguments of a given config and vocabulary, and the tensors of a file."""
     folder = path if path.is_dir() else path.parent
     config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-    module = modeling.Transformer(to_dict(config)["model"], **_facts(vocabs))
+    module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs))
     tensors = modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path)
     tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
     module.load_state_dict(tensors, strict=True)
@@ -174,20 +158,12 @@ def _read(path: Path, given: Given) -> Weights:
     check_network(config, folder)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
     leaves = make_table(config, vocabs).to_flax(
-        tensors,
-        tied=_tied_names(config.model),
-        origin=str(path),
-        sizes=size_fields(config, vocabs),
+        tensors, tied=_tied_names(config.model), origin=str(path), sizes=size_fields(config, vocabs)
     )
     return Weights(config, vocabs, leaves)
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Read a safetensors file as float32 arrays, converting other types.
-
-    Raises:
-      UserError: the file is absent or damaged.
-    """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give the folder of {TENSORS_NAME} or the file itself")
     try:

@@ -7,7 +7,7 @@ import pytest
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.show import show
-from flaxformer_mt.commands.summaries import align, summarize_experiment, summarize_preparation
+from flaxformer_mt.commands.terminal_tables import align, summarize_experiment, summarize_preparation
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import save_config
 
