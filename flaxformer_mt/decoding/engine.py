@@ -242,7 +242,7 @@ class SearchEngine:
         warn: Callable[[str], None] = warn_user,
         **jit_options: Any,
     ) -> None:
-        """Store the configuration; networks are built when a program is traced.
+        """Build no network yet: that is done when a program is traced.
 
         Args:
           sizes: number of entries of the source and the target vocabulary.

@@ -10,9 +10,9 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -83,25 +83,6 @@ class Line:
 Part = tuple[Line, int, bool]
 
 
-class Searches(Protocol):
-    """Searches sentences by name, as `decoding.scheduler.Scheduler` does."""
-
-    @property
-    def num_active(self) -> int: ...  # noqa: D102
-
-    @property
-    def has_full_call(self) -> bool: ...  # noqa: D102
-
-    def __len__(self) -> int: ...  # noqa: D105
-
-    def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None: ...  # noqa: D102
-
-    def cancel(self, name: Hashable) -> None: ...  # noqa: D102
-
-    def step(self, max_steps: int | None, *, more: bool = False) -> Iterable[tuple[Any, Any]]:
-        """Search; yield names and results, or errors."""
-
-
 class LineEngine(ABC):
     """Translates requests, whatever searches their sentences; see `translation.requests.Engine`."""
 
@@ -112,7 +93,7 @@ class LineEngine(ABC):
         self,
         config: Config,
         vocabs: Vocabs,
-        searches: Searches,
+        searches: Any,
         *,
         long_lines: LongLines,
         sentences: bool,
@@ -122,6 +103,7 @@ class LineEngine(ABC):
         """Start without requests.
 
         Args:
+          searches: a `Scheduler`, or what has its methods.
           sentences: whether each sentence of a line is translated apart.
           arriving: whether requests arrive while others are translated, so that steps are short.
           together: whether all processes search all sentences, with parameters that are split over them.
@@ -170,9 +152,13 @@ class LineEngine(ABC):
     def _annotate(self, parts: list[Part]) -> None:
         """Add to the translations of parts what the requests ask for besides."""
 
+    @abstractmethod
+    def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
+        """Raise UserError for constraints that cannot be met."""
+
+    @abstractmethod
     def _score(self, lines: list[Line]) -> None:
         """Find the scores of given targets."""
-        raise UserError("this engine has no scores of given translations; use the run itself")
 
     # ---- requests in ----
 
@@ -236,10 +222,6 @@ class LineEngine(ABC):
             check_n_best(self.config.search, request.n_best)
         if request.required:
             check_constraints(self.config.search)
-
-    def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
-        """Raise UserError for constraints that cannot be met."""
-        del request, sentences
 
     def _read_pairs(self, requests: list[Request]) -> list[Line]:
         source, target = requests[0].source_language, requests[0].target_language

@@ -221,12 +221,7 @@ class EngineThread:
     """Runs an engine in a thread of its own: requests come at any time, and their answers are futures."""
 
     def __init__(self, engine: Engine, name: str = "", *, preparation: Iterable[object] = ()) -> None:
-        """Start the thread.
-
-        Args:
-          engine: one for requests that arrive while others are translated.
-          preparation: work in parts, which the thread does as long as there are no requests.
-        """
+        """Start the thread, which does `preparation`, work in parts, as long as there are no requests."""
         self.engine: Any = engine  # of which servers ask more than the interface has
         self._preparation = iter(preparation)
         # Why the thread has ended, if it has.
@@ -241,8 +236,7 @@ class EngineThread:
     def submit(self, request: Request) -> Future[Translation]:
         """Add a request, whose id is of no account. To cancel the future removes it from the search.
 
-        The future raises the error of a request that cannot be translated, and `Stopped` when the thread
-        ended.
+        The future raises why the request cannot be translated, and `Stopped` when the thread has ended.
         """
         future: Future[Translation] = Future()
         if self.failure is not None:

@@ -149,26 +149,17 @@ class Translator:
     ) -> None:
         """Build the search and the scorer from `config`, whose `search` section gives the search options.
 
+        What is not described here is in `LoadOptions`, or in `SearchEngine`.
+
         Args:
           params: None if every call provides its own parameters.
           checkpoint: name of the checkpoint that the parameters come from, for reports.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
-          long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
-            only its beginning is translated.
-          split_sentences: always: each sentence of a line is translated apart; never: the line as a whole;
-            auto: apart, unless `several_sentences` says that the model was trained on such lines.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
-          keep_programs: whether the programs for a few sentences are kept on disk.
-          shortlist: restricts each translation to likely pieces, see `SearchEngine`.
-          quantization: how matrices are stored and multiplied; None: in the dtype of the activations.
-          target_lengths: what search.length_bound=learned means, see `SearchEngine`; None: it is unknown.
           several_sentences: share of the training lines with several sentences; None: it is unknown.
           warn: receives a warning per call or window that names the lines that were split or cut, or lack
             required phrases; and one when the device first runs out of memory.
-
-        Raises:
-          UserError: invalid search options, different vocabularies, or quantized parameters to be split.
         """
         self.models = [config.model, *(member.config.model for member in ensemble)]
         for model in self.models:

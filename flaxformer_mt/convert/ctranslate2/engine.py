@@ -241,11 +241,11 @@ class CTranslate2Engine(LineEngine):
     def _annotate(self, parts: list[Part]) -> None:
         """Do nothing: CTranslate2 returns attention with its translations."""
 
-    def _check(self, request: Request) -> None:
-        if request.prefix or request.required:
-            raise UserError(
-                "the engine of CTranslate2 takes no prefixes and required phrases; use the run itself"
-            )
+    def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
+        raise UserError("CTranslate2 takes no prefixes and required phrases here; use the run itself")
+
+    def _score(self, lines: list[Line]) -> None:
+        raise UserError("CTranslate2 scores no given translations here; use the run itself")
 
     def _read(self, found: list[tuple[Part, Any]]) -> list[tuple[Part, Translation]]:
         translated = []
