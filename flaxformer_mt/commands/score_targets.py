@@ -50,9 +50,6 @@ def write_scores(options: DistilOptions, *, record: Path) -> dict[str, Any]:
 
     Args:
       record: file that says what the translations were made from.
-
-    Raises:
-      UserError: with --resume, there are scores of other pairs, another teacher or another number of tokens.
     """
     file = options.output / NAME
     parts = options.output / f".{NAME}.parts"

@@ -172,10 +172,6 @@ def read_blocks(
     Args:
       constraints: prefixes and required phrases, by the names of their flags.
       fields: of all requests.
-
-    Raises:
-      UserError: a line cannot be read, and those before have been yielded; or there are more or fewer
-        constraints of one kind than lines.
     """
     from flaxformer_mt.translation.requests import Request
 
@@ -274,11 +270,7 @@ def _make_jax_engine(
 
 
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
-    """Translate --input by the model folder --run, line by line, and keep the record of the output.
-
-    Raises:
-      UserError: CTranslate2 is not installed, the folder is no model of its format, or a flag has no effect.
-    """
+    """Translate --input by the model folder --run, line by line, and keep the record of the output."""
     from flaxformer_mt.translation.result import TranslationFormat
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
@@ -315,11 +307,7 @@ def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
 
 
 def check_workers(options: WorkerOptions) -> bool:
-    """Return whether workers translate; then this process leaves the accelerators to them.
-
-    Raises:
-      UserError: --workers or --ray excludes another flag.
-    """
+    """Return whether workers translate; then this process leaves the accelerators to them."""
     if options.workers is None and options.ray is None:
         return False
     flag = "ray" if options.ray is not None else "workers"
@@ -404,9 +392,6 @@ def write_translations(
       fields: of all requests.
       languages: those of the flags, as `read_languages` returns them.
       keep_record: see `open_resumable`.
-
-    Raises:
-      UserError: an input is absent or has another number of lines, or the output cannot be written.
     """
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.workers.worker_pool import Alone, open_crew
@@ -507,11 +492,7 @@ def _is_on_screen(output: str) -> bool:
 
 
 def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> SearchConfig:
-    """Return the search options of the run's config, overridden by the flags that are given.
-
-    Raises:
-      UserError: the search options are invalid, or a flag has no effect on the search method.
-    """
+    """Return the search options of the run's config, overridden by the flags that are given."""
     stored = read_config(options.run / "config.json")
     names = [field.name for field in dataclasses.fields(SearchConfig)]
     flags = {name: getattr(options, name, None) for name in names}

@@ -281,9 +281,6 @@ def search_all(
     """Yield each sentence's index and hypotheses [N, ...], the shortest sources roughly first.
 
     If the device runs out of memory, this call and all later ones use smaller batches.
-
-    Raises:
-      UserError: the device runs out of memory with the smallest batch.
     """
     scheduler = Scheduler(engine, tuple(params))
     scheduler.submit(dict(enumerate(sentences)), n_best=n_best)

@@ -33,9 +33,6 @@ def make_sentences(
     """Add constraints to the parts of a line: the sentences of its prefix, and its phrases to an only part.
 
     Returns also the phrases of a line in several parts: which part has which is found by searching.
-
-    Raises:
-      UserError: a phrase has no tokens; the message names the line.
     """
     if not (request.prefix or request.required or vocab.num_forced):
         return [Sentence(part.ids, stream=(request.seed, n)) for n, part in enumerate(parts)], []
@@ -81,11 +78,7 @@ def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -
 
 
 def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str) -> Sentence:
-    """Add required phrases to a sentence.
-
-    Raises:
-      UserError: a phrase has no tokens; the message begins with `name`.
-    """
+    """Add required phrases to a sentence."""
     tokenized = [
         tuple(token for token in tokens[:-1].tolist() if token not in vocab.silent_ids)
         for tokens in vocab.tokenize_all(phrases)
@@ -99,11 +92,7 @@ def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: s
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
-    """Return the symbols of a search, with the ids that search.suppress and allow_unknown exclude.
-
-    Raises:
-      UserError: search.suppress contains eos, or a piece that is absent from the vocabulary.
-    """
+    """Return the symbols of a search, with the ids that search.suppress and allow_unknown exclude."""
     pieces = vocab.pieces(range(vocab.size))
     suppressed = {_find_token(pieces, name) for name in search.suppress}
     if vocab.eos_id in suppressed:

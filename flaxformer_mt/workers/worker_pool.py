@@ -153,9 +153,6 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
     Args:
       workers: number of workers. None: with Ray, one for each accelerator; without, the work is done here.
       ray: address of a Ray cluster, `auto` or `local`; see `RayActors`. None: processes of this machine.
-
-    Raises:
-      UserError: the package ray is missing, or there is no such cluster.
     """
     if workers is None and ray is None:
         yield Alone(make)

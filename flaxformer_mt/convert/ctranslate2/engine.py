@@ -126,9 +126,6 @@ class CTranslate2Engine(LineEngine):
           split_sentences: see `LoadOptions`; what the model was trained on is not known.
           arriving: see `LineEngine`.
           search: search options that replace those of the run.
-
-        Raises:
-          UserError: the folder is no such model, or the options are invalid or none of CTranslate2.
         """
         if not (folder / "model.bin").is_file():
             raise UserError(
