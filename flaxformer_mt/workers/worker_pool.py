@@ -19,7 +19,15 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import UserError, importing, warn_user
-from flaxformer_mt.workers.block_map import Answer, Crew, Engine, MakeWork, Work, WorkerLost, WorkPlace
+from flaxformer_mt.workers.block_map import (
+    Answer,
+    MakeWork,
+    Work,
+    WorkerHost,
+    WorkerLoop,
+    WorkerLost,
+    WorkerPool,
+)
 
 
 class WorkerProcess:
@@ -77,7 +85,7 @@ class WorkerProcesses:
         return next(worker for worker in workers if worker.pipe is ready)
 
     def close(self) -> None:
-        """Do nothing: the processes end with the crew."""
+        """Do nothing: the processes end with the pool."""
 
 
 def _work(pipe: Connection, make: MakeWork, place: int) -> None:
@@ -91,37 +99,37 @@ def _work(pipe: Connection, make: MakeWork, place: int) -> None:
     }
     if (jax := sys.modules.get("jax")) is not None:  # it came with `make`, and has read the environment
         jax.config.update("jax_cuda_visible_devices", str(place))
-    work_place = WorkPlace(make)
+    work_place = WorkerLoop(make)
     with contextlib.suppress(EOFError, OSError):
         pipe.send(work_place.start())
         while True:
             pipe.send(work_place.answer(pipe.recv()))
 
 
-class Hands(NamedTuple):
-    """The workers of `open_crew`: how many, and the cluster that they run on."""
+class WorkerPlan(NamedTuple):
+    """The workers of `open_workers`: how many, and the cluster that they run on."""
 
     workers: int | None = None
     ray: str | None = None
 
-    def for_work(self, blocks: float, *, least: int) -> "Hands":
+    def for_work(self, blocks: float, *, least: int) -> "WorkerPlan":
         """Return these, or no workers for fewer blocks than `least`: their start would take longer."""
-        return HERE if blocks < least else self
+        return NO_WORKERS if blocks < least else self
 
 
 # Seconds that a head of a cluster gets to accept a connection.
 _PATIENCE = 10.0
 
 # The work is done in this process.
-HERE = Hands()
+NO_WORKERS = WorkerPlan()
 
 
-def choose_hands(workers: int | None, ray: str | None) -> Hands:
+def plan_workers(workers: int | None, ray: str | None) -> WorkerPlan:
     """Return the workers that flags ask for; without flags, one for each core of this machine."""
-    return Hands(core_count() if workers is None and ray is None else workers, ray)
+    return WorkerPlan(core_count() if workers is None and ray is None else workers, ray)
 
 
-class Alone:
+class SameProcess:
     """The same work in this process, without workers."""
 
     def __init__(self, make: MakeWork) -> None:
@@ -133,12 +141,12 @@ class Alone:
         return self.work.describe()
 
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yield the result of each block; see `Crew.map`. Work may map blocks by itself, and read ahead."""
+        """Yield the result of each block; see `WorkerPool.map`. Work may map by itself, and read ahead."""
         return getattr(self.work, "map", functools.partial(map, self.work))(blocks)
 
 
-def carry(work: Work) -> MakeWork:
-    """For `open_crew`: work that is made already, and travels to the workers as it is."""
+def ready_made(work: Work) -> MakeWork:
+    """For `open_workers`: work that is made already, and travels to the workers as it is."""
     return functools.partial(_give, work)
 
 
@@ -147,7 +155,9 @@ def _give(work: Work, warn: Callable[[str], None]) -> Work:
 
 
 @contextlib.contextmanager
-def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterator[Alone | Crew]:
+def open_workers(
+    make: MakeWork, *, workers: int | None, ray: str | None
+) -> Iterator[SameProcess | WorkerPool]:
     """Open workers for the work that `make` makes, and end them after the body.
 
     Args:
@@ -155,23 +165,23 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
       ray: address of a Ray cluster, `auto` or `local`; see `RayActors`. None: processes of this machine.
     """
     if workers is None and ray is None:
-        yield Alone(make)
+        yield SameProcess(make)
         return
     with contextlib.ExitStack() as stack:
-        engine: Any
+        host: Any
         if ray is None:
             assert workers is not None
-            engine = WorkerProcesses(make, workers)
+            host = WorkerProcesses(make, workers)
         else:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # for messages that Ray prints
-            engine = _connect_to_ray(make, workers, ray)
-        stack.callback(engine.close)
-        crew = Crew(engine)
-        stack.callback(crew.close)
-        yield crew
+            host = _connect_to_ray(make, workers, ray)
+        stack.callback(host.close)
+        pool = WorkerPool(host)
+        stack.callback(pool.close)
+        yield pool
 
 
-def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> Engine:
+def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> WorkerHost:
     with importing("ray", what=f"--ray={address}"):
         from flaxformer_mt.workers.ray_actors import RayActors
     check_reachable(address)
