@@ -13,7 +13,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.requests import EngineThread, Request, run, run_windows
 from flaxformer_mt.translation.result import Annotations, Translation
 
-LINES = ["der Hund", "", "die Katze . ein Buch .", "Milch"]
+LINES = ["der Hund", "", "Katze! Buch!", "Milch"]
 
 
 def test_an_engine_is_driven_by_submit_and_step(shared_translator):
