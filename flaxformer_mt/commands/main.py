@@ -238,7 +238,7 @@ def _prepare(options: command_options.PrepareOptions) -> object:
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.text_io.lines import check_output
     from flaxformer_mt.tracking.progress_display import WorkProgress
-    from flaxformer_mt.workers.worker_pool import plan_workers
+    from flaxformer_mt.workers.worker_pool import choose_hands
 
     shortlist = None
     if options.shortlist is not None:
@@ -252,7 +252,7 @@ def _prepare(options: command_options.PrepareOptions) -> object:
         progress=WorkProgress(sys.stderr),
         overlap=True,
         shortlist=shortlist,
-        worker_plan=plan_workers(options.workers, options.ray),
+        hands=choose_hands(options.workers, options.ray),
     ).report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)

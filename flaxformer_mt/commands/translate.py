@@ -394,7 +394,7 @@ def write_translations(
       keep_record: see `open_resumable`.
     """
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.workers.worker_pool import SameProcess, open_workers
+    from flaxformer_mt.workers.worker_pool import Alone, open_crew
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
     with contextlib.ExitStack() as files:
@@ -404,10 +404,10 @@ def write_translations(
             if path is not None
         }
         _check_lengths(options)
-        pool = files.enter_context(open_workers(make, workers=options.workers, ray=options.ray))
+        crew = files.enter_context(open_crew(make, workers=options.workers, ray=options.ray))
         typed = options.input == STANDARD and sys.stdin.isatty()
         window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
-        origin = functools.partial(describe_output, options, pool.describe, [*texts], languages)
+        origin = functools.partial(describe_output, options, crew.describe, [*texts], languages)
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
@@ -424,13 +424,13 @@ def write_translations(
         blocks = read_blocks(sources, constraints, window, **reading)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
-        if isinstance(pool, SameProcess):
-            pool.work.engine.on_progress = progress.add  # line by line
-            pool.work.ahead = is_ready is None
-        for block in pool.map(blocks, name=name_block):
+        if isinstance(crew, Alone):
+            crew.work.engine.on_progress = progress.add  # line by line
+            crew.work.ahead = is_ready is None
+        for block in crew.map(blocks, name=name_block):
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)
-            if not isinstance(pool, SameProcess):
+            if not isinstance(crew, Alone):
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
 
 

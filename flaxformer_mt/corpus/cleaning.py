@@ -15,7 +15,7 @@ from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Findi
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.workers.worker_pool import NO_WORKERS, WorkerPlan, open_workers, ready_made
+from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
@@ -57,7 +57,7 @@ def clean(
     *,
     may_drop: bool,
     digests: bool = False,
-    worker_plan: WorkerPlan = NO_WORKERS,
+    hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Read a split once, and find the rows to keep; `digests` says whether to digest sentences as well.
@@ -82,14 +82,14 @@ def clean(
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    work = ready_made(CheckBlocks(rules, actions, split.languages, digests))
-    chosen = worker_plan.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
+    work = carry(CheckBlocks(rules, actions, split.languages, digests))
+    chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
-        open_workers(work, workers=chosen.workers, ray=chosen.ray) as pool,
+        open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew,
     ):
         count(0)
-        verdicts = pool.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
+        verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             keep[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes
@@ -119,7 +119,7 @@ def load_or_clean(
     may_drop: bool,
     digests: bool = False,
     folder: Path,
-    worker_plan: WorkerPlan = NO_WORKERS,
+    hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Run `clean`, or load its result from `folder` while the text and the rules are unchanged."""
@@ -129,9 +129,7 @@ def load_or_clean(
     if (stored := read_arrays(folder, key)) is not None:
         arrays, values = stored
         return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"], arrays.get("sentences"))
-    cleaned = clean(
-        split, rules, may_drop=may_drop, digests=digests, worker_plan=worker_plan, progress=progress
-    )
+    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, hands=hands, progress=progress)
     computed = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
     write_arrays(folder, key, computed, report=cleaned.report)
     return cleaned

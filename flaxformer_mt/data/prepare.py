@@ -38,7 +38,7 @@ from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_len
 from flaxformer_mt.tracking.progress_display import SILENT, Count, WorkProgress
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_language_tags, check_tags
-from flaxformer_mt.workers.worker_pool import NO_WORKERS, WorkerPlan
+from flaxformer_mt.workers.worker_pool import HERE, Hands
 
 # Training lines whose sentences are counted.
 _SAMPLE = 2000
@@ -67,7 +67,7 @@ def prepare(
     progress: WorkProgress = SILENT,
     overlap: bool = False,
     shortlist: ShortlistRequest | None = None,
-    worker_plan: WorkerPlan = NO_WORKERS,
+    hands: Hands = HERE,
 ) -> Prepared:
     """Read the data set, train or load the vocabularies, and tokenize; reuses the results in the cache.
 
@@ -81,7 +81,7 @@ def prepare(
         check_run(run_dir, config)
         forget_preparation(run_dir, config)
     root = cache_dir(config.data)
-    train_pairs = read_pairs(config.data, "train", worker_plan=worker_plan, progress=progress)
+    train_pairs = read_pairs(config.data, "train", hands=hands, progress=progress)
     splits: tuple[Split, ...] = ("valid", "test")
     held_out: dict[str, Pairs] = {
         split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)
@@ -96,7 +96,7 @@ def prepare(
     if run_dir is not None and is_first():
         publish(run_dir)
     with progress.part("tokenizing", total=len(train_pairs)) as count:
-        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, worker_plan, count)
+        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, count)
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
@@ -151,7 +151,7 @@ def _tokenize_train(
     vocabs: Vocabs,
     root: Path,
     own_root: Path | None,
-    worker_plan: WorkerPlan,
+    hands: Hands,
     count: Count,
 ) -> EpochStores:
     """Noise leaves tags and the symbols of the vocabulary as they are."""
@@ -166,7 +166,7 @@ def _tokenize_train(
         noise=TextNoise(config.data.noise, tuple(symbols)),
         varies=any(stage.noise.active for stage in read_stages(config.data)),
         own_root=own_root,
-        worker_plan=worker_plan,
+        hands=hands,
         count=count,
     )
 

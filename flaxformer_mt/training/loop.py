@@ -59,7 +59,7 @@ from flaxformer_mt.training.setup import (
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
-from flaxformer_mt.workers.worker_pool import WorkerPlan
+from flaxformer_mt.workers.worker_pool import Hands
 
 # The number of updates before the trace, during which programs are compiled; fewer if the run is too short.
 WARM_UP = 10
@@ -247,13 +247,11 @@ def fit(
         return report
     # Of several processes, the first one writes, and the others end with it.
     with lock_run(run_dir) if is_first() else contextlib.nullcontext():
-        return _fit_alone(
-            config, run_dir, profile=profile, progress=progress, worker_plan=WorkerPlan(workers)
-        )
+        return _fit_alone(config, run_dir, profile=profile, progress=progress, hands=Hands(workers))
 
 
 def _fit_alone(
-    config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, worker_plan: WorkerPlan
+    config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, hands: Hands
 ) -> dict[str, Any]:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
@@ -264,7 +262,7 @@ def _fit_alone(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
     preparation = WorkProgress(progress if is_first() else None)
-    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, worker_plan=worker_plan)
+    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, hands=hands)
     compile_clock = CompileClock()
     tracker = Tracker(
         run_dir if is_first() else None,

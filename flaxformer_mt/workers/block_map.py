@@ -53,7 +53,7 @@ class Worker(Protocol):
         """End it at once."""
 
 
-class WorkerHost(Protocol):
+class Engine(Protocol):
     """Where workers run."""
 
     count: int
@@ -80,7 +80,7 @@ class Answer:
     bug: str = ""
 
 
-class WorkerLoop:
+class WorkPlace:
     """The inside of a worker: makes the work, and turns what it returns, warns of or raises into answers."""
 
     def __init__(self, make: MakeWork) -> None:
@@ -115,11 +115,11 @@ class WorkerLoop:
         return Answer(**answer)
 
 
-class WorkerPool:
-    """Workers of one host, which start when it is made and load while this process goes on."""
+class Crew:
+    """Workers of one engine, which start when it is made and load while this process goes on."""
 
-    def __init__(self, host: WorkerHost) -> None:
-        self._host = host
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._idle: list[Worker] = []
         # Worker -> the number of the block that it works on; None: it is starting.
         self._busy: dict[Worker, int | None] = {}
@@ -127,8 +127,8 @@ class WorkerPool:
         self._lost_starts = 0
         # Warnings that were passed on: each worker has those of loading a model.
         self._passed_on: set[str] = set()
-        for place in range(host.count):
-            self._busy[host.start(place)] = None
+        for place in range(engine.count):
+            self._busy[engine.start(place)] = None
 
     def describe(self) -> dict[str, Any]:
         """Return what results depend on; wait for the first worker that has loaded."""
@@ -150,7 +150,7 @@ class WorkerPool:
         problem: UserError | None = None
         following = 0  # the number of the block whose result is yielded next
         while True:
-            while len(open_blocks) + len(answers) < _AHEAD * self._host.count:
+            while len(open_blocks) + len(answers) < _AHEAD * self._engine.count:
                 try:
                     item = next(unread, None)
                 except UserError as error:  # raised when the blocks before are done
@@ -183,7 +183,7 @@ class WorkerPool:
             if losses[done] == TRIES:
                 raise UserError(
                     f"{what}: {TRIES} workers, one after the other, have died while they worked on it; the "
-                    f"last one {found}. Look for what ends them (is there memory for {self._host.count} "
+                    f"last one {found}. Look for what ends them (is there memory for {self._engine.count} "
                     "workers?), and give fewer workers, or a smaller --window"
                 )
             warn_user(f"a worker {found}; {what}, which it worked on, will be done by another one")
@@ -191,7 +191,7 @@ class WorkerPool:
 
     def _receive(self) -> tuple[int | None, Answer | WorkerLost]:
         """Return the number of a block, and its answer or the loss of its worker; None after a start."""
-        worker = self._host.wait(list(self._busy))
+        worker = self._engine.wait(list(self._busy))
         number = self._busy.pop(worker)
         try:
             answer = worker.receive()
@@ -222,9 +222,9 @@ class WorkerPool:
         if self._lost_starts == TRIES:
             raise UserError(
                 f"{TRIES} workers, one after the other, have died while they started; the last one {loss}. "
-                f"Look for what ends them (is there memory for {self._host.count} workers?), and give fewer"
+                f"Look for what ends them (is there memory for {self._engine.count} workers?), and give fewer"
             )
-        self._busy[self._host.start(worker.place)] = None
+        self._busy[self._engine.start(worker.place)] = None
 
     def _check_description(self, found: dict[str, Any]) -> None:
         """Raise UserError unless all workers give the same results."""

@@ -15,13 +15,13 @@ import ray
 from ray.exceptions import RayActorError
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.workers.block_map import Answer, MakeWork, WorkerLoop, WorkerLost
+from flaxformer_mt.workers.block_map import Answer, MakeWork, WorkerLost, WorkPlace
 
 # The resources of Ray that are accelerators.
 _ACCELERATORS = ("GPU", "TPU")
 
 
-class _Actor(WorkerLoop):
+class _Actor(WorkPlace):
     def __init__(self, make: MakeWork, folder: str) -> None:
         with contextlib.suppress(OSError):  # another machine may lack it, where runs are in a store
             os.chdir(folder)  # for relative paths

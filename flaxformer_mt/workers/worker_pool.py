@@ -19,15 +19,7 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import UserError, importing, warn_user
-from flaxformer_mt.workers.block_map import (
-    Answer,
-    MakeWork,
-    Work,
-    WorkerHost,
-    WorkerLoop,
-    WorkerLost,
-    WorkerPool,
-)
+from flaxformer_mt.workers.block_map import Answer, Crew, Engine, MakeWork, Work, WorkerLost, WorkPlace
 
 
 class WorkerProcess:
@@ -85,7 +77,7 @@ class WorkerProcesses:
         return next(worker for worker in workers if worker.pipe is ready)
 
     def close(self) -> None:
-        """Do nothing: the processes end with the pool."""
+        """Do nothing: the processes end with the crew."""
 
 
 def _work(pipe: Connection, make: MakeWork, place: int) -> None:
@@ -99,37 +91,37 @@ def _work(pipe: Connection, make: MakeWork, place: int) -> None:
     }
     if (jax := sys.modules.get("jax")) is not None:  # it came with `make`, and has read the environment
         jax.config.update("jax_cuda_visible_devices", str(place))
-    work_place = WorkerLoop(make)
+    work_place = WorkPlace(make)
     with contextlib.suppress(EOFError, OSError):
         pipe.send(work_place.start())
         while True:
             pipe.send(work_place.answer(pipe.recv()))
 
 
-class WorkerPlan(NamedTuple):
-    """The workers of `open_workers`: how many, and the cluster that they run on."""
+class Hands(NamedTuple):
+    """The workers of `open_crew`: how many, and the cluster that they run on."""
 
     workers: int | None = None
     ray: str | None = None
 
-    def for_work(self, blocks: float, *, least: int) -> "WorkerPlan":
+    def for_work(self, blocks: float, *, least: int) -> "Hands":
         """Return these, or no workers for fewer blocks than `least`: their start would take longer."""
-        return NO_WORKERS if blocks < least else self
+        return HERE if blocks < least else self
 
 
 # Seconds that a head of a cluster gets to accept a connection.
 _PATIENCE = 10.0
 
 # The work is done in this process.
-NO_WORKERS = WorkerPlan()
+HERE = Hands()
 
 
-def plan_workers(workers: int | None, ray: str | None) -> WorkerPlan:
+def choose_hands(workers: int | None, ray: str | None) -> Hands:
     """Return the workers that flags ask for; without flags, one for each core of this machine."""
-    return WorkerPlan(core_count() if workers is None and ray is None else workers, ray)
+    return Hands(core_count() if workers is None and ray is None else workers, ray)
 
 
-class SameProcess:
+class Alone:
     """The same work in this process, without workers."""
 
     def __init__(self, make: MakeWork) -> None:
@@ -141,12 +133,12 @@ class SameProcess:
         return self.work.describe()
 
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yield the result of each block; see `WorkerPool.map`. Work may map by itself, and read ahead."""
+        """Yield the result of each block; see `Crew.map`. Work may map blocks by itself, and read ahead."""
         return getattr(self.work, "map", functools.partial(map, self.work))(blocks)
 
 
-def ready_made(work: Work) -> MakeWork:
-    """For `open_workers`: work that is made already, and travels to the workers as it is."""
+def carry(work: Work) -> MakeWork:
+    """For `open_crew`: work that is made already, and travels to the workers as it is."""
     return functools.partial(_give, work)
 
 
@@ -155,9 +147,7 @@ def _give(work: Work, warn: Callable[[str], None]) -> Work:
 
 
 @contextlib.contextmanager
-def open_workers(
-    make: MakeWork, *, workers: int | None, ray: str | None
-) -> Iterator[SameProcess | WorkerPool]:
+def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterator[Alone | Crew]:
     """Open workers for the work that `make` makes, and end them after the body.
 
     Args:
@@ -165,23 +155,23 @@ def open_workers(
       ray: address of a Ray cluster, `auto` or `local`; see `RayActors`. None: processes of this machine.
     """
     if workers is None and ray is None:
-        yield SameProcess(make)
+        yield Alone(make)
         return
     with contextlib.ExitStack() as stack:
-        host: Any
+        engine: Any
         if ray is None:
             assert workers is not None
-            host = WorkerProcesses(make, workers)
+            engine = WorkerProcesses(make, workers)
         else:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # for messages that Ray prints
-            host = _connect_to_ray(make, workers, ray)
-        stack.callback(host.close)
-        pool = WorkerPool(host)
-        stack.callback(pool.close)
-        yield pool
+            engine = _connect_to_ray(make, workers, ray)
+        stack.callback(engine.close)
+        crew = Crew(engine)
+        stack.callback(crew.close)
+        yield crew
 
 
-def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> WorkerHost:
+def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> Engine:
     with importing("ray", what=f"--ray={address}"):
         from flaxformer_mt.workers.ray_actors import RayActors
     check_reachable(address)

@@ -101,11 +101,11 @@ def test_a_table_of_json_objects_is_read_by_workers(corpus, monkeypatch):
     for module, name in few:
         monkeypatch.setattr(module, name, 0)
 
-        def open_workers(make, *, name=name, original=module.open_workers, **worker_plan):
-            opened.extend([name] * (worker_plan["workers"] is not None))
-            return original(make, **worker_plan)
+        def open_crew(make, *, name=name, original=module.open_crew, **hands):
+            opened.extend([name] * (hands["workers"] is not None))
+            return original(make, **hands)
 
-        monkeypatch.setattr(module, "open_workers", open_workers)
+        monkeypatch.setattr(module, "open_crew", open_crew)
     sides = [(corpus / f"corpus.{language}").read_text().split("\n")[:-1] for language in ("xx", "yy")]
     rows = [json.dumps({"xx": source, "yy": target}) for source, target in zip(*sides, strict=True)]
     (corpus / "table.xx-yy.jsonl").write_text("\n".join(rows))
