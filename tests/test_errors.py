@@ -153,13 +153,7 @@ def test_caches_are_refused_in_object_stores_and_urls_are_no_local_folders(tmp_p
     assert local_path("C:/x") == Path("C:/x") and local_path("~") == Path.home()
     assert [
         find_url(path) for path in (Path("gs://b/r"), "s3://b/r/", "file:///mnt/b", "runs/x", "C:/x")
-    ] == [
-        "gs://b/r",
-        "s3://b/r",
-        "file:///mnt/b",
-        "",
-        "",
-    ]
+    ] == ["gs://b/r", "s3://b/r", "file:///mnt/b", "", ""]
 
 
 def test_messages_name_the_url_of_a_local_copy(tmp_path, monkeypatch):

@@ -16,7 +16,14 @@ import pytest
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.tracking import Sample, Tracker, format_duration, progress_display, read_metrics, service
+from flaxformer_mt.tracking import (
+    Sample,
+    Tracker,
+    format_duration,
+    progress_display,
+    read_metrics,
+    tracking_services,
+)
 from flaxformer_mt.tracking import tracker as tracker_module
 from flaxformer_mt.tracking.progress_display import announce_if_slow, format_train_line
 from flaxformer_mt.training.loop import fit
@@ -609,6 +616,6 @@ def test_a_service_that_cannot_begin_is_one_line_before_the_data_are_read(tmp_pa
         def __init__(self, identity):
             raise ValueError("no login\nmore")
 
-    monkeypatch.setattr(service, "import_service", lambda name: Refusing)
+    monkeypatch.setattr(tracking_services, "import_service", lambda name: Refusing)
     with pytest.raises(UserError, match="^train.trackers=mlflow cannot begin: ValueError: no login; correct"):
-        service.open_service("mlflow", tmp_path)
+        tracking_services.open_service("mlflow", tmp_path)

@@ -234,11 +234,11 @@ def _summarize_experiment(result: dict[str, Any]) -> str:
 
 def _prepare(options: command_options.PrepareOptions) -> object:
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.lexical_table import ShortlistRequest
+    from flaxformer_mt.data.learned_shortlist import ShortlistRequest
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.text_io.lines import check_output
     from flaxformer_mt.tracking.progress_display import WorkProgress
-    from flaxformer_mt.workers.worker_pool import choose_hands
+    from flaxformer_mt.workers.worker_pool import choose_pool
 
     shortlist = None
     if options.shortlist is not None:
@@ -252,7 +252,7 @@ def _prepare(options: command_options.PrepareOptions) -> object:
         progress=WorkProgress(sys.stderr),
         overlap=True,
         shortlist=shortlist,
-        hands=choose_hands(options.workers, options.ray),
+        pool=choose_pool(options.workers, options.ray),
     ).report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)

@@ -31,7 +31,7 @@ from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
 from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, warn_user
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking.progress_display import WorkProgress
-from flaxformer_mt.workers.worker_pool import choose_hands
+from flaxformer_mt.workers.worker_pool import choose_pool
 
 _SECTIONS = {
     "data": "DataConfig",
@@ -267,7 +267,7 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
-    train = read_pairs(data, "train", hands=choose_hands(None, None), progress=WorkProgress(sys.stderr))
+    train = read_pairs(data, "train", pool=choose_pool(None, None), progress=WorkProgress(sys.stderr))
     if len(train) < FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
@@ -304,7 +304,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
         try:
             prepared = prepare(
-                config, progress=WorkProgress(sys.stderr), overlap=True, hands=choose_hands(None, None)
+                config, progress=WorkProgress(sys.stderr), overlap=True, pool=choose_pool(None, None)
             )
             break
         except VocabularyTooLarge as error:

@@ -88,7 +88,7 @@ def _attention_problems(model: ModelConfig) -> Iterator[str]:
     if model.attention not in ("xla", "cudnn", "pallas"):
         return
     rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
-    if rate:
+    if rate and model.attention != "pallas":
         yield (
             f"model.attention {model.attention} does not support the attention dropout rate {rate}; set "
             "model.attention_dropout_rate=0, or model.attention=auto"

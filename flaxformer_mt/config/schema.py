@@ -410,8 +410,9 @@ class ModelConfig:
     ] = "xavier_uniform"
     # Implementation of attention over whole sequences: plain (matrix products and softmax), xla (that of
     # jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
-    # about 256 tokens, on TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else
-    # plain. Dropout and plots of attention weights always use plain.
+    # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
+    # apply, else plain. Attention dropout and relative positions have pallas on GPUs alone; plots of
+    # attention weights always use plain.
     attention: Literal["auto", "plain", "xla", "cudnn", "pallas"] = "auto"
     # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
     # norms, loss, parameters and the gradients of parameters are always float32.

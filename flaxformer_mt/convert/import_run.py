@@ -77,8 +77,8 @@ def find_format_name(path: Path) -> str:
     if isinstance(ours, dict) and ours.get("format") in NAMES:
         return str(ours["format"])
     if (kind := stored.get("model_type")) is not None:
-        if kind in _MODEL_TYPES:
-            return _MODEL_TYPES[kind]
+        if str(kind) in _MODEL_TYPES:
+            return _MODEL_TYPES[str(kind)]
         raise _refuse(path, f"its config.json has model_type {kind}; known: {', '.join(_MODEL_TYPES)}")
     if isinstance(stored.get("model"), dict) and "decoder" in stored["model"]:
         return "eole"

@@ -15,7 +15,7 @@ from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Findi
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
@@ -57,7 +57,7 @@ def clean(
     *,
     may_drop: bool,
     digests: bool = False,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Read a split once, and find the rows to keep; `digests` says whether to digest sentences as well.
@@ -83,10 +83,10 @@ def clean(
         ]
 
     work = carry(CheckBlocks(rules, actions, split.languages, digests))
-    chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
+    pool = pool.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
-        open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew,
+        open_crew(work, workers=pool.workers, ray=pool.ray) as crew,
     ):
         count(0)
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
@@ -119,7 +119,7 @@ def load_or_clean(
     may_drop: bool,
     digests: bool = False,
     folder: Path,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Run `clean`, or load its result from `folder` while the text and the rules are unchanged."""
@@ -129,7 +129,7 @@ def load_or_clean(
     if (stored := read_arrays(folder, key)) is not None:
         arrays, values = stored
         return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"], arrays.get("sentences"))
-    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, hands=hands, progress=progress)
+    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, pool=pool, progress=progress)
     computed = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
     write_arrays(folder, key, computed, report=cleaned.report)
     return cleaned

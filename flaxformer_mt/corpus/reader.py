@@ -33,7 +33,7 @@ from flaxformer_mt.corpus.word_alignment import load_links
 from flaxformer_mt.errors import UserError, find_url, show_as
 from flaxformer_mt.object_store.working_copies import fetch_files
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.workers.worker_pool import HERE, Hands
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 
 class HeldOut(NamedTuple):
@@ -140,7 +140,7 @@ def read_pairs(
     split: Split,
     *,
     tagged: bool = True,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
     progress: WorkProgress = SILENT,
 ) -> Pairs:
     """Open the pairs of a split; prepare its data sets on disk first where necessary.
@@ -177,7 +177,7 @@ def read_pairs(
             may_drop=may_drop,
             digests=held_out,
             folder=folder,
-            hands=hands,
+            pool=pool,
             progress=progress,
         )
         rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)

@@ -23,10 +23,10 @@ from flaxformer_mt.shapes import Batch
 
 
 class RowShare(NamedTuple):
-    """The rows of a batch to build: of `parts` blocks of equal height, the blocks in `own`, in order."""
+    """The rows of a batch to build: of `parts` blocks of equal height, those of the numbers `blocks`."""
 
     parts: int
-    own: tuple[int, ...]
+    blocks: tuple[int, ...]
 
 
 ALL_ROWS = RowShare(1, (0,))
@@ -86,11 +86,11 @@ def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
         return planned
     height = -(-planned.shape.rows // share.parts)
     new_numbers = np.full(share.parts, -1)
-    new_numbers[list(share.own)] = np.arange(len(share.own))
+    new_numbers[list(share.blocks)] = np.arange(len(share.blocks))
     new_part = new_numbers[planned.rows // height]
     inside = new_part >= 0
     own_rows = new_part[inside] * height + planned.rows[inside] % height
-    shape = planned.shape._replace(rows=height * len(share.own))
+    shape = planned.shape._replace(rows=height * len(share.blocks))
     return planned._replace(shape=shape, examples=planned.examples[inside], rows=own_rows)
 
 
@@ -167,10 +167,10 @@ def train_batches(
     epochs = _Epochs(stores, config, seed, start, buffer + 1, accumulation)
 
     def batch_at(step: int) -> tuple[Position, Batch | None]:
-        found = epochs.find(step)
-        if found is None:
+        located = epochs.find(step)
+        if located is None:
             return start, None
-        active, index = found
+        active, index = located
         batch = make_batch(active.store, active.plan, index, pad_id=pad_id, bos_id=bos_id, share=share)
         ended = index + 1 == len(active.plan)
         return active.after if ended else active.place._replace(index=index + 1), batch

@@ -19,7 +19,7 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
+from flaxformer_mt.data.learned_shortlist import ShortlistRequest, write_shortlist
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
@@ -38,7 +38,7 @@ from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_len
 from flaxformer_mt.tracking.progress_display import SILENT, Count, WorkProgress
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_language_tags, check_tags
-from flaxformer_mt.workers.worker_pool import HERE, Hands
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 # Training lines whose sentences are counted.
 _SAMPLE = 2000
@@ -67,7 +67,7 @@ def prepare(
     progress: WorkProgress = SILENT,
     overlap: bool = False,
     shortlist: ShortlistRequest | None = None,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
 ) -> Prepared:
     """Read the data set, train or load the vocabularies, and tokenize; reuses the results in the cache.
 
@@ -81,7 +81,7 @@ def prepare(
         check_run(run_dir, config)
         forget_preparation(run_dir, config)
     root = cache_dir(config.data)
-    train_pairs = read_pairs(config.data, "train", hands=hands, progress=progress)
+    train_pairs = read_pairs(config.data, "train", pool=pool, progress=progress)
     splits: tuple[Split, ...] = ("valid", "test")
     held_out: dict[str, Pairs] = {
         split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)
@@ -96,7 +96,7 @@ def prepare(
     if run_dir is not None and is_first():
         publish(run_dir)
     with progress.part("tokenizing", total=len(train_pairs)) as count:
-        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, count)
+        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, pool, count)
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
@@ -151,7 +151,7 @@ def _tokenize_train(
     vocabs: Vocabs,
     root: Path,
     own_root: Path | None,
-    hands: Hands,
+    pool: PoolOptions,
     count: Count,
 ) -> EpochStores:
     """Noise leaves tags and the symbols of the vocabulary as they are."""
@@ -166,7 +166,7 @@ def _tokenize_train(
         noise=TextNoise(config.data.noise, tuple(symbols)),
         varies=any(stage.noise.active for stage in read_stages(config.data)),
         own_root=own_root,
-        hands=hands,
+        pool=pool,
         count=count,
     )
 

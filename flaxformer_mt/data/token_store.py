@@ -30,7 +30,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.shapes import TeacherTokens
 from flaxformer_mt.vocab import Vocab, Vocabs
-from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, carry, open_crew
 
 
 class GrowingArray:
@@ -279,7 +279,7 @@ class TokenStore:
         seed: int = 0,
         noise: TextNoise | None = None,
         stop: threading.Event | None = None,
-        hands: Hands = HERE,
+        pool: PoolOptions = NO_POOL,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> "TokenStore":
         """Open the store of these pairs and vocabularies under `root`; write a missing store first.
@@ -308,7 +308,7 @@ class TokenStore:
                         damage = str(error)
                         warn_user(f"the token store {folder} is damaged: {damage}; it is built again")
                         _remove_folder(folder)
-            _write_store(folder, pairs, _TokenizedChunks(pairs, vocabs, drawing, stop, hands), stop, count)
+            _write_store(folder, pairs, _TokenizedChunks(pairs, vocabs, drawing, stop, pool), stop, count)
         raise UserError(
             f"the token store {folder} is damaged again whenever it is written: {damage}; set "
             "data.cache_dir to a folder on another disk"
@@ -409,10 +409,10 @@ class _TokenizedChunks:
     """The token ids of chunks of pairs, as workers make them, from any chunk on."""
 
     def __init__(
-        self, pairs: Pairs, vocabs: Vocabs, drawing: Drawing, stop: threading.Event | None, hands: Hands
+        self, pairs: Pairs, vocabs: Vocabs, drawing: Drawing, stop: threading.Event | None, pool: PoolOptions
     ) -> None:
         self._pairs, self._stop, self._noisy = pairs, stop, drawing.noise is not None
-        self._hands = hands.for_work(len(pairs) / CHUNK, least=_FEW_CHUNKS)
+        self._pool = pool.for_work(len(pairs) / CHUNK, least=_FEW_CHUNKS)
         self.dtypes = tuple(
             np.dtype(np.uint16 if vocab.size <= 1 << 16 else np.int32)
             for vocab in (vocabs.source, vocabs.target)
@@ -425,12 +425,12 @@ class _TokenizedChunks:
             has_source=pairs.has_source,
             linked=bool(pairs.links_identity),
             # In this process, SentencePiece's own threads do the work of workers.
-            threads=-1 if self._hands == HERE and hands.workers != 1 else 1,
+            threads=-1 if self._pool == NO_POOL and pool.workers != 1 else 1,
         )
 
     def read(self, first: int) -> Iterator[TokenizedChunk]:
         """Yield the chunks from number `first` on; raise BuildStopped once `stop` is set."""
-        with open_crew(carry(self._work), workers=self._hands.workers, ray=self._hands.ray) as crew:
+        with open_crew(carry(self._work), workers=self._pool.workers, ray=self._pool.ray) as crew:
             yield from crew.map(self._read_texts(first), name=_name_chunk)
 
     def _read_texts(self, first: int) -> Iterator[TextChunk]:

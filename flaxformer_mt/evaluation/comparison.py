@@ -113,7 +113,7 @@ def make_resampling_options(
 
 def read_compared_files(
     systems: Sequence[ComparedSystem],
-    own: tuple[Path, Config, ScoredSet],
+    evaluated: tuple[Path, Config, ScoredSet],
     *,
     split: Literal["test", "valid"] | None,
 ) -> dict[str, tuple[str, ...]]:
@@ -121,17 +121,17 @@ def read_compared_files(
 
     Without a split, the set comes from files, which any run can translate.
     """
-    translations = {}
+    scored, translations = evaluated[2], {}
     for system in systems:
         if system.run is not None:
             if split is not None:
-                check_same_set(split, own, (system.run, read_config(system.run / "config.json")))
+                check_same_set(split, evaluated, (system.run, read_config(system.run / "config.json")))
             continue
         lines = read_sentences(system.name)
-        count = len(own[2].sources)
+        count = len(scored.sources)
         if len(lines) != count:
             raise UserError(
-                f"{system.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
+                f"{system.name} has {len(lines)} lines, but {scored.name} has {count} sentences; line N must "
                 "be the translation of sentence N"
             )
         translations[system.name] = tuple(lines)
@@ -141,7 +141,7 @@ def read_compared_files(
 class Rival(NamedTuple):
     """The translations of a compared system, and its description as JSON values, of which one is its name."""
 
-    facts: dict[str, Any]
+    description: dict[str, Any]
     hypotheses: tuple[str, ...]
 
 
@@ -168,9 +168,9 @@ def translate_compared_systems(
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
-        facts = {"name": system.name, "checkpoint": translator.checkpoint}
-        facts |= describe_search(translator.config.search)
-        rivals.append(Rival(facts, tuple(translation.text for translation in translated)))
+        description = {"name": system.name, "checkpoint": translator.checkpoint}
+        description |= describe_search(translator.config.search)
+        rivals.append(Rival(description, tuple(translation.text for translation in translated)))
     return rivals
 
 
@@ -201,27 +201,27 @@ def find_largest_differences(
 
 
 def save_largest_differences(
-    run_dir: Path, name: str, own: Translations, rivals: Sequence[Rival], *, lowercase: bool
+    run_dir: Path, name: str, ours: Translations, rivals: Sequence[Rival], *, lowercase: bool
 ) -> None:
     """Write the sentences whose chrF differs most between the run and each other system, at most 100 each."""
     rows = []
-    for facts, hypotheses in rivals:
+    for description, hypotheses in rivals:
         for i, our, their in find_largest_differences(
-            own.hypotheses, hypotheses, own.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
+            ours.hypotheses, hypotheses, ours.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
         ):
-            texts = own.sources[i], own.references[i], own.hypotheses[i], hypotheses[i]
-            rows.append((facts["name"], str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
+            texts = ours.sources[i], ours.references[i], ours.hypotheses[i], hypotheses[i]
+            rows.append((description["name"], str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
     save_differences(run_dir, name, _HEADING, rows)
 
 
 def compare(
-    own: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
+    ours: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
     """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
     resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
-        {"": own.hypotheses} | {facts["name"]: hypotheses for facts, hypotheses in rivals},
-        own.references,
+        {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
+        ours.references,
         samples=resamples.samples,
         paired=resamples.paired,
         trials=resamples.trials,
@@ -238,11 +238,11 @@ def compare(
         result["paired"] = {"test": resamples.paired, "signatures": resampled.signatures}
         result["against"] = [
             {
-                **facts,
-                "differing": sum(a != b for a, b in zip(own.hypotheses, hypotheses, strict=True)),
+                **description,
+                "differing": sum(a != b for a, b in zip(ours.hypotheses, hypotheses, strict=True)),
                 **{metric: score._asdict() for metric, score in scores.items()},
             }
-            for (facts, hypotheses), scores in zip(rivals, others, strict=True)
+            for (description, hypotheses), scores in zip(rivals, others, strict=True)
         ]
     return result
 
@@ -255,10 +255,10 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     runs/b      35.00 ± 1.10  p=0.0020     56.90 ± 0.80  p=0.0310     46.95 ± 1.04  p=0.0040
     """
     confidence, systems = result.get("confidence", {}), result.get("against", [])
-    own = {
+    evaluated = {
         metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
     }
-    rows = [(name, own), *((system["name"], system) for system in systems)]
+    rows = [(name, evaluated), *((system["name"], system) for system in systems)]
     width = max(len(row) for row, _ in rows)
     lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
     for row, scores in rows:

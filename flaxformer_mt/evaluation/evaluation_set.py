@@ -201,9 +201,11 @@ def name_of_file(path: str) -> str:
     return "stdin" if path == STANDARD else Path(path).name
 
 
-def check_same_set(split: Split, own: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]) -> None:
+def check_same_set(
+    split: Split, evaluated: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]
+) -> None:
     """Raise UserError if a split consists of different sentences in the configs of two runs."""
-    (run, config, scored), (other_run, other_config) = own, other
+    (run, config, scored), (other_run, other_config) = evaluated, other
     remedy = "score both on one set with --source=FILE --reference=FILE"
     names = (
         f"{run} has the {split} split of {config.data.dataset} ({len(scored.sources)} pairs, "

@@ -373,7 +373,7 @@ class Checkpoints:
             self._prune(step)
 
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        filled = {name: nonempty for name, leaves in trees.items() if (nonempty := without_empty(leaves))}
+        filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
         shared = SharedSave(filled, begin=begin, publish=publish)
 
         def write() -> None:

@@ -23,7 +23,7 @@ from flaxformer_mt.parallel.processes import decide_once, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, load_sealed_vocabs, open_run, seal_vocabs
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
-from flaxformer_mt.runs.target_lengths import TargetLengths, read_several_sentences, read_target_lengths
+from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
 from flaxformer_mt.trees import copy_to_host, flatten_tree
 from flaxformer_mt.vocab import Vocabs
 
@@ -121,8 +121,7 @@ def load_trained(
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
     learned, several = work_in_all(
-        lambda: (read_target_lengths(run_dir), read_several_sentences(run_dir)),
-        what=f"read {run_dir / LENGTHS_FILE}",
+        lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}"
     )
     trained = TrainedModel(config, vocabs, params, which, progress, split, learned, several)
     if problems := compare_shapes(trained.find_shapes(), params):

@@ -27,7 +27,7 @@ from flaxformer_mt.tracking.progress_display import (
     format_values,
     make_display,
 )
-from flaxformer_mt.tracking.service import Service, open_service
+from flaxformer_mt.tracking.tracking_services import Service, open_service
 
 _METRICS_NAME = "metrics.jsonl"
 # A larger file is not one of metrics: a line has about 300 bytes.

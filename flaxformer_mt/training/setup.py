@@ -59,7 +59,7 @@ from flaxformer_mt.training.update import (
     make_train_step,
     make_update,
 )
-from flaxformer_mt.workers.worker_pool import HERE, Hands
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 COMPILING_AHEAD = "compiling the update for all batch shapes"
 SCORING = "scoring the test set"
@@ -226,7 +226,7 @@ def set_up_training(
     checkpoints: Checkpoints,
     *,
     progress: WorkProgress = SILENT,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
 ) -> TrainingSetup:
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
@@ -234,7 +234,7 @@ def set_up_training(
 
     Args:
       progress: where it is shown how far the preparation is.
-      hands: who checks and tokenizes a large training set.
+      pool: who checks and tokenizes a large training set.
 
     Raises:
       UserError: an invalid layout, data set, vocabulary or checkpoint.
@@ -244,7 +244,7 @@ def set_up_training(
     enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
     prepared = first_then_others(
-        lambda: prepare(config, run_dir, own_store=own_store, progress=progress, hands=hands), name="prepare"
+        lambda: prepare(config, run_dir, own_store=own_store, progress=progress, pool=pool), name="prepare"
     )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs

@@ -235,14 +235,14 @@ class PretrainedVocab(Vocab):
             raise UserError("the vocabulary was cut before; cut that of the original model")
         left = {tag: number for tag, number in self.tags.items() if tags is None or tag in tags}
         always = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *facts.first_ids, *left.values()}
-        ids = (one for text in texts for one in self._segmenter.encode([text])[0])
-        kept = choose_pieces(self._segmenter.pieces, ids, always=always)
-        new = {old: number for number, old in enumerate(kept)}
+        used = (number for text in texts for number in self._segmenter.encode([text])[0])
+        ids = choose_pieces(self._segmenter.pieces, used, always=always)
+        new = {old: number for number, old in enumerate(ids)}
         changed = dataclasses.replace(
             facts,
-            size=len(kept),
-            kept=tuple(kept),
-            first_ids=tuple(new[one] for one in facts.first_ids),
+            size=len(ids),
+            kept=tuple(ids),
+            first_ids=tuple(new[number] for number in facts.first_ids),
             tags={tag: new[number] for tag, number in left.items()},
             pad_id=new[self.pad_id],
             bos_id=new[self.bos_id],
@@ -266,9 +266,9 @@ class PretrainedVocab(Vocab):
     def _detokenize(self, tokens: list[int]) -> str:
         if self.eos_id in tokens:
             tokens = tokens[: tokens.index(self.eos_id)]
-        plain = [one for one in tokens if one not in self._dropped]
+        plain = [token for token in tokens if token not in self._dropped]
         if self.facts.kept is not None:
-            plain = [self.facts.kept[one] for one in plain]
+            plain = [self.facts.kept[token] for token in plain]
         return join_lines(self._segmenter.decode(plain))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:

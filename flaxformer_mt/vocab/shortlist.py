@@ -1,6 +1,6 @@
 """A vocabulary shortlist: the target pieces that may translate a source, found by its pieces.
 
-Its text file is CTranslate2's vocabulary map (vmap.txt). data/lexical_table.py learns shortlists.
+Its text file is CTranslate2's vocabulary map (vmap.txt). data/learned_shortlist.py learns shortlists.
 """
 
 import hashlib

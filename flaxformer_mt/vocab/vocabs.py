@@ -56,10 +56,10 @@ def load_vocabs(directory: str | Path) -> Vocabs:
         vocab = Vocab.load(joint)
         return Vocabs(vocab, vocab, joint=True)
     if separate:
-        shared, other = Vocab.load(source), Vocab.load(target)
-        alike = shared.pieces(range(shared.size)) == other.pieces(range(other.size))
+        first, other = Vocab.load(source), Vocab.load(target)
+        alike = first.pieces(range(first.size)) == other.pieces(range(other.size))
         # Different models with the same pieces are one imported vocabulary with two segmentations.
-        return Vocabs(shared, other, joint=alike and shared.fingerprint != other.fingerprint)
+        return Vocabs(first, other, joint=alike and first.fingerprint != other.fingerprint)
     raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
@@ -73,8 +73,8 @@ def make_vocabs(
     """
     directory = Path(directory)
     if target_only:
-        own = config.target_normalization
-        config = dataclasses.replace(config, joint=True, source_size=None, normalization=own)
+        normalization = config.target_normalization
+        config = dataclasses.replace(config, joint=True, source_size=None, normalization=normalization)
     if any((directory / name).is_file() for name in (FACTS_NAME, _JOINT)) or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
@@ -103,15 +103,15 @@ def make_vocabs(
 
 def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
     remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
-    if (kept := isinstance(vocabs.target, PretrainedVocab)) != (config.kind == "pretrained"):
-        holds = "the vocabulary of a pretrained model" if kept else "SentencePiece models"
+    if (is_pretrained := isinstance(vocabs.target, PretrainedVocab)) != (config.kind == "pretrained"):
+        holds = "the vocabulary of a pretrained model" if is_pretrained else "SentencePiece models"
         raise UserError(f"vocab.kind is {config.kind}, but {directory} holds {holds}; {remedy}")
     if vocabs.joint != config.joint:
         raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
-    for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
+    for side, model in [("source", config.source_model), ("target", config.target_model or config.joint)]:
         size = getattr(vocabs, side).size
         wanted = config.size_of_source if side == "source" else config.size
-        if not given and wanted and size != wanted:
+        if not model and wanted and size != wanted:
             raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
 
 
@@ -148,7 +148,7 @@ def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str) -> Vocab:
 
 
 def _load(config: VocabConfig, side: str) -> Vocab:
-    given = getattr(config, f"{side}_model")
-    vocab = Vocab.load(given, name=f"vocab.{side}_model")
-    check_symbols(vocab, config.symbols, name=given)
+    path = getattr(config, f"{side}_model")
+    vocab = Vocab.load(path, name=f"vocab.{side}_model")
+    check_symbols(vocab, config.symbols, name=path)
     return vocab

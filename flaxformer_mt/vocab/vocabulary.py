@@ -46,8 +46,8 @@ _JOINERS = frozenset("\u200c\u200d")
 
 def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Rules of a normalization, with rules that delete invisible characters, and keep joiners."""
-    kept = {text: replacement for text, replacement in rules if text not in _JOINERS}
-    return kept | dict.fromkeys(sorted(INVISIBLE), "")
+    visible = {text: replacement for text, replacement in rules if text not in _JOINERS}
+    return visible | dict.fromkeys(sorted(INVISIBLE), "")
 
 
 # Training lines are split into segments of at most this many characters: SentencePiece silently skips lines

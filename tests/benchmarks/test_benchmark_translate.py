@@ -112,10 +112,7 @@ def test_each_system_translates_in_the_precisions_that_it_has(benchmark):
 
 
 def test_the_best_variants_are_compared_at_equal_bleu(benchmark):
-    ours = {
-        "exact": {"rounds": [2.0, 6.0, 3.0], "bleu": 30.0},
-        "inexact": {"rounds": [4.0], "bleu": 29.85},
-    }
+    ours = {"exact": {"rounds": [2.0, 6.0, 3.0], "bleu": 30.0}, "inexact": {"rounds": [4.0], "bleu": 29.85}}
     peers = {
         "good": ("a", {"rounds": [6.0], "bleu": 30.1}),
         "fair": ("b", {"rounds": [8.0], "bleu": 29.95}),

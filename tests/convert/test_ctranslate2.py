@@ -108,12 +108,7 @@ VARIANTS = {
         "activation": "swiglu",
         "logit_scale": True,
     },
-    "narrow_rotary_keys": {
-        "key_dim": 4,
-        "value_dim": 7,
-        "positions": "rotary",
-        "max_positions": None,
-    },
+    "narrow_rotary_keys": {"key_dim": 4, "value_dim": 7, "positions": "rotary", "max_positions": None},
 }
 
 

@@ -120,10 +120,7 @@ def test_languages_of_an_import(tmp_path):
     for languages, message in [
         (["de"], "give two different ones"),
         (["de", "de"], "give two different ones"),
-        (
-            ["de", "tlh"],
-            "--languages is tlh, .* no language tag __tlh__; it has 100, such as __tl__",
-        ),
+        (["de", "tlh"], "--languages is tlh, .* no language tag __tlh__; it has 100, such as __tl__"),
     ]:
         with pytest.raises(UserError, match=message):
             import_run(tmp_path / "hub", format_name="hf", run_dir=run, languages=languages)

@@ -64,10 +64,11 @@ def test_an_export_comes_back_without_a_format(tiny_run, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["format"] == "torch"
     weights = shutil.copy(folder / "model.safetensors", tmp_path)  # without config.json
     assert find_format_name(Path(weights)) == "torch"
-    (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    assert main(["import", f"--input={folder}", f"--run={tmp_path / 'other'}"]) == 2
-    error = capsys.readouterr().err
-    assert "do not say their format (its config.json has model_type bert; known: marian, pegasus" in error
+    for kind in (["bert"], "bert"):
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        assert main(["import", f"--input={folder}", f"--run={tmp_path / 'other'}"]) == 2
+        error = capsys.readouterr().err
+        assert f"do not say their format (its config.json has model_type {kind}; known: marian, peg" in error
     assert error.rstrip().endswith(f"give --format={'|'.join(NAMES)}")
     assert not (tmp_path / "other").exists()
 

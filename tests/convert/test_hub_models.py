@@ -129,7 +129,7 @@ def test_gradients_are_those_of_transformers(family):
         logits.flatten(0, 1), labels.flatten().long(), reduction="sum"
     ).backward()
     theirs = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    assert len(theirs) > 40 and theirs.keys() <= ours.keys()
+    assert len(theirs) > 30 and theirs.keys() <= ours.keys()
     for name, gradient in theirs.items():
         scale = np.abs(gradient).max()
         assert scale > 0, name
@@ -369,7 +369,8 @@ def test_tokenizers_that_no_vocabulary_of_ours_has_are_refused(folders, tmp_path
         FORMAT.read(folder, Given())
 
 
-@pytest.mark.parametrize("name", mark_slow(["nllb", "t5"], "t5"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nllb", "t5"])
 def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, name):
     weights = FORMAT.read(folders / name, Given())
     monkeypatch.setenv("FLAXFORMER_MT_DEVICE_MEMORY", "1000")
@@ -407,7 +408,7 @@ def test_mutated_configs_are_refused_or_read(folders, tmp_path):
         copy = shutil.copytree(folders / name, tmp_path / name)
         stored = json.loads((copy / "config.json").read_text())
         refused = 0
-        for _ in range(150):
+        for _ in range(40):
             changes = {draw.choice(list(stored)): draw.choice(values) for _ in range(draw.randint(1, 2))}
             (copy / "config.json").write_text(json.dumps(stored | changes))
             try:
@@ -415,7 +416,7 @@ def test_mutated_configs_are_refused_or_read(folders, tmp_path):
             except UserError as error:
                 refused += 1
                 assert re.match(r"\S+(config\.json|/t5|/nllb)", str(error)), error
-        assert 40 < refused < 140
+        assert 10 < refused < 38
 
 
 def test_sampling_and_invalid_unicode_are_refused(folders):

@@ -111,9 +111,7 @@ SENTENCES = {
     "Die Frau, die den Kindern hilft, lacht. | The woman who helps the children laughs.": state(
         clause(
             toy.relate(
-                FRAU,
-                "nominative",
-                clause(GAP, "helfen", objects={"dative": phrase("Kind", plural=True)}),
+                FRAU, "nominative", clause(GAP, "helfen", objects={"dative": phrase("Kind", plural=True)})
             ),
             "lachen",
         )

@@ -22,18 +22,12 @@ from flaxformer_mt.config import (
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data import loader as loader_module
+from flaxformer_mt.data import piece_links
 from flaxformer_mt.data.batch_array import BatchArray, as_batch, to_array
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch
 from flaxformer_mt.data.buckets import Shape, make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.loader import (
-    BEGINNING,
-    Position,
-    RowShare,
-    make_batch,
-    train_batches,
-    valid_batches,
-)
+from flaxformer_mt.data.loader import BEGINNING, Position, RowShare, make_batch, train_batches, valid_batches
 from flaxformer_mt.data.piece_links import link_pieces
 from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
@@ -125,11 +119,7 @@ def test_a_bucketed_batch_by_hand():
     assert batch.target_in.tolist() == [[1, 7, 8, 9, 0, 0], [1, 9, 9, 0, 0, 0], [0] * 6]
     assert batch.target_out.tolist() == [[7, 8, 9, 2, 0, 0], [9, 9, 2, 0, 0, 0], [0] * 6]
     assert batch.source_mask.tolist() == [[True] * 3 + [False], [True] * 2 + [False] * 2, [False] * 4]
-    assert batch.target_mask.tolist() == [
-        [True] * 4 + [False] * 2,
-        [True] * 3 + [False] * 3,
-        [False] * 6,
-    ]
+    assert batch.target_mask.tolist() == [[True] * 4 + [False] * 2, [True] * 3 + [False] * 3, [False] * 6]
     assert set(batch[5:]) == {None}
     assert {array.dtype for array in batch[:3]} == {np.dtype(np.int32)}
 
@@ -448,6 +438,15 @@ def test_each_piece_is_linked_to_each_piece_of_the_aligned_word():
     assert owners.tolist() == [0, 0, 0, 0, 1]
     nothing = link_pieces(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), words)
     assert nothing[0].shape == (0, 2) and nothing[1].shape == (0,)
+
+
+def test_pieces_with_a_space_inside_are_numbered_by_their_words():
+    """As many pieces begin with a space as there are words; the second of them is no word."""
+    pieces = ["</s>", "\u2581a\u2581b", "\u2581", "\u2581c"]
+    vocab = SimpleNamespace(size=4, pieces=lambda ids: [pieces[number] for number in ids])
+    ids = [np.array([1, 2, 3, 0])]
+    (numbers,) = piece_links._number_words(["a b c"], ids, vocab, piece_links._tabulate(vocab))
+    assert numbers.tolist() == [0, 2, 2]
 
 
 def test_links_reach_the_right_places_of_batches(tmp_path):

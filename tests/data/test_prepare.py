@@ -19,7 +19,7 @@ from flaxformer_mt.data import token_store
 from flaxformer_mt.data.corpus_diagnostics import describe_overlap, find_overlap
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.tracking.progress_display import WorkProgress
-from flaxformer_mt.workers.worker_pool import Hands
+from flaxformer_mt.workers.worker_pool import PoolOptions
 
 
 def test_each_part_that_takes_long_is_shown(tiny_config, tmp_path):
@@ -64,7 +64,7 @@ def test_what_workers_prepare_is_the_same_whichever_of_them_die(tiny_config, tmp
     monkeypatch.setattr(cleaning, "CheckBlocks", functools.partial(MortalCheckBlocks, **folder))
     monkeypatch.setattr(token_store, "TokenizeChunks", functools.partial(MortalTokenizeChunks, **folder))
     with pytest.warns(FlaxformerWarning, match="will be done by another one"):
-        shared = prepare("shared", hands=Hands(2, "local" if engine == "ray" else None))
+        shared = prepare("shared", pool=PoolOptions(2, "local" if engine == "ray" else None))
     assert (tmp_path / "checking").exists() and (tmp_path / "tokenizing").exists()
     assert shared == alone and len(alone) > 5
 

@@ -23,7 +23,7 @@ from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
-from flaxformer_mt.workers.worker_pool import Hands
+from flaxformer_mt.workers.worker_pool import PoolOptions
 
 
 class FakePairs(list):
@@ -227,7 +227,7 @@ def test_a_store_does_not_depend_on_who_tokenizes(vocabs, tmp_path, monkeypatch)
     monkeypatch.setattr(store_module, "CHUNK", 7)
     monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
     alone = TokenStore.build(make_pairs(), vocabs, tmp_path / "alone")
-    shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", hands=Hands(2))
+    shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", pool=PoolOptions(2))
     for path in alone.folder.iterdir():
         assert (shared.folder / path.name).read_bytes() == path.read_bytes()
 
@@ -253,8 +253,8 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
         expected += [[tags[tag], *(byte + 3 for byte in target.upper()), 1] for _, target in rows]
     pairs = Pairs(splits, [None, None], weights=(1.0, 1.0), fingerprint="x", report={})
     noise = TextNoise(NoiseConfig(upper_case=1.0), ())
-    vocabs, hands = Vocabs(vocab, vocab, joint=True), Hands(workers)
-    store = TokenStore.build(pairs, vocabs, tmp_path, noise=noise, hands=hands)
+    vocabs, pool = Vocabs(vocab, vocab, joint=True), PoolOptions(workers)
+    store = TokenStore.build(pairs, vocabs, tmp_path, noise=noise, pool=pool)
     assert [target for _, target in ids_of(store)] == expected
 
 

@@ -21,12 +21,12 @@ from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.sections import (
-    RunFacts,
-    gather_facts,
+    ReportedRun,
     make_directions,
     make_summary,
     mark_words,
     name_apart,
+    read_runs,
 )
 from flaxformer_mt.evaluation.score_breakdowns import join_reports
 from flaxformer_mt.object_store.filesystem import ObjectStore
@@ -184,7 +184,7 @@ def test_directions_have_rows_of_their_own(tmp_path):
     one |= {"checkpoint": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
     test = join_reports("test", {"en-de": one, "en-fr": one | {"bleu": 34.0}})
     none = Translations((), (), ())
-    facts = RunFacts(0, "x", tmp_path, Config(), {"test": test}, [], none, "de")
+    facts = ReportedRun(0, "x", tmp_path, Config(), {"test": test}, [], none, "de")
 
     def read_rows(page):
         rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
@@ -221,7 +221,7 @@ def test_directions_with_translations_have_intervals(tmp_path):
     # The page of one direction, with the tokenizer of its target language.
     report_runs([tmp_path], tmp_path / "page.html", name="test.en-zh", samples=0)
     assert "BLEU by source length" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    (facts,) = gather_facts([tmp_path], "test.en-zh")
+    (facts,) = read_runs([tmp_path], "test.en-zh")
     assert facts.language == "zh" and not facts.by_direction
 
 
@@ -253,7 +253,7 @@ def test_a_single_sentence_has_no_interval(tmp_path):
     text = ("a b c d e", "a b c d")
     for count, scores in ((1, ["100.00", "100.00"]), (2, ["100.00 ± 0.00", "100.00 ± 0.00"])):
         found = Translations(text[:count], text[:count], text[:count])
-        facts = RunFacts(0, "x", tmp_path, Config(), {}, [], found, "de")
+        facts = ReportedRun(0, "x", tmp_path, Config(), {}, [], found, "de")
         ((kind, table),) = make_summary([facts], [facts], samples=50)
         assert kind == "table" and table.rows[0][:3] == [facts, *scores]
 

@@ -142,7 +142,7 @@ def test_the_kernel_of_attention_runs_on_the_parts_of_each_device(monkeypatch):
     def gradient(batch: tuple, part: Any, attention: Any) -> Any:
         return jax.grad(lambda projected: total(attention, (projected, batch[1]), part))(batch[0])
 
-    fused = functools.partial(attend_fused, "pallas", plain)
+    fused = functools.partial(attend_fused, ("pallas",), plain)
     by_kernel = on_rows(parallel, functools.partial(gradient, part=None, attention=fused))
     found = np.asarray(jax.jit(by_kernel)(parallel.put((projected, tokens))), np.float32)
     expected = jax.jit(functools.partial(gradient, part=None, attention=plain))((projected, tokens))

@@ -102,7 +102,8 @@ def config(tiny_config, tmp_path_factory) -> Path:
         data={"text_dir": str(folder / "text"), "cache_dir": str(folder / "cache")},
         # Biases of keys have no gradient but rounding, which Adam would amplify with a smaller epsilon.
         optim={"epsilon": 1e-3},
-        train={"log_every": 8, "evaluate_every": 24, "log_accuracy": False},
+        train={"log_every": 8, "evaluate_every": 48, "log_accuracy": False},
+        search={"method": "greedy", "beam_size": 1},
         parallel={"devices": 0, "backend": "mesh"},
     )
     path = folder / "tiny.py"

@@ -401,10 +401,7 @@ def refuse_writes(patch, place: str) -> None:
 
     owner, _, name = place.rpartition(".")
     if owner == "storage":
-        kind, make = (
-            {"value": ValueError, "runtime": RuntimeError}[name],
-            array_files._make_checkpointer,
-        )
+        kind, make = ({"value": ValueError, "runtime": RuntimeError}[name], array_files._make_checkpointer)
 
         def save(folder, tree):
             raise kind(f"generic::unknown: writing {folder} failed [os_error_code='{errno.ENOSPC}']")

@@ -217,8 +217,8 @@ def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, cap
 def test_workers_prepare_the_data_only_if_they_are_asked_for(base, tmp_path, monkeypatch):
     asked = []
 
-    def prepare(*args, hands, **options):
-        asked.append(hands.workers)
+    def prepare(*args, pool, **options):
+        asked.append(pool.workers)
         raise UserError("no further")
 
     monkeypatch.setattr(setup, "prepare", prepare)

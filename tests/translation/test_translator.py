@@ -503,7 +503,7 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 
 
-def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_beam):
+def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_beam, own_programs):
     """Matrices are 8-bit integers, scores nearly those of float32, and the description is another one."""
     plain = Translator.load(run_dir, checkpoint="10", spread=False)
     plain.translate(SENTENCES[:1])  # keeps programs on disk, which are not those of 8-bit integers

@@ -20,8 +20,8 @@ from flaxformer_mt.config import Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.corpus import word_alignment
 from flaxformer_mt.corpus.pairs import Pair, Part
-from flaxformer_mt.data import lexical_table
-from flaxformer_mt.data.lexical_table import ShortlistRequest, learn_lexicon, write_shortlist
+from flaxformer_mt.data import learned_shortlist
+from flaxformer_mt.data.learned_shortlist import ShortlistRequest, learn_lexicon, write_shortlist
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
@@ -757,7 +757,7 @@ def test_probabilities_are_those_of_the_translations(monkeypatch):
     np.testing.assert_allclose(learn(store), found)
     # without rare combinations if they are too many
     monkeypatch.setattr(word_alignment, "_MOST_KEYS", 60)
-    monkeypatch.setattr(lexical_table, "_MAX_PAIRS", 100)
+    monkeypatch.setattr(learned_shortlist, "_MAX_PAIRS", 100)
     few = learn(store)
     assert 0 < np.count_nonzero(few) <= 60 and np.isfinite(few).all()
     assert [few[piece].argmax() for piece in range(3, 13)] == [2 * piece + 3 for piece in range(3, 13)]

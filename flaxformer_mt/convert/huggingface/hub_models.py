@@ -185,7 +185,7 @@ def _read(path: Path, given: Given) -> Weights:
     stored = read_config_json(folder)
     if not stored:
         raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
-    if (our_format := _WITH_OUR_VOCABULARY.get(stored.get("model_type", ""))) is not None:
+    if (our_format := _WITH_OUR_VOCABULARY.get(str(stored.get("model_type")))) is not None:
         assert our_format.read is not None
         return our_format.read(path, given)
     refuse_given(given, folder)

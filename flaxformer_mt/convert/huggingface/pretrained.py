@@ -87,10 +87,10 @@ class Family(NamedTuple):
 
 def read_family(folder: Path, stored: Mapping[str, Any]) -> Family:
     path = folder / CONFIG_NAME
-    model_type = stored.get("model_type")
+    model_type = str(stored.get("model_type"))
     if model_type not in _FAMILY_DEFAULTS:
         raise UserError(
-            f"{path}: model_type is {str(model_type)[:40]}; --format=hf reads {', '.join(_FAMILY_DEFAULTS)}, "
+            f"{path}: model_type is {model_type[:40]}; --format=hf reads {', '.join(_FAMILY_DEFAULTS)}, "
             "marian and pegasus: give the folder of such a model"
         )
     fields = _FAMILY_DEFAULTS[model_type] | {

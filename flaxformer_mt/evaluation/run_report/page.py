@@ -11,7 +11,7 @@ from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.run_report import sections
 from flaxformer_mt.evaluation.run_report.charts import SIZE
-from flaxformer_mt.evaluation.run_report.sections import RunFacts, gather_facts, share_a_set
+from flaxformer_mt.evaluation.run_report.sections import ReportedRun, read_runs, share_a_set
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.lines import check_writable, is_device
 from flaxformer_mt.translation.annotation import Notes
@@ -75,7 +75,7 @@ def report_runs(
         raise UserError(f"output {output} is a folder, but the page is a file; give --output=FILE.html")
     if not is_device(str(output)):
         check_writable(output.parent)
-    runs = gather_facts([open_copy(run) for run in run_dirs], name)
+    runs = read_runs([open_copy(run) for run in run_dirs], name)
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
     page = make_page(runs, parts).encode("utf-8", errors="replace")
@@ -94,7 +94,7 @@ def report_training(run_dir: Path) -> Path:
 
 
 def make_parts(
-    runs: Sequence[RunFacts], *, name: str, attention: Sequence[int], samples: int
+    runs: Sequence[ReportedRun], *, name: str, attention: Sequence[int], samples: int
 ) -> dict[str, sections.Blocks]:
     """The sections that have something to show, by their headings."""
     compared = share_a_set(runs)
@@ -127,13 +127,13 @@ def make_parts(
     return {heading: content for heading, content in parts.items() if content}
 
 
-def _explain_absence(runs: Sequence[RunFacts], name: str) -> sections.Blocks:
+def _explain_absence(runs: Sequence[ReportedRun], name: str) -> sections.Blocks:
     directions = [direction for run in runs for direction in run.by_direction]
     text = _BY_DIRECTION.format(f"{name}.{directions[0].name}") if directions else _NO_TRANSLATIONS
     return [("paragraph", text)]
 
 
-def make_page(runs: Sequence[RunFacts], parts: Mapping[str, sections.Blocks]) -> str:
+def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks]) -> str:
     import jinja2
 
     templates = jinja2.Environment(

@@ -24,7 +24,7 @@ MOST_RUNS = 6
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ReportedRun:
     """One run, as far as it has been trained and evaluated."""
 
     # Of the color that it has on the page.
@@ -45,14 +45,14 @@ class RunFacts:
     by_direction: Mapping[Direction, Translations] = field(default_factory=dict)
 
 
-def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
+def read_runs(run_dirs: Sequence[Path], name: str) -> list[ReportedRun]:
     if not 1 <= len(run_dirs) <= MOST_RUNS:
         raise UserError(f"a page shows 1 to {MOST_RUNS} runs, but {len(run_dirs)} are given; leave some out")
     places = [run_dir.resolve() for run_dir in run_dirs]
     if twice := [str(run_dirs[i]) for i, place in enumerate(places) if place in places[:i]]:
         raise UserError(f"{twice[0]} is given twice; name each run once")
     names = name_apart(places)
-    return [_read(*facts, name) for facts in zip(range(len(names)), names, run_dirs, strict=True)]
+    return [_read(*values, name) for values in zip(range(len(names)), names, run_dirs, strict=True)]
 
 
 def name_apart(places: Sequence[Path]) -> list[str]:
@@ -63,12 +63,12 @@ def name_apart(places: Sequence[Path]) -> list[str]:
     return ["/".join(place.parts[-length:]) for place in places]
 
 
-def _read(number: int, own_name: str, run_dir: Path, name: str) -> RunFacts:
+def _read(number: int, own_name: str, run_dir: Path, name: str) -> ReportedRun:
     config = read_config(run_dir / "config.json")
     has_metrics = (run_dir / "metrics.jsonl").is_file()
     directions = find_directions(config.data)
-    own = [direction for direction in directions if name.endswith(f".{direction.name}")]
-    return RunFacts(
+    named = [direction for direction in directions if name.endswith(f".{direction.name}")]
+    return ReportedRun(
         number=number,
         name=own_name,
         run_dir=run_dir,
@@ -76,11 +76,11 @@ def _read(number: int, own_name: str, run_dir: Path, name: str) -> RunFacts:
         report=read_report(run_dir) or {},
         metrics=read_metrics(run_dir) if has_metrics else [],
         translations=_find_translations(run_dir, name),
-        language=own[0].target if own else config.data.target_language,
+        language=named[0].target if named else config.data.target_language,
         by_direction={
-            direction: found
+            direction: translations
             for direction in (directions if len(directions) > 1 else [])
-            if (found := _find_translations(run_dir, f"{name}.{direction.name}")).sources
+            if (translations := _find_translations(run_dir, f"{name}.{direction.name}")).sources
         },
     )
 
@@ -90,7 +90,7 @@ def _find_translations(run_dir: Path, name: str) -> Translations:
     return load_translations(run_dir, name) if translated else Translations((), (), ())
 
 
-def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:
+def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """The runs whose translations are of the sentences of the first run that has any."""
     sets = [(run.translations.sources, run.translations.references) for run in runs]
     first = next((comparable for comparable in sets if comparable[0]), None)
@@ -122,7 +122,7 @@ class Sentence(NamedTuple):
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def _choose_score_options(run: RunFacts, references: Sequence[str], language: str) -> dict[str, Any]:
+def _choose_score_options(run: ReportedRun, references: Sequence[str], language: str) -> dict[str, Any]:
     options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
     return options | {"only": _METRICS}
 
@@ -135,7 +135,7 @@ def _score(translations: Translations, samples: int, options: Mapping[str, Any])
     return {metric: Bar(result.score, result.ci) for metric, result in scores.items()}
 
 
-def make_summary(runs: Sequence[RunFacts], compared: Sequence[RunFacts], samples: int) -> Blocks:
+def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
     """The scores of the compared runs with 95% intervals, and what training took."""
     rows = []
     for run in runs:
@@ -167,7 +167,7 @@ def make_summary(runs: Sequence[RunFacts], compared: Sequence[RunFacts], samples
     return blocks
 
 
-def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
+def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     """Paired bootstrap tests of the first run against each other one; [] for one run."""
     if len(runs) < 2 or samples < 2:
         return []
@@ -212,7 +212,7 @@ def _time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def make_curves(runs: Sequence[RunFacts]) -> Blocks:
+def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
     """Losses, BLEU and learning rate over updates; of the validation set dashed."""
     charts: list[Chart] = []
     for panel, title in _PANELS.items():
@@ -230,7 +230,7 @@ def make_curves(runs: Sequence[RunFacts]) -> Blocks:
     return [("charts", charts)] if charts else []
 
 
-def make_length_scores(runs: Sequence[RunFacts], samples: int) -> Blocks:
+def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     """Charts and a table of the scores of runs by source length."""
     bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in _METRICS}
     cells: dict[str, list[list[Any]]] = {}
@@ -255,7 +255,7 @@ def make_length_scores(runs: Sequence[RunFacts], samples: int) -> Blocks:
     return [("charts", charts), ("table", table)]
 
 
-def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks:
+def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blocks:
     """A chart and a table of the scores of each direction, of runs of several, for the set `name`.
 
     They have intervals if the run has translations of the direction; without them, those of the test set are
@@ -271,9 +271,9 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks
             )
             for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
         }
-        for direction, own in run.by_direction.items():
-            options = _choose_score_options(run, own.references, direction.target)
-            groups[direction.name] = len(own.sources), _score(own, samples, options)
+        for direction, translations in run.by_direction.items():
+            options = _choose_score_options(run, translations.references, direction.target)
+            groups[direction.name] = len(translations.sources), _score(translations, samples, options)
         for direction_name, (size, scores) in groups.items():
             cells = [write_bar(scores.get(metric)) for metric in _METRICS]
             rows.append([direction_name, run, _number(size), *cells])
@@ -303,7 +303,7 @@ def mark_words(old: str, new: str) -> list[tuple[str, str]]:
     return parts
 
 
-def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
+def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
     """The sentences whose chrF differs most between the first run and each other one, with words marked.
 
     Of a single run: those with the lowest chrF, compared with their references.
@@ -312,18 +312,18 @@ def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
         return []
     first, shown = runs[0].translations, Blocks()
     if len(runs) == 1:
-        own = score_sentences_chrf(first.hypotheses, first.references)
+        scores = score_sentences_chrf(first.hypotheses, first.references)
         shown.append(("heading", "The lowest chrF"))
-        for i in sorted(range(len(own)), key=lambda i: own[i])[:_SENTENCES]:
+        for i in sorted(range(len(scores)), key=lambda i: scores[i])[:_SENTENCES]:
             rows = [
                 ("source", [("", first.sources[i])]),
                 ("translation", [("", first.hypotheses[i])]),
                 ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
             ]
-            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {own[i]:.1f}", rows)))
+            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {scores[i]:.1f}", rows)))
     for other in runs[1:]:
         pairs = list(zip(first.hypotheses, other.translations.hypotheses, strict=True))
-        differing = sum(one != two for one, two in pairs)
+        differing = sum(ours != theirs for ours, theirs in pairs)
         shown.append(("heading", f"{runs[0].name} and {other.name}"))
         shown.append(("paragraph", f"{differing:,} of {len(pairs):,} translations differ."))
         for i, ours, theirs in find_largest_differences(
@@ -339,7 +339,7 @@ def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
     return shown
 
 
-def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
+def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
     """The fields of the configs that differ between the runs, or of one run from the default."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
@@ -354,7 +354,7 @@ def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
     return [("table", Table(["field", *runs], rows, "Fields that are not the same in all runs"))]
 
 
-def make_data(runs: Sequence[RunFacts]) -> Blocks:
+def make_data(runs: Sequence[ReportedRun]) -> Blocks:
     rows = []
     for run in runs:
         for split, data in run.report.get("data", {}).items():

@@ -101,9 +101,9 @@ def test_a_table_of_json_objects_is_read_by_workers(corpus, monkeypatch):
     for module, name in few:
         monkeypatch.setattr(module, name, 0)
 
-        def open_crew(make, *, name=name, original=module.open_crew, **hands):
-            opened.extend([name] * (hands["workers"] is not None))
-            return original(make, **hands)
+        def open_crew(make, *, name=name, original=module.open_crew, **pool):
+            opened.extend([name] * (pool["workers"] is not None))
+            return original(make, **pool)
 
         monkeypatch.setattr(module, "open_crew", open_crew)
     sides = [(corpus / f"corpus.{language}").read_text().split("\n")[:-1] for language in ("xx", "yy")]
