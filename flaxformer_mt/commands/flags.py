@@ -50,14 +50,15 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         wanted = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if text.lower() == "none" else parse_text(text, wanted, flag)
+        is_choice = "none" in typing.get_args(wanted)  # as sacreBLEU's tokenizer of that name
+        return None if text.lower() == "none" and not is_choice else parse_text(text, wanted, flag)
     if kind == tuple[StageConfig, ...]:
         return _read_stages(text)
     if origin is tuple:
         return tuple(parse_text(part, arguments[0], flag) for part in text.split(",") if part.strip())
     if kind is bool and text.lower() not in _BOOLS:
         raise UserError(f"{flag} is {text!r} (allowed: True, False)")
-    if kind is bool:
+    if kind is bool or (origin is typing.Literal and _BOOLS.get(text.lower()) in arguments):
         return _BOOLS[text.lower()]
     if kind is Path and not text:  # Path("") would be the working folder
         raise UserError(f"{flag} has no value; give {flag}=PATH")
@@ -144,7 +145,9 @@ def parse_flags(
     if topic is not None:  # help is shown whatever flags are unknown or have no value
         by_flag = {flag: items for flag, items in by_flag.items() if flag in known and items}
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
-    texts = {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}
+    texts = _take_checkpoint(
+        {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}, known
+    )
     for flag in ("--config", "--run", "--init", *required):
         if flag in texts and not texts[flag].strip(" ,"):
             raise UserError(f"{flag} has no value; give {flag}=VALUE")
@@ -278,6 +281,21 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
     if not texts and not _has_several(flag, known):
         raise UserError(f"{flag} has no value; give {flag}=VALUE")
     return ",".join(texts)
+
+
+def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts with RUN and its checkpoint instead of RUN@CHECKPOINT, for a command that takes both.
+
+    Raises:
+      UserError: --checkpoint names another one.
+    """
+    run, checkpoint = split_checkpoint(texts.get("--run", ""))
+    if checkpoint is None or "--checkpoint" not in known or _has_several("--run", known):
+        return texts
+    if texts.get("--checkpoint", checkpoint) != checkpoint:
+        both = f"--run={texts['--run']} and --checkpoint={texts['--checkpoint']}"
+        raise UserError(f"{both} name two checkpoints; leave one out")
+    return texts | {"--run": run, "--checkpoint": checkpoint}
 
 
 def _find_run_config(run: str | None) -> Config | None:

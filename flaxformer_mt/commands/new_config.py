@@ -289,7 +289,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     """Return a config that is prepared, the report of its preparation, and the choices that it lacks."""
     from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.data.prepare import plan_first_epoch, prepare
     from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
 
     pairs = read_pairs(data, "train")
@@ -318,6 +318,11 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
     corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
     limits = choose_lengths(corpus)
+
+    def count_updates(batches: dict[str, Any]) -> int:
+        changed = dataclasses.replace(data, **_fields(limits), **batches)
+        return plan_first_epoch(dataclasses.replace(config, data=changed), prepared.train)["batches"]
+
     model = choose_model(corpus, machine, joint=config.vocab.joint)
     training = choose_training(
         corpus,
@@ -325,6 +330,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         longest=max(choice.value for choice in limits),
         width=_fields(model)["model_dim"],
         row_multiple=data.row_multiple,
+        count_updates=count_updates,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
     return config, report, [*limits, *vocabulary, *model, *training, search]
@@ -348,12 +354,19 @@ def _describe(
     pairs = report["train"]["pairs"]
     (part,) = report["train"]["parts"]
     languages = f"{corpus.source_language}-{corpus.target_language}"
-    problems = [f"{name} {found['count']:,}" for name, found in part["problems"].items()]
+    held = part.get("held_out", {})
+    words = {
+        "valid": "for validation",
+        "test": "for testing",
+        "aside": "that share a sentence with one of these",
+    }
+    others = [f"{held[name]:,} {text}" for name, text in words.items() if held.get(name)]
+    others += [f"{name} {problem['count']:,}" for name, problem in part["problems"].items()]
     lines = [
         f"    python -m flaxformer_mt train --config={file} --run={options.run}",
         "",
         f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
         *(f"    {name}" for name in options.files),
-        f"{pairs:,} of them are trained on. Problems of the others: {', '.join(problems) or 'none'}.",
+        f"{pairs:,} of them are trained on. The others: {', '.join(others) or 'none'}.",
     ]
     return f"{languages}: a model for {pairs:,} pairs.", "\n".join(lines)

@@ -33,6 +33,14 @@ def _drop_bounds(kind: Any) -> Any:
     return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
 
 
+def find_declaration(kind: type, name: str) -> type | None:
+    """Return the class that declares a field of `kind`; what a config declares means the same in options."""
+    for one in kind.__mro__:
+        if name in one.__dict__.get("__annotations__", {}):
+            return one.__dict__.get("DECLARED_IN", one)
+    return None
+
+
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
 _EnsembleFlags: Any = make_flags(SearchConfig, "ensemble_mean")
 
@@ -469,6 +477,8 @@ class CorpusOptions(
     output: Path
     # Weight of each pair in the loss of training, as a third column. None: no such column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
+    # Earlier name of --pair_length_ratio.
+    max_length_ratio: Annotated[float | None, at_least(1)] = None
     # ---- lines and interruptions ----
 
     # Number of lines that are translated at a time; these lines share batches. None: 2048.
@@ -584,6 +594,9 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     host: str | None = None
     # File of keys, one a line. A request for a translation needs one of them. None: no key is needed.
     api_key_file: Path | None = None
+    # Origins whose pages may ask this server from a browser (CORS), such as https://example.org, separated by
+    # commas. *: any. Empty: only the server's own page.
+    cors: tuple[str, ...] = ()
     # ---- limits ----
 
     # Characters of one request; more are refused with status 413.

@@ -113,7 +113,7 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         first = problem["examples"][0]["where"] if problem["examples"] else ""
         words = PROBLEM_WORDS.get(name, name)
         problems.append([words, f"{problem['count']:,}", ACTION_WORDS[problem["action"]], first])
-    if held := part.get("held_out"):
+    if split == "train" and (held := part.get("held_out")):
         parts = {
             "held out for validation": "valid",
             "held out for test": "test",

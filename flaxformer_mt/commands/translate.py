@@ -20,6 +20,7 @@ from flaxformer_mt.commands.options import (
     SearchOptions,
     TranslateOptions,
     WorkerOptions,
+    find_declaration,
     read_languages,
 )
 from flaxformer_mt.config import SearchConfig
@@ -495,7 +496,11 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
     """Return the search options of the run's config, overridden by the flags that are given."""
     stored = read_config(options.run / "config.json")
     names = [field.name for field in dataclasses.fields(SearchConfig)]
-    flags = {name: getattr(options, name, None) for name in names}
+    flags = {
+        name: getattr(options, name)
+        for name in names
+        if find_declaration(type(options), name) in (SearchConfig, GenerateOptions, ScoreOptions)
+    }
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     search = dataclasses.replace(stored.search, **given)
     check_search(search, model=stored.model, where="--")

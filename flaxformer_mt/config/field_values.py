@@ -86,10 +86,11 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
         return make_section(typing.cast(type, hint), value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        if value not in args:
-            near = difflib.get_close_matches(value.lower(), args, n=1) if isinstance(value, str) else []
+        if not any(type(value) is type(choice) and value == choice for choice in args):  # 1 is not True
+            choices = list(map(str, args))
+            near = difflib.get_close_matches(value.lower(), choices, n=1) if isinstance(value, str) else []
             similar = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(map(str, args))})")
+            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(choices)})")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -107,7 +107,10 @@ def read_config(path: Path) -> Config:
             )
         return config
     except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
+        run, checkpoint = split_checkpoint(str(path.parent))
+        takes_none = checkpoint is not None and (Path(run) / path.name).is_file()
+        hint = f"; {run} is one, of which no checkpoint can be given here" if takes_none else ""
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{hint}") from None
     except NotADirectoryError:
         raise UserError(f"{path.parent} is no folder, so no run directory; give another --run=DIR") from None
     except ValueError as error:

@@ -524,7 +524,8 @@ class TrainConfig:
     checkpoint_every: Annotated[int, at_least(1)] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
     keep_checkpoints: Annotated[int, at_least(1)] = 5
-    # Validation metric that selects the best checkpoint and that early stopping observes.
+    # Validation metric that selects the best checkpoint and that early stopping observes; of scores that are
+    # equal with two digits, the lower loss is better.
     best_metric: Literal["bleu", "chrf", "loss"] = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
     patience: Annotated[int, at_least(0)] = 0

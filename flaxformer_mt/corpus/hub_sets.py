@@ -28,7 +28,7 @@ class HubRows:
         columns = self._rows[numbers]
         if self._nested:
             rows = columns["translation"]
-            columns = {name: [row[name] for row in rows] for name in self._languages if name}
+            columns = {name: [row and row[name] for row in rows] for name in self._languages if name}
         sources = columns[source] if source else [""] * len(numbers)
         pairs = zip(sources, columns[target], strict=True)
         return [((left or "").encode(), (right or "").encode()) for left, right in pairs]

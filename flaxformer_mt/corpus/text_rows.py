@@ -34,11 +34,12 @@ from flaxformer_mt.errors import UserError
 def read_json_pairs(
     path: Path, block: Sequence[bytes], languages: tuple[str, str], *, first_line: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the texts of both languages ("": none) of each line; a line feed in a text becomes a space."""
+    """Yield the texts of both languages ("": none) of a line; a line feed becomes a space, null is empty."""
     for number, line in enumerate(block, first_line):
         try:
             values = json.loads(line)
             values = values.get("translation", values)
+            values = dict.fromkeys(languages) if values is None else values
             source, target = (values[language] if language else "" for language in languages)
             yield _encode(source), _encode(target)
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
@@ -50,6 +51,7 @@ def read_json_pairs(
 
 
 def _encode(text: object) -> bytes:
+    text = "" if text is None else text
     if not isinstance(text, str):
         raise TypeError(f"a text is {type(text).__name__}")
     return text.replace("\n", " ").encode("utf-8", "surrogatepass")
@@ -231,12 +233,12 @@ def open_parallel_text(
 
 
 def _read_tag(file: Path) -> dict[str, str]:
-    """Tag before the sources of a table that `backtranslate` made, as its report says."""
+    """Tag before the sources that `backtranslate` made, in any form of the table, as its report says."""
     try:
         report = json.loads((file.parent / "report.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    made = file.name == "train.tsv" and isinstance(report, dict) and "dropped" in report
+    made = file.name.startswith("train.") and isinstance(report, dict) and "dropped" in report
     tag = report.get("tag") if made else None
     return {"tag": tag} if isinstance(tag, str) and tag else {}
 

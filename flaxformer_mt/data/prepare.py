@@ -177,11 +177,15 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
         return {"batches": stages[0]["batches"], "stages": stages}
     parts = train.base.parts
     mixture = {"mixture": describe_shares(parts)} if len(parts) > 1 else {}
+    return {"batches": plan_first_epoch(config, train), **mixture}
+
+
+def plan_first_epoch(config: Config, train: EpochStores) -> Any:
     lengths = train.base.source_lengths, train.base.target_lengths
     shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
     # Of one seed for all runs: what is compiled for these batches serves a sweep over seeds.
-    plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, parts=parts, shapes=shapes)
-    return {"batches": plan_summary(plan, *lengths), **mixture}
+    plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, parts=train.base.parts, shapes=shapes)
+    return plan_summary(plan, *lengths)
 
 
 def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:

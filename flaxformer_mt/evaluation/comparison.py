@@ -168,7 +168,7 @@ def translate_compared_systems(
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
-        description = {"name": system.name, "checkpoint": translator.checkpoint}
+        description = {"name": system.name, "checkpoint": translator.checkpoint, "step": translator.step}
         description |= describe_search(translator.config.search)
         rivals.append(Rival(description, tuple(translation.text for translation in translated)))
     return rivals
@@ -258,12 +258,17 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     evaluated = {
         metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
     }
-    rows = [(name, evaluated), *((system["name"], system) for system in systems)]
+    rows = [(name, evaluated), *((_name_system(system), system) for system in systems)]
     width = max(len(row) for row, _ in rows)
     lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
     for row, scores in rows:
         lines.append(f"{row:<{width}}" + "".join(_cell(scores[metric]) for metric in _TITLES))
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _name_system(system: Mapping[str, Any]) -> str:
+    step, name = system.get("step"), system["name"]
+    return name if step is None or name.endswith(f"@{step}") else f"{name} (step {step:,})"
 
 
 def _cell(score: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
     first = next(iter(reports.values()))
     means = {metric: fmean(report[metric] for report in reports.values()) for metric in _METRICS}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
-    same = {field: first[field] for field in ("checkpoint", "method", "beam_size", "length_penalty")}
+    same = {field: first[field] for field in ("checkpoint", "step", "method", "beam_size", "length_penalty")}
     return {
         "name": name,
         **same,

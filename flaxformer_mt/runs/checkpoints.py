@@ -290,7 +290,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has it."""
+        """The step with the best `best_metric`, see `rank_scores`; None if no checkpoint has it."""
         self.finish_writing()
         return self._index.best()
 

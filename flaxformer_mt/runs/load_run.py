@@ -53,6 +53,11 @@ class TrainedModel:
     # The share of training lines with several sentences; None: unknown.
     several_sentences: float | None = None
 
+    @property
+    def step(self) -> int | None:
+        """The step of the checkpoint; None: unknown."""
+        return self.progress.get("step")
+
     def make_model(self, **changes: Any) -> "Model":
         """`changes` replace fields of the network's config, such as dtype."""
         from flaxformer_mt.model import make_model
@@ -101,7 +106,10 @@ def load_trained(
 
     def choose() -> list[str]:
         which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
-        return [which, checkpoints.resolve(which).name]
+        name = checkpoints.resolve(which).name
+        if which == "best" and (warning := describe_start(int(name), checkpoints.latest(), run_dir)):
+            warn(warning)
+        return [which, name]
 
     which, folder_name = decide_once(choose)
     what = f"read checkpoint {folder_name}, which process 0 has chosen"
@@ -130,6 +138,21 @@ def load_trained(
             "Differing parameters:\n" + "\n".join(problems)
         )
     return trained
+
+
+def describe_start(best: int | None, newest: int | None, run_dir: Path) -> str:
+    """Return a warning if the best checkpoint of a trained run is the model that it started from; else ""."""
+    if best != IMPORTED_STEP or not newest:
+        return ""
+    return (
+        f"the best checkpoint of {run_dir} is step {IMPORTED_STEP}, the model that training started from; "
+        f"--checkpoint=last takes step {newest}"
+    )
+
+
+def name_checkpoint(checkpoint: str, step: int | None) -> str:
+    """Return the name of a checkpoint with the step that it stands for: `best (step 250)`."""
+    return checkpoint if step is None or checkpoint == str(step) else f"{checkpoint} (step {step:,})"
 
 
 def load_named(name: str, **options: Any) -> TrainedModel:

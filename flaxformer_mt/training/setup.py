@@ -95,6 +95,8 @@ def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
             f"the {setup.parallel.layout.row_parts} devices that share the rows"
         )
     tracker.message(describe_batches(setup.prepared.report["batches"]))
+    if long_warmup := describe_long_warmup(config):
+        tracker.message(long_warmup)
     if progress.step:
         tracker.message(f"resuming at step {progress.step} of {config.train.steps}")
 
@@ -155,6 +157,18 @@ def warn_of_short_training(config: Config) -> None:
             f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
             f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
         )
+
+
+def describe_long_warmup(config: Config) -> str:
+    """Return what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
+    steps = config.train.steps
+    warmup = warmup_updates(config.optim, total_steps=steps)
+    if warmup <= steps:
+        return ""
+    return (
+        f"the warm-up (optim.warmup_steps {warmup}) goes beyond train.steps {steps}: the learning rate rises "
+        f"to the end, where it is {steps / warmup:.0%} of the highest"
+    )
 
 
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
@@ -354,10 +368,15 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
     if config.train.final_checkpoint == "best":
         needs.append("train.final_checkpoint=best")
     if needs:
+        data, split = config.data, config.data.valid_split
+        names = [
+            f"{split}.{language}" for language in (data.source_language, data.target_language) if language
+        ]
+        files = f" (no {' and '.join(names)} in {data.text_dir})" if data.dataset == "parallel_text" else ""
         raise UserError(
-            f"{config.data.dataset} has no split {config.data.valid_split}, but a validation set is required "
-            f"by {' and '.join(needs)}; name a split with data.valid_split, or set "
-            "train.final_checkpoint=last and train.patience=0"
+            f"{data.dataset} has no split {split}{files}, but a validation set is required by "
+            f"{' and '.join(needs)}; hold out pairs of the training set with --config.data.valid_pairs=500, "
+            "name a split with data.valid_split, or set train.final_checkpoint=last and train.patience=0"
         )
 
 

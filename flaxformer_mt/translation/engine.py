@@ -347,9 +347,9 @@ class LineEngine(ABC):
         for (line, number, is_trial), translation in found:
             (line.trial[1] if is_trial and line.trial else line.translations)[number] = translation
             line.num_missing -= 1
+            self._count(int(line.num_missing == 0 and not is_trial), len(translation.tokens))
             if line.num_missing == 0:
                 self._complete(line)
-            self._count(int(line.num_missing == 0 and not is_trial), len(translation.tokens))
 
     def _complete(self, line: Line) -> None:
         """Go on with a line whose parts are all translated."""

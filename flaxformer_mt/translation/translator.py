@@ -136,6 +136,7 @@ class Translator:
         vocabs: Vocabs,
         *,
         checkpoint: str = "",
+        step: int | None = None,
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
         split_sentences: SplitSentences = "auto",
@@ -153,7 +154,7 @@ class Translator:
 
         Args:
           params: None if every call provides its own parameters.
-          checkpoint: name of the checkpoint that the parameters come from, for reports.
+          checkpoint: name of the checkpoint that the parameters come from, for reports; `step`: its step.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
@@ -166,6 +167,7 @@ class Translator:
             check_search(config.search, model=model)
         check_same_vocabularies(vocabs, ensemble)
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
+        self.step = step
         self._long_lines: LongLines = long_lines
         self._sentences = splits_sentences(split_sentences, several=several_sentences)
         self._together = isinstance(spread, SplitParameters)
@@ -275,6 +277,7 @@ class Translator:
             trained.params,
             trained.vocabs,
             checkpoint=trained.checkpoint,
+            step=trained.step,
             ensemble=[on_host(load_named(name, **load)) for name in chosen.ensemble],
             long_lines=chosen.long_lines,
             split_sentences=chosen.split_sentences,

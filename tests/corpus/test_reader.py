@@ -17,6 +17,7 @@ import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, cache_dir, has_split, read_pairs, tfds_sets
+from flaxformer_mt.corpus.hub_sets import HubRows
 from flaxformer_mt.corpus.mixture_weights import choose_weights, describe_shares, format_shares
 from flaxformer_mt.corpus.pair_checks import digest_sentence
 from flaxformer_mt.corpus.pairs import Part
@@ -641,3 +642,15 @@ def test_the_hub_is_asked_once_for_the_splits_of_a_set(tmp_path, monkeypatch):
 def test_a_set_without_a_name_is_not_the_working_folder(tmp_path):
     with pytest.raises(UserError, match="^hf: is no folder, and no set of the Hub; write hf:OWNER/NAME"):
         has_split(DataConfig(dataset="hf:", cache_dir=str(tmp_path)), "train")
+
+
+def test_a_null_of_the_hub_is_an_empty_text():
+    """As `datasets` gives rows: a text, and a whole translation, may be null."""
+    rows = [{"de": "a", "en": "b"}, {"de": None, "en": "b"}, None]
+
+    class Columns(list):
+        def __getitem__(self, numbers):
+            return {"translation": [rows[number] for number in numbers]}
+
+    texts = HubRows(Columns(rows), ("de", "en"), nested=True).read(range(3))
+    assert texts == [(b"a", b"b"), (b"", b"b"), (b"", b"")]

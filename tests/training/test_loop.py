@@ -452,7 +452,10 @@ def test_without_a_validation_set_there_is_no_best(base, tmp_path):
         fit(config, tmp_path / "run")
     message = str(error.value)
     assert "validation set is required by train.patience=3 and train.final_checkpoint=best" in message
-    assert "has no split valid" in message
+    languages = config.data.source_language, config.data.target_language
+    files = " and ".join(f"valid.{language}" for language in languages)
+    assert f"has no split valid (no {files} in {config.data.text_dir})" in message
+    assert "hold out pairs of the training set with --config.data.valid_pairs=500" in message
     assert "set train.final_checkpoint=last" in message
 
 

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import io
 import itertools
+import json
 import math
 import os
 import re
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
 import pytest
 import sentencepiece
+from pyarrow import parquet
 
 from flaxformer_mt.config import Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -429,8 +432,23 @@ def test_a_given_model_must_have_the_symbols(tmp_path):
     assert make_vocabs(VocabConfig(source_model=given, symbols=("<BT>",)), PAIRS, tmp_path / "ok").joint
 
 
-def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path):
-    (tmp_path / "train.tsv").write_text("".join(f"<BT> {a}\t{b}\n" for a, b in PAIRS), encoding="utf-8")
+@pytest.mark.parametrize("form", ["tsv", "tsv.gz", "tsv.zst", "jsonl", "jsonl.gz", "parquet", "de"])
+def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path, form):
+    """Whatever became of the table that `backtranslate` has written."""
+    rows = [{"de": f"<BT> {a}", "en": b} for a, b in PAIRS]
+    text = {
+        "tsv": "".join(f"{row['de']}\t{row['en']}\n" for row in rows),
+        "jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
+        "de": "".join(f"{row['de']}\n" for row in rows),
+    }
+    if form == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    else:
+        packing = {"gz": "gzip", "zst": "zstd"}.get(form.rpartition(".")[2])
+        with pyarrow.output_stream(str(tmp_path / f"train.{form}"), compression=packing) as file:
+            file.write(text[form.split(".")[0]].encode())
+    if form == "de":
+        (tmp_path / "train.en").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
     (tmp_path / "report.json").write_text('{"tag": "<BT>", "dropped": {}}')
     data = DataConfig(
         dataset=f"parallel_text@{tmp_path}", cache_dir=str(tmp_path / "cache"), max_source_length=16

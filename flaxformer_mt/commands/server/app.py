@@ -18,6 +18,8 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -233,7 +235,19 @@ def make_app(
         Route(path, server.endpoint(path, answer), methods=["POST"] if path in _POSTED else ["GET"])
         for path, answer in answers.items()
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: server.refuse_path})
+    # Without it, pages of other servers can neither send requests nor read the answers.
+    sharing = Middleware(
+        CORSMiddleware,
+        allow_origins=options.cors,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("Content-Disposition", "Retry-After"),
+    )
+    return Starlette(
+        routes=routes,
+        middleware=[sharing] if options.cors else [],
+        exception_handlers={HTTPException: server.refuse_path},
+    )
 
 
 class _Server:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.config.files import split_checkpoint
 from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
@@ -43,18 +45,20 @@ def serve(options: ServeOptions) -> None:
         listener = stack.enter_context(_bind(address, options.port))
         models: dict[tuple[str, str], DirectedModel] = {}
         for path in options.run:
-            engine, warm_up, checkpoint = _load(open_copy(path), options)
+            run, named = split_checkpoint(str(path))
+            engine, warm_up, checkpoint = _load(open_copy(run), options, named or options.checkpoint)
             data = engine.config.data
             pairs = find_directions(data)
             if twice := [pair for pair in pairs if pair in models]:
                 raise UserError(
-                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out"
+                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out, or "
+                    "serve it beside this one, by a command of its own with another --port"
                 )
             names = ", ".join(pair.name for pair in pairs)
             preparation = _warm_up(warm_up, f"{path}, {names}") if options.warm_up else ()
             thread = EngineThread(engine, names, preparation=preparation)
             stack.callback(thread.stop)
-            models |= direct(thread, data, title=f"{find_url(path) or path.name}{checkpoint}")
+            models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
         app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
@@ -114,6 +118,12 @@ def read_keys(path: Path) -> list[str]:
 
 
 def _check(options: ServeOptions) -> None:
+    for origin in options.cors:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+", origin):
+            raise UserError(
+                f"--cors has {origin!r}; an origin is such as https://example.org or http://localhost:3000, "
+                "in small letters and without a path; * allows any"
+            )
     if options.backend == "ctranslate2":
         for name in ("checkpoint", "dtype", "quantization", "shortlist"):
             if (value := getattr(options, name)) is not None:
@@ -137,7 +147,9 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load(path: Path, options: ServeOptions) -> "tuple[LineEngine, Iterable[object], str]":
+def _load(
+    path: Path, options: ServeOptions, checkpoint: str | None
+) -> "tuple[LineEngine, Iterable[object], str]":
     """Return the engine of a model, what compiles its programs, and the name of its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
@@ -147,14 +159,16 @@ def _load(path: Path, options: ServeOptions) -> "tuple[LineEngine, Iterable[obje
         return CTranslate2Engine(path, split_sentences=split, arriving=True, **changes), (), ""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.config.load_options import LoadOptions
+    from flaxformer_mt.runs.load_run import name_checkpoint
     from flaxformer_mt.translation.translator import Translator
 
-    names = ("checkpoint", "dtype", "quantization", "shortlist", "split_sentences")
+    names = ("dtype", "quantization", "shortlist", "split_sentences")
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
-    loading = LoadOptions(search=search, **{name: getattr(options, name) for name in names})
-    translator = Translator.load(path, loading)
+    loading: dict[str, Any] = {name: getattr(options, name) for name in names}
+    translator = Translator.load(path, LoadOptions(checkpoint=checkpoint, search=search, **loading))
     engine = translator.engine(arriving=True)
-    return engine, engine.warm_up(), f", checkpoint {translator.checkpoint}"
+    name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
+    return engine, engine.warm_up(), name
 
 
 class _LogOfUvicorn(logging.Handler):

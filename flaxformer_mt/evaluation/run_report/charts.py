@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 # Sizes in units of the drawing, which is as wide as the page allows.
-SIZE = {"width": 420, "height": 240, "left": 46, "right": 8, "top": 10, "bottom": 34}
+SIZE = {"width": 420, "height": 240, "left": 60, "right": 8, "top": 10, "bottom": 34}
 # More points of a curve could not be told apart.
 _MOST_POINTS = 300
 
@@ -139,4 +139,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _write(value: float) -> str:
+    """Return the text of a tick, of at most seven characters below ten million: 2.5e-3, 0.025, 25k."""
+    if 0 < abs(value) < 0.01:
+        digits, exponent = f"{value:.3e}".split("e")
+        return f"{float(digits):g}e{int(exponent)}"
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{round(value, 6):g}"

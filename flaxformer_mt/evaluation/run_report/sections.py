@@ -127,22 +127,30 @@ def _choose_score_options(run: ReportedRun, references: Sequence[str], language:
     return options | {"only": _METRICS}
 
 
-def _score(translations: Translations, samples: int, options: Mapping[str, Any]) -> dict[str, Bar]:
-    """Each metric; a single sentence has no interval."""
+def _score(
+    translations: Translations,
+    samples: int,
+    options: Mapping[str, Any],
+    *,
+    signatures: set[str] | None = None,
+) -> dict[str, Bar]:
+    """Each metric; a single sentence has no interval. Adds to the signatures."""
     samples = 0 if min(samples, len(translations.sources)) < 2 else samples
     systems = {"": translations.hypotheses}
-    (scores,) = resample_scores(systems, translations.references, samples=samples, **options).systems
-    return {metric: Bar(result.score, result.ci) for metric, result in scores.items()}
+    results = resample_scores(systems, translations.references, samples=samples, **options)
+    if signatures is not None:
+        signatures.add("; ".join(f"{name} {results.signatures[name.lower()]}" for name in ("BLEU", "chrF")))
+    return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
 
 
 def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
     """The scores of the compared runs with 95% intervals, and what training took."""
-    rows = []
+    rows, signatures = [], set[str]()
     for run in runs:
         report, scores = run.report, dict[str, Bar]()
         if run in compared:
             options = _choose_score_options(run, run.translations.references, run.language)
-            scores = _score(run.translations, samples, options)
+            scores = _score(run.translations, samples, options, signatures=signatures)
         seconds = report.get("train_seconds")
         rows.append(
             [
@@ -161,10 +169,25 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
     heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
     blocks: Blocks = [("table", Table(heading, rows, caption, range(1, 7)))]
+    blocks += [("paragraph", f"Signatures: {text}") for text in sorted(signatures)]
     for run in runs:
+        if state := _describe_state(run):
+            blocks.append(("paragraph", f"{run.name}: {state}"))
         if command := run.report.get("command"):
             blocks.append(("paragraph", f"{run.name} was trained by: {command}"))
     return blocks
+
+
+def _describe_state(run: ReportedRun) -> str:
+    """Return the step of the best checkpoint, and whether training went on since the report of the run."""
+    step, newest = run.report.get("step"), max((record["step"] for record in run.metrics), default=0)
+    best = (run.report.get("best") or {}).get("step")
+    texts = [] if best is None else [f"the best checkpoint is step {best:,}."]
+    if step is not None and newest > step:
+        texts.append(
+            f"training went on to step {newest:,}; updates, time and best checkpoint are of step {step:,}."
+        )
+    return " ".join(texts)
 
 
 def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
@@ -187,11 +210,7 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    signatures = "; ".join(f"{name} {tests.signatures[name.lower()]}" for name in ("BLEU", "chrF"))
-    return [
-        ("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2))),
-        ("paragraph", f"Signatures: {signatures}"),
-    ]
+    return [("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2)))]
 
 
 def write_bar(bar: Bar | None) -> str:
