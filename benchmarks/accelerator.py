@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.commands.summaries import align
+from flaxformer_mt.commands.terminal_tables import align
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records" / "accelerator.jsonl"

@@ -179,9 +179,7 @@ def _requirements_of(extra: str) -> list[str]:
 
 
 def program_line(arguments: Sequence[str]) -> str:
-    """Return what a person types to start the program with these arguments, the first of which is
-    its script.
-    """
+    """Return what a person types to start the program with these arguments, its script first."""
     script = Path(arguments[0]).name
     start = ["python", "-m", "flaxformer_mt"] if script == "__main__.py" else [script]
     return shlex.join([*start, *arguments[1:]])

@@ -29,10 +29,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Open a file for reading and writing, without changing it, and lock it until it is closed.
-
-    The file is created if it is absent.
-    """
+    """Open a file, created if absent, for reading and writing, and lock it until it is closed."""
     while True:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:

@@ -31,6 +31,19 @@ _DRAWN = frozenset(
 )
 
 
+# Bytes that are looked at.
+BEGINNING = 4096
+_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32LE",
+    b"\x00\x00\xfe\xff": "UTF-32BE",
+    b"\xff\xfe": "UTF-16LE",
+    b"\xfe\xff": "UTF-16BE",
+}
+# Of UTF-16 in scripts below U+2000, at least this share of the high bytes are control characters, and at most
+# that of the low ones.
+_HIGH, _LOW = 0.9, 0.4
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def find_script(character: str) -> str:
     """Return the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
@@ -62,9 +75,7 @@ def lacks_spaces(texts: Iterable[str]) -> bool:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks and
-    so on.
-    """
+    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks."""
     return not text or text.isspace() or all(map(_is_invisible, text))
 
 
@@ -74,19 +85,6 @@ def _is_invisible(character: str) -> bool:
         return False
     category = unicodedata.category(character)
     return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE
-
-
-# Bytes that are looked at.
-BEGINNING = 4096
-_MARKS = {
-    b"\xff\xfe\x00\x00": "UTF-32LE",
-    b"\x00\x00\xfe\xff": "UTF-32BE",
-    b"\xff\xfe": "UTF-16LE",
-    b"\xfe\xff": "UTF-16BE",
-}
-# Of UTF-16 in scripts below U+2000, at least this share of the high bytes are control characters, and at most
-# that of the low ones.
-_HIGH, _LOW = 0.9, 0.4
 
 
 def find_encoding(beginning: bytes) -> str:

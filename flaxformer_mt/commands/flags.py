@@ -42,11 +42,20 @@ _BOOLS = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}
 
 
-def parse_text(text: str, kind: Any, flag: str) -> Any:
-    """Convert the text of a flag to a value: "1,2" for tuple[float, ...] is (1.0, 2.0).
+# Flags that name a file or a folder to read.
+_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
+# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
+_SIMILAR = 0.7
+_CONFIG_HELP = f"""
 
-    Which values a field accepts is for `config.field_values.read_value` to say: a choice stays as it is.
-    """
+--config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
+the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
+run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
+_SHELLS = ("bash", "zsh", "fish")
+
+
+def parse_text(text: str, kind: Any, flag: str) -> Any:
+    """Convert the text of a flag: "1,2" for tuple[float, ...] is (1.0, 2.0); a choice stays as it is."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         wanted = next(argument for argument in arguments if argument is not types.NoneType)
@@ -76,14 +85,8 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
     return read_curriculum(path)
 
 
-# Flags that name a file or a folder to read.
-_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
-
-
 def expand_path(name: str, path: Path) -> Path:
-    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local
-    folder.
-    """
+    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run's local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs and outputs are known when the command runs.
@@ -111,16 +114,6 @@ def run_locally(run: Callable[[Any], object], options: Any) -> object:
         if is_first():
             publish_output(paths["output"])
     return result
-
-
-# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
-_SIMILAR = 0.7
-
-_CONFIG_HELP = f"""
-
---config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
-the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
-run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
 
 
 def takes_config(kind: type) -> bool:
@@ -209,9 +202,7 @@ def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
 
 
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
-    """Return the flags without --quiet and --log_level, which main.py obeys, and how much they let a command
-    say: info, warning or error.
-    """
+    """Return the flags without --quiet and --log_level, and what these say: info, warning or error."""
     rest, level, tokens = [], "info", iter(flags)
     for token in tokens:
         flag, equals, value = token.partition("=")
@@ -312,9 +303,6 @@ def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
     similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
     hint = foreign or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
-
-
-_SHELLS = ("bash", "zsh", "fish")
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:

@@ -86,10 +86,7 @@ def format_help(
 
 
 def list_flags(kind: type, *, default: Any = None, run_config: Config | None = None) -> Iterator[FlagHelp]:
-    """Yield the flags of a command without those of its config; the arguments are those of `format_help`.
-
-    Those that must be given come first, then those of the command itself before those that others have too.
-    """
+    """Yield the flags of a command but those of its config: required ones first, then the command's own."""
     comments, declared = read_comments(kind), kind.__dict__.get("__annotations__", {})
     for field in sorted(dataclasses.fields(kind), key=lambda f: (not is_required(f), f.name not in declared)):
         if field.type is not Config:
@@ -185,9 +182,7 @@ def _spell_type(kind: Any) -> str:
 
 
 def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool = False) -> str:
-    """Return the comment of a field, and its default in parentheses, without saying twice what None stands
-    for.
-    """
+    """Return the comment of a field with its default, without saying twice what None stands for."""
     if value is dataclasses.MISSING:
         return f"{text} (required)"
     if value is False and switch:

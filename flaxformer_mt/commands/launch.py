@@ -22,6 +22,10 @@ _KEPT_PAGES = (
 _CORES_OF_A_HEAP = 4
 
 
+_OLDEST = (3, 11)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
 def use_huge_pages(*, keep: bool) -> None:
     """Restart this program once, with the GNU C library set to request huge pages.
 
@@ -46,10 +50,6 @@ def use_huge_pages(*, keep: bool) -> None:
 def choose_tunables(*, keep: bool) -> str:
     keeps = keep and core_count() <= _CORES_OF_A_HEAP
     return ":".join([_HUGE_PAGES, *(_KEPT_PAGES if keeps else ())])
-
-
-_OLDEST = (3, 11)
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def launch(arguments=None):  # type: ignore[no-untyped-def]

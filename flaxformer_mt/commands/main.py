@@ -54,6 +54,23 @@ _FOR_TEXT = {
 }
 
 
+# Pairs that are read at a time.
+_CHUNK = 4096
+PROGRAM = "flaxformer-mt"
+# The name of standard output in messages.
+_STDOUT = "standard output"
+# Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
+_REMEDIES = {
+    **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR), ""),
+    errno.ENOTDIR: "; one of its folders is a file: give another path",
+    errno.EROFS: "; give a folder that can be written to",
+    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "; check the disk and run the command again"),
+}
+
+
 def evaluate(options: command_options.EvaluateOptions) -> object:
     from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 
@@ -102,9 +119,7 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
 
 
 def _comparison(options: command_options.EvaluateOptions) -> dict[str, Any]:
-    """Return the arguments of `evaluate_run` for confidence intervals and for significance tests against
-    others.
-    """
+    """Return the arguments of `evaluate_run` for confidence intervals and significance tests."""
     from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 
     resamples = make_resampling_options(
@@ -143,10 +158,6 @@ def report(options: ReportOptions) -> dict[str, Any]:
     return report_runs(options.run, options.output, name=options.name, attention=options.attention)
 
 
-# Pairs that are read at a time.
-_CHUNK = 4096
-
-
 def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
     from flaxformer_mt.corpus.reader import find_files, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
@@ -175,23 +186,6 @@ def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any
     aligned = sum(len(set(points[:, 1].tolist())) for points in alignments)
     share = round(aligned / words, 4) if words else 0.0
     return {"output": str(output), "pairs": len(split), "aligned_target_words": share}
-
-
-PROGRAM = "flaxformer-mt"
-
-# The name of standard output in messages.
-_STDOUT = "standard output"
-
-# Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
-_REMEDIES = {
-    **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR), ""),
-    errno.ENOTDIR: "; one of its folders is a file: give another path",
-    errno.EROFS: "; give a folder that can be written to",
-    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "; check the disk and run the command again"),
-}
 
 
 def _train(options: command_options.TrainOptions) -> object:
@@ -493,10 +487,7 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _speak(level: str) -> Iterator[None]:
-    """Print every warning of the package as `warning: MESSAGE`, even if repeated, but not at level error.
-
-    At levels above info, standard error gets nothing else.
-    """
+    """Print every warning of the package as `warning: MESSAGE`; above level info, nothing else but errors."""
     stream: TextIO | None = None  # what is standard error at that time
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

@@ -11,17 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.commands.new_sizing import (
-    FEWEST_PAIRS,
-    Choice,
-    Corpus,
-    Machine,
-    choose_held_out,
-    choose_lengths,
-    choose_model,
-    choose_training,
-    choose_vocabulary,
-)
+from flaxformer_mt.commands import new_sizing
+from flaxformer_mt.commands.new_sizing import Choice, Corpus, Machine
 from flaxformer_mt.commands.options import NewOptions
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -42,6 +33,14 @@ _SECTIONS = {
     "search": "SearchConfig",
 }
 _WIDTH = 110
+
+
+# Pairs whose characters and scripts are looked at.
+_SAMPLE = 20_000
+# Maximum length with which tokens are counted, before the maximum lengths are chosen.
+_LONGEST = 1000
+# The maximum lengths are those that this percentage of the sides do not exceed.
+_PERCENTAGE = 99.9
 
 
 def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
@@ -83,10 +82,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Fields of the config's `data`: where the text is and what its languages are.
-
-    links: for files that have other names, the names that they get in `text_dir`.
-    """
+    """Fields of the config's `data`; `links` are names in `text_dir` for files that have other names."""
 
     text_dir: Path
     train_split: str
@@ -180,14 +176,6 @@ def _check_languages(source: str, target: str) -> None:
         raise UserError(f"both languages are {source}; give --source_language and --target_language")
 
 
-# Pairs whose characters and scripts are looked at.
-_SAMPLE = 20_000
-# Maximum length with which tokens are counted, before the maximum lengths are chosen.
-_LONGEST = 1000
-# The maximum lengths are those that this percentage of the sides do not exceed.
-_PERCENTAGE = 99.9
-
-
 def write_new_config(options: NewOptions) -> dict[str, Any]:
     file = options.run.with_name(f"{options.run.name}.py")
     if file.exists() and not options.overwrite:
@@ -268,13 +256,13 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
     train = read_pairs(data, "train", pool=choose_pool(None, None), progress=WorkProgress(sys.stderr))
-    if len(train) < FEWEST_PAIRS:
+    if len(train) < new_sizing.FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
-            f"{FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
+            f"{new_sizing.FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
         )
     for split in ("valid", "test"):
-        held = choose_held_out(len(train), split)
+        held = new_sizing.choose_held_out(len(train), split)
         if has_split(data, split):
             held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
         choices.append(held)
@@ -294,7 +282,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
 
     pairs = read_pairs(data, "train")
     characters, scripts = _look_at_text(pairs)
-    vocabulary = choose_vocabulary(len(pairs), characters, scripts)
+    vocabulary = new_sizing.choose_vocabulary(len(pairs), characters, scripts)
     longest: dict[str, Any] = {
         "max_source_length": _LONGEST,
         "max_target_length": _LONGEST,
@@ -317,14 +305,14 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     lengths = np.stack([store.source_lengths, store.target_lengths])
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
     corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
-    limits = choose_lengths(corpus)
+    limits = new_sizing.choose_lengths(corpus)
 
     def count_updates(batches: dict[str, Any]) -> int:
         changed = dataclasses.replace(data, **_fields(limits), **batches)
         return plan_first_epoch(dataclasses.replace(config, data=changed), prepared.train)["batches"]
 
-    model = choose_model(corpus, machine, joint=config.vocab.joint)
-    training = choose_training(
+    model = new_sizing.choose_model(corpus, machine, joint=config.vocab.joint)
+    training = new_sizing.choose_training(
         corpus,
         machine,
         longest=max(choice.value for choice in limits),

@@ -34,10 +34,7 @@ class Choice(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What training runs on: JAX's platform, the number of devices, bytes of memory of each (None: unknown).
-
-    fast_bfloat16: whether products of bfloat16 numbers are faster than those of float32.
-    """
+    """JAX's platform, devices, bytes of memory of each (None: unknown), and whether bfloat16 is faster."""
 
     name: str
     platform: str
@@ -47,10 +44,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Facts about the training pairs; the lengths are in tokens, that 99.9% of the sides do not exceed.
-
-    tokens: sum over pairs of the longer side's tokens.
-    """
+    """Training pairs, sum of the longer sides' tokens, and lengths in tokens that 99.9% do not exceed."""
 
     pairs: int
     tokens: int

@@ -20,9 +20,7 @@ def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
 
 
 def summarize_preparation(report: Mapping[str, Any]) -> str:
-    """Return the report of `prepare`: what became of the pairs of each split, the vocabulary, and the
-    batches.
-    """
+    """Return what became of the pairs of each split, the vocabulary, and the batches."""
     rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]
     for split in ("train", "valid", "test"):
         if report[split] is not None:

@@ -14,6 +14,9 @@ from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
+# Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
+_OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
+
 
 def validate(config: Config) -> None:
     """Check the bounds of fields and the constraints between them, and report all problems together."""
@@ -158,10 +161,6 @@ def _noise_problems(config: Config) -> Iterator[str]:
             rate = attrgetter(kind)(noise)
             if rate and (noise.typos or not kind.startswith("typo_kinds.")):
                 yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
-
-
-# Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
-_OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
 
 
 def _vocab_problems(vocab: VocabConfig) -> Iterator[str]:
@@ -397,9 +396,7 @@ def search_width(options: SearchConfig, n_best: int) -> int:
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """Return the search that finds the candidates of the method mbr; options of other methods stay as they
-    are.
-    """
+    """Return the search that finds the candidates of the method mbr; other searches stay as they are."""
     if search.method != "mbr":
         return search
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}

@@ -67,8 +67,6 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
 
 def show_value(value: Any) -> str:
     """Shorten a value of any kind and size for a message."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
     try:
         return reprlib.repr(value)
     except ValueError:  # Python writes no number of so many digits
@@ -163,7 +161,8 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
             yield from find_wrong_values(value, f"{name}.")
         elif typing.get_origin(hint) is typing.Annotated:
             if problem := _find_problem(value, *typing.get_args(hint)):
-                shown = show_value(value) if isinstance(value, int) else value
+                too_long = isinstance(value, int) and value.bit_length() > 128
+                shown = f"a number of {value.bit_length()} bits" if too_long else value
                 yield name, f"{name} is {shown}; {problem}"
         else:
             try:

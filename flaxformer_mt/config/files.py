@@ -31,6 +31,10 @@ _DIGEST = "blake2b"
 _EXPORTED = "flaxformer_mt"
 
 
+DEFAULT_CONFIG = "toy_de_en"
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
 def _load_config_file(path: str | Path) -> Config:
     path = Path(path)
     if (path / "config.json").is_file():
@@ -133,9 +137,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
-    """Return the content of a file that should be small, such as JSON: of no pipe or device, which may never
-    end.
-    """
+    """Read a small file, such as JSON; refuse pipes and devices, which may never end."""
     # A pipe that nobody writes to would keep an ordinary `open` waiting.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -166,10 +168,6 @@ def compare_configs(old: Config, new: Config) -> list[str]:
     """List the fields that differ, one line each, old value first: `model.model_dim: 256 -> 512`."""
     before, after = flatten(old), flatten(new)
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if before[name] != after[name]]
-
-
-DEFAULT_CONFIG = "toy_de_en"
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def list_recipes() -> dict[str, Path]:
@@ -231,10 +229,7 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
 
 
 def user_cache_dir() -> Path:
-    """Return the user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt.
-
-    A user without a home folder, as in a container that runs with a number for a user, has a temporary one.
-    """
+    """Return $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt, else a temporary folder of this user."""
     folder = os.environ.get("FLAXFORMER_MT_CACHE", "")
     if folder:
         return folder_of_arrays(folder)

@@ -100,9 +100,7 @@ def _read_pair(text: str) -> tuple[str, float]:
 
 
 def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> int:
-    """Return the index of the set with this name: the whole one, one without direction, or the end of its
-    folder.
-    """
+    """Return the index of a set by its whole name, its name without direction, or the end of its folder."""
     for names in (
         [member.name for member in members],
         [member.dataset for member in members],

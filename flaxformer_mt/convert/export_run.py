@@ -78,6 +78,11 @@ state = torch.load("{file}", weights_only=True)
 print({{name: tuple(array.shape) for name, array in state.items()}})"""
 
 
+TOLERANCE = 1e-4
+# The formats whose folders are models on Hugging Face's Hub.
+_ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
+
+
 def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
     """Return Python that loads an export and translates a sentence in the first direction of the model."""
     direction = find_directions(config.data)[0]
@@ -185,11 +190,6 @@ def _list_scores(test: Mapping[str, Any]) -> list[str]:
                 signature = scores.get(key) or test.get(key, "")
                 rows.append(f"* {f'{name} {direction}'.strip()}: {scores[metric]:.2f}, `{signature}`")
     return rows
-
-
-TOLERANCE = 1e-4
-# The formats whose folders are models on Hugging Face's Hub.
-_ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
 
 def export_run(

@@ -22,10 +22,7 @@ def find_hub_name(path: str | Path) -> str | None:
 
 
 def fetch_model(name: str) -> Path:
-    """Download the config, the tokenizer and the weights of a model; return the folder in the Hub's cache.
-
-    Files that are there already are not downloaded again, and without a network those are used.
-    """
+    """Download the files of a model that are not there yet; return the folder in the Hub's cache."""
     hub = _import_hub(f"--input={PREFIX}{name}")
     repository, _, revision = name.partition("@")
     options: dict[str, Any] = {"repo_id": repository, "revision": revision or None}

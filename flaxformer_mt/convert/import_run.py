@@ -19,18 +19,9 @@ from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.config.files import read_file
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.formats import (
-    NAMES,
-    OUR_KEY,
-    Format,
-    Given,
-    Weights,
-    find_format,
-    fit_vocabulary,
-    naming_extras,
-    read_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_format
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
@@ -68,13 +59,22 @@ _CHECKPOINT_NAMES = {
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
+# Spellings of the special symbols.
+_SPECIALS = {
+    "pad": ("<pad>", "<blank>", "[PAD]"),
+    "bos": ("<bos>", "<s>", "<sos>", "[BOS]"),
+    "eos": ("<eos>", "</s>", "[EOS]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+
+
 def find_format_name(path: Path) -> str:
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
     folder = path if path.is_dir() else path.parent
-    stored = read_config_json(folder)
-    ours = stored.get(OUR_KEY)
-    if isinstance(ours, dict) and ours.get("format") in NAMES:
+    stored = formats.read_config_json(folder)
+    ours = stored.get(formats.OUR_KEY)
+    if isinstance(ours, dict) and ours.get("format") in formats.NAMES:
         return str(ours["format"])
     if (kind := stored.get("model_type")) is not None:
         if str(kind) in _MODEL_TYPES:
@@ -111,12 +111,12 @@ def _has_names(format_name: str, names: list[str]) -> bool:
 
 def _refuse(path: Path, reason: str) -> UserError:
     return UserError(
-        f"the files of {path} do not say their format ({reason}); give --format={'|'.join(NAMES)}"
+        f"the files of {path} do not say their format ({reason}); give --format={'|'.join(formats.NAMES)}"
     )
 
 
 def _read_names(file: Path) -> list[str]:
-    with naming_extras(str(file)):
+    with formats.naming_extras(str(file)):
         if file.suffix != ".safetensors":
             from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
 
@@ -129,17 +129,8 @@ def _read_names(file: Path) -> list[str]:
         raise UserError(f"{file} cannot be read as safetensors: {error}") from error
 
 
-# Spellings of the special symbols.
-_SPECIALS = {
-    "pad": ("<pad>", "<blank>", "[PAD]"),
-    "bos": ("<bos>", "<s>", "<sos>", "[BOS]"),
-    "eos": ("<eos>", "</s>", "[EOS]"),
-    "unk": ("<unk>", "[UNK]"),
-}
-
-
 def read_given_vocabs(path: Path) -> Vocabs:
-    """Read the vocabularies at a path."""
+    """Read joint.model, or source.model and target.model; or such .txt, lists of words; or one such file."""
     if path.is_file():
         vocab = _read_vocab(path)
         return Vocabs(vocab, vocab, joint=True)
@@ -296,7 +287,7 @@ def import_run(
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
     weights = source.read(path, given)
     if given.vocabs is not None:
-        weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
+        weights = dataclasses.replace(weights, config=formats.fit_vocabulary(weights.config, given.vocabs))
     if languages is not None:
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)

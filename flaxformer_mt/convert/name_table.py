@@ -284,9 +284,7 @@ def _to_foreign(part: _Part, array: np.ndarray) -> np.ndarray:
 
 
 def _make_leaf(shape: Shape) -> np.ndarray:
-    """Return an array of NaN that begins at a multiple of 64 bytes: on CPUs, JAX uses such arrays without a
-    copy.
-    """
+    """Return an array of NaN aligned to 64 bytes: on CPUs, JAX uses such arrays without a copy."""
     size = math.prod(shape) * 4
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

@@ -28,10 +28,7 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Parity:
-    """The largest absolute difference at any real target token, and what was compared.
-
-    largest_output: the largest number that the foreign model computes, to which rounding is proportional.
-    """
+    """The largest difference at any real target token; rounding is proportional to the largest output."""
 
     largest_difference: float
     largest_output: float
@@ -40,9 +37,7 @@ class Parity:
     checked_on: str
 
     def is_within(self, tolerance: float) -> bool:
-        """Return whether the difference is within a tolerance, which grows with outputs that are larger
-        than 1.
-        """
+        """Return whether the difference is within a tolerance, which grows with outputs above 1."""
         return self.largest_difference <= tolerance * max(1.0, self.largest_output)
 
 
@@ -65,10 +60,7 @@ def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
 
 
 def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> OwnOutputs:
-    """Compute the outputs of the Flax model; then its parameters are no longer needed.
-
-    read_data: whether the data set that the config names may be opened; see `make_batches`.
-    """
+    """Compute the outputs of the Flax model; then its parameters are no longer needed."""
     batches, checked_on = make_batches(weights, read_data=read_data)
     outputs = [flax_outputs(weights, batch, quantity=quantity) for batch in batches]
     return OwnOutputs(batches, outputs, quantity, checked_on)

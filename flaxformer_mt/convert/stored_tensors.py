@@ -76,9 +76,7 @@ def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
 
 
 def _read_tensor(path: Path, name: str) -> torch.Tensor:
-    """Return an array of a file, which is mapped into memory for this array alone: pages of others do not
-    stay.
-    """
+    """Map a file into memory for one array alone: pages of others do not stay."""
     with _naming_damage(path), safe_open(path, framework="pt") as file:
         tensor = file.get_tensor(name)
     check_tensors({name: tensor}, path)

@@ -26,18 +26,8 @@ from starlette.routing import Route
 
 import flaxformer_mt
 from flaxformer_mt.commands.options import ServeOptions
-from flaxformer_mt.commands.server.request_fields import (
-    FIELDS,
-    OPTIONS,
-    Pair,
-    Refusal,
-    list_languages,
-    name_language,
-    read_fields,
-    read_file,
-    read_request,
-    read_texts,
-)
+from flaxformer_mt.commands.server import request_fields
+from flaxformer_mt.commands.server.request_fields import Pair, Refusal
 from flaxformer_mt.commands.server.translations import DirectedModel, Translations
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.requests import Stopped
@@ -52,7 +42,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
     "/translate": (
         "Translate texts",
         ("q", "source", "target"),
-        (*OPTIONS, "api_key"),
+        (*request_fields.OPTIONS, "api_key"),
         {"translatedText": "A man reads a book."},
     ),
     "/translate_file": (
@@ -79,6 +69,24 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
     "/metrics": ("Counts and durations, for Prometheus", (), (), None),
     "/spec": ("This interface as an OpenAPI document", (), (), {"openapi": _VERSION}),
 }
+
+
+# Upper bounds in seconds of the classes of durations.
+_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# Ending of a file's name -> its format as of a text, and the type of its content.
+FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
+# Bytes of all files together.
+_MOST_BYTES = 1 << 26
+Log = Callable[[str], None]
+# The client has gone; nobody reads the status, but the log and the counts have it.
+_CLIENT_LEFT = 499
+# Paths whose requests have a body.
+_POSTED = ("/translate", "/translate_file", "/detect")
+# The page loads nothing and talks to this server only.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def make_specification(url: str) -> dict[str, Any]:
@@ -108,15 +116,11 @@ def _describe(
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
     if required:
-        fields = {name: FIELDS[name] for name in required + optional}
+        fields = {name: request_fields.FIELDS[name] for name in required + optional}
         schema = {"type": "object", "required": list(required), "properties": fields}
         forms = _FORMS[-1:] if "file" in required else _FORMS
         operation["requestBody"] = {"required": True, "content": {form: {"schema": schema} for form in forms}}
     return operation
-
-
-# Upper bounds in seconds of the classes of durations.
-_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Measurements:
@@ -165,12 +169,6 @@ def resident_bytes() -> int:
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
 
 
-# Ending of a file's name -> its format as of a text, and the type of its content.
-FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
-# Bytes of all files together.
-_MOST_BYTES = 1 << 26
-
-
 class TranslatedFiles:
     """Files by names that cannot be guessed; the oldest are dropped where there are too many."""
 
@@ -197,21 +195,6 @@ def find_ending(name: str) -> str:
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
     return ending
-
-
-Log = Callable[[str], None]
-
-# The client has gone; nobody reads the status, but the log and the counts have it.
-_CLIENT_LEFT = 499
-
-# Paths whose requests have a body.
-_POSTED = ("/translate", "/translate_file", "/detect")
-
-# The page loads nothing and talks to this server only.
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def make_app(
@@ -306,7 +289,7 @@ class _Server:
         return _to_json(await self._translate(request, await self._read(request)))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = read_request(fields, self._options.max_characters)
+        wanted = request_fields.read_request(fields, self._options.max_characters)
         answer = await _unless_left(request, self._translations.translate(wanted), self._options.timeout)
         lines = sum(text.count("\n") + 1 for text in wanted.texts)
         self._measurements.add_text(lines=lines, characters=sum(map(len, wanted.texts)))
@@ -314,7 +297,7 @@ class _Server:
 
     async def translate_file(self, request: Request) -> Response:
         fields = await self._read(request)
-        file = read_file(fields)
+        file = request_fields.read_file(fields)
         ending = find_ending(file.name)
         fields |= {"q": file.text, "format": FORMATS[ending][0]}
         answer = await self._translate(request, fields)
@@ -332,12 +315,12 @@ class _Server:
         return Response(content, headers=headers, media_type=FORMATS[find_ending(name)][1])
 
     async def detect(self, request: Request) -> Response:
-        texts, several = read_texts(await self._read(request), self._options.max_characters)
+        texts, several = request_fields.read_texts(await self._read(request), self._options.max_characters)
         guesses = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
         return _to_json(guesses if several else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
-        return _to_json(list_languages(self._models))
+        return _to_json(request_fields.list_languages(self._models))
 
     async def describe_settings(self, request: Request) -> Response:
         first = dict(zip(("source", "target"), next(iter(self._models)), strict=True))
@@ -351,7 +334,8 @@ class _Server:
                 "filesTranslation": True,
                 "supportedFilesFormat": list(FORMATS),
                 "language": {
-                    side: {"code": code, "name": name_language(code)} for side, code in first.items()
+                    side: {"code": code, "name": request_fields.name_language(code)}
+                    for side, code in first.items()
                 },
                 "alternatives": {
                     "-".join(pair): model.thread.engine.most_hypotheses - 1
@@ -393,7 +377,7 @@ class _Server:
                         raise Refusal(413, f"the body has more than the {most} bytes that this server reads")
         except TimeoutError:
             raise Refusal(408, f"the body did not arrive within {seconds:g} seconds") from None
-        fields = read_fields(bytes(body), request.headers.get("content-type", ""))
+        fields = request_fields.read_fields(bytes(body), request.headers.get("content-type", ""))
         self._check_key(fields.get("api_key"))
         return fields
 

@@ -13,6 +13,29 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from flaxformer_mt.errors import first_line
 
+Model = TypeVar("Model")
+# ISO 639-1 code -> English name.
+_NAMES = dict(
+    pair.split("=")
+    for pair in """
+    af=Afrikaans am=Amharic ar=Arabic az=Azerbaijani be=Belarusian bg=Bulgarian bn=Bengali bs=Bosnian
+    ca=Catalan cs=Czech cy=Welsh da=Danish de=German el=Greek en=English eo=Esperanto es=Spanish
+    et=Estonian eu=Basque fa=Persian fi=Finnish fr=French ga=Irish gl=Galician gu=Gujarati ha=Hausa
+    he=Hebrew hi=Hindi hr=Croatian hu=Hungarian hy=Armenian id=Indonesian ig=Igbo is=Icelandic it=Italian
+    ja=Japanese ka=Georgian kk=Kazakh km=Khmer kn=Kannada ko=Korean ky=Kyrgyz la=Latin lb=Luxembourgish
+    lo=Lao lt=Lithuanian lv=Latvian mg=Malagasy mk=Macedonian ml=Malayalam mn=Mongolian mr=Marathi
+    ms=Malay mt=Maltese my=Burmese nb=Norwegian ne=Nepali nl=Dutch nn=Nynorsk no=Norwegian oc=Occitan
+    pa=Punjabi pl=Polish ps=Pashto pt=Portuguese ro=Romanian ru=Russian rw=Kinyarwanda si=Sinhala
+    sk=Slovak sl=Slovenian so=Somali sq=Albanian sr=Serbian sv=Swedish sw=Swahili ta=Tamil te=Telugu
+    tg=Tajik th=Thai tl=Tagalog tr=Turkish uk=Ukrainian ur=Urdu uz=Uzbek vi=Vietnamese xh=Xhosa
+    yi=Yiddish yo=Yoruba zh=Chinese zu=Zulu
+    """.split()
+)
+# A source language that the server is to find itself.
+AUTO = "auto"
+# Source and target language of a model.
+Pair = tuple[str, str]
+
 
 class Refusal(Exception):
     """A request that is answered with an error: a status of HTTP, and a message for the client."""
@@ -196,33 +219,6 @@ def _read_option(fields: dict[str, Any], name: str) -> Any:
                 return switches[text]
             rule = "true or false"
     raise Refusal(400, f"the field {name} is {value!r:.40}; it must be {rule}")
-
-
-Model = TypeVar("Model")
-
-# ISO 639-1 code -> English name.
-_NAMES = dict(
-    pair.split("=")
-    for pair in """
-    af=Afrikaans am=Amharic ar=Arabic az=Azerbaijani be=Belarusian bg=Bulgarian bn=Bengali bs=Bosnian
-    ca=Catalan cs=Czech cy=Welsh da=Danish de=German el=Greek en=English eo=Esperanto es=Spanish
-    et=Estonian eu=Basque fa=Persian fi=Finnish fr=French ga=Irish gl=Galician gu=Gujarati ha=Hausa
-    he=Hebrew hi=Hindi hr=Croatian hu=Hungarian hy=Armenian id=Indonesian ig=Igbo is=Icelandic it=Italian
-    ja=Japanese ka=Georgian kk=Kazakh km=Khmer kn=Kannada ko=Korean ky=Kyrgyz la=Latin lb=Luxembourgish
-    lo=Lao lt=Lithuanian lv=Latvian mg=Malagasy mk=Macedonian ml=Malayalam mn=Mongolian mr=Marathi
-    ms=Malay mt=Maltese my=Burmese nb=Norwegian ne=Nepali nl=Dutch nn=Nynorsk no=Norwegian oc=Occitan
-    pa=Punjabi pl=Polish ps=Pashto pt=Portuguese ro=Romanian ru=Russian rw=Kinyarwanda si=Sinhala
-    sk=Slovak sl=Slovenian so=Somali sq=Albanian sr=Serbian sv=Swedish sw=Swahili ta=Tamil te=Telugu
-    tg=Tajik th=Thai tl=Tagalog tr=Turkish uk=Ukrainian ur=Urdu uz=Uzbek vi=Vietnamese xh=Xhosa
-    yi=Yiddish yo=Yoruba zh=Chinese zu=Zulu
-    """.split()
-)
-
-# A source language that the server is to find itself.
-AUTO = "auto"
-
-# Source and target language of a model.
-Pair = tuple[str, str]
 
 
 def name_language(code: str) -> str:

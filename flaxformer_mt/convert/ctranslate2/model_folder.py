@@ -37,16 +37,8 @@ import numpy as np
 from ctranslate2.specs import common_spec, model_spec, transformer_spec
 
 from flaxformer_mt.config import Config, ModelConfig
-from flaxformer_mt.convert.formats import (
-    VOCAB_NAME,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_vocabs,
-    unsupported_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert import formats
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
     FLAT,
     HEADS_IN,
@@ -281,9 +273,7 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
 
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
-    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that
-    have none.
-    """
+    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, parameters of plain norms."""
     if config.positions in ("sinusoidal", "sinusoidal_halves"):
         first, longest = config.first_position, config.longest_input or 0
         make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table
@@ -322,7 +312,7 @@ def _problems(config: Config) -> list[str]:
             f"model.architecture is {config.model.architecture}; supported: encoder_decoder "
             "(for other architectures use --format=torch)"
         ]
-    return unsupported_fields(
+    return formats.unsupported_fields(
         config,
         {
             "model.decoder_self_attention": ("attention",),
@@ -347,8 +337,8 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     spec.register_target_vocabulary(vocabs.target.pieces(range(vocabs.target.size)))
     quantize(spec, quantization)
     spec.save(str(folder))
-    write_config_json(weights, folder, _NAME, spec.config.to_dict())
-    vocabs.save(folder / VOCAB_NAME)
+    formats.write_config_json(weights, folder, _NAME, spec.config.to_dict())
+    vocabs.save(folder / formats.VOCAB_NAME)
     if not isinstance(vocabs.target, PretrainedVocab):
         vocabs.source.save(folder / "source.spm")
         vocabs.target.save(folder / "target.spm")
@@ -367,7 +357,7 @@ def _special_tokens(vocabs: Vocabs) -> list[str]:
 def _open(folder: Path) -> Outputs:
     # "default" computes in the stored type of the weights, or in the nearest type that this CPU supports.
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="default")
-    vocabs = find_vocabs(folder, Given())
+    vocabs = formats.find_vocabs(folder, Given())
 
     def outputs(batch: Batch) -> np.ndarray:
         source_mask, target_mask = np.asarray(batch.source_mask), np.asarray(batch.target_mask)

@@ -17,19 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network, check_tensors
-from flaxformer_mt.convert.formats import (
-    OUR_KEY,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    find_tying,
-    find_vocabs,
-    fit_vocabulary,
-    read_config_json,
-    unsupported_fields,
-)
+from flaxformer_mt.convert.formats import Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
     NORM,
     RESIDUAL_NORM,
@@ -162,7 +152,7 @@ def make_model_config(
         embedding_scale=scale == "emb",
         logit_scale=scale == "prj",
         embedding_bias=False,
-        tying=find_tying(embeddings=setting("embs_share_weight", bool, False), output=shares),
+        tying=formats.find_tying(embeddings=setting("embs_share_weight", bool, False), output=shares),
         padding_mask="both",
         attention_bias=False,
         ffn_bias=True,
@@ -347,7 +337,7 @@ _ATTENTION = [*attention_rules(("w_qs", "w_ks", "w_vs"), "fc"), *RESIDUAL_NORM]
 
 
 def _problems(config: Config) -> Iterator[str]:
-    yield from unsupported_fields(config, _ALLOWED)
+    yield from formats.unsupported_fields(config, _ALLOWED)
     model = config.model
     if model.num_encoder_layers != model.num_decoder_layers:
         yield (
@@ -448,15 +438,13 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 
 def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]:
-    """Return the file's tensors; the config is the given one, or that of the folder with the model of the
-    file.
-    """
+    """Return the file's tensors, with the given config or that of the folder and the file's model."""
     tensors, settings = read_checkpoint(path)
-    vocabs = find_vocabs(path.parent, given)
+    vocabs = formats.find_vocabs(path.parent, given)
     config = given.config
     if config is None:
-        known = OUR_KEY in read_config_json(path.parent)
-        base = find_config(path.parent, given) if known else fit_vocabulary(Config(), vocabs)
+        known = formats.OUR_KEY in formats.read_config_json(path.parent)
+        base = formats.find_config(path.parent, given) if known else formats.fit_vocabulary(Config(), vocabs)
         config = dataclasses.replace(base, model=make_model_config(base.model, settings, tensors, path))
     check_network(config, path.parent)
     STATE_DICT.check_config(config)

@@ -58,9 +58,7 @@ class HandbuiltTransformer(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """Return logits [B, T, V], then lists by layer of the encoder, decoder and cross-attention
-        weights.
-        """
+        """Return logits [B, T, V], and lists of attention weights by layer: encoder, decoder, cross."""
         source_blocked = (source == self.src_pad)[:, None, None, :]
         length = target.shape[1]
         future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)

@@ -52,9 +52,7 @@ class KokoyiTransformer(nn.Module):
 
 
 def init_matrix(rows: int, columns: int) -> nn.Parameter:
-    """Return an embedding table or output matrix with its initial values: Xavier uniform with the gain of
-    ReLU.
-    """
+    """Return an embedding table or output matrix: Xavier uniform with the gain of ReLU."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns), gain=math.sqrt(2)))
 
 

@@ -23,20 +23,9 @@ from typing import Any, Literal
 import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import (
-    OUR_KEY,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    read_config_json,
-    shapes_of,
-    size_fields,
-    unsupported_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
     ACTIVATIONS,
@@ -280,7 +269,7 @@ class HuggingFaceFormat:
         other = _FORMAT_OF_NORM_POSITION[model.norm_position]
         problems = [
             f"{line} (for {model.norm_position}: --format={other})" if "norm_position" in line else line
-            for line in unsupported_fields(config, allowed)
+            for line in formats.unsupported_fields(config, allowed)
         ]
         if rest:
             problems.append(
@@ -292,7 +281,9 @@ class HuggingFaceFormat:
     # ---- name table ----
 
     def make_table(self, config: Config, vocabs: Vocabs, positions: int) -> Table:
-        shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+        shapes = formats.shapes_of(
+            config.model, source_size=vocabs.source.size, target_size=vocabs.target.size
+        )
         return make_bart_table(
             config, shapes, what=self.name, positions=positions, final_norm=self.final_norm
         )
@@ -305,7 +296,9 @@ class HuggingFaceFormat:
         write_tokenizer(vocabs, config, folder)
         write_generation(config, vocabs.target, folder, longest_target=longest_target(config))
         class_fields = {"architectures": [self.class_name], "model_type": self.model_type}
-        write_config_json(weights, folder, self.name, class_fields | make_model_fields(config, vocabs))
+        formats.write_config_json(
+            weights, folder, self.name, class_fields | make_model_fields(config, vocabs)
+        )
         if config.model.tying != "embeddings":  # with which the class stores copies
             for name in tied_names(config.model)[1:]:
                 del tensors[name]
@@ -313,7 +306,7 @@ class HuggingFaceFormat:
 
     def _read(self, path: Path, given: Given) -> Weights:
         folder = path if path.is_dir() else path.parent
-        stored = read_config_json(folder)
+        stored = formats.read_config_json(folder)
         if stored.get("model_type") != self.model_type:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
@@ -332,12 +325,12 @@ class HuggingFaceFormat:
         folder = path if path.is_dir() else path.parent
         if given.vocabs is not None:
             vocabs = given.vocabs
-        elif OUR_KEY in stored:
-            vocabs = read_exported_tokenizer(folder, joint=find_config(folder, Given()).vocab.joint)
+        elif formats.OUR_KEY in stored:
+            vocabs = read_exported_tokenizer(folder, joint=formats.find_config(folder, Given()).vocab.joint)
         else:
             vocabs = read_tokenizer(folder, fields)
-        if OUR_KEY in stored or given.config is not None:
-            config = find_config(folder, given)
+        if formats.OUR_KEY in stored or given.config is not None:
+            config = formats.find_config(folder, given)
         else:
             bias = has_output_bias(tensors)
             config = make_config(folder, fields, vocabs, norm_position=self.norm_position, output_bias=bias)
@@ -346,7 +339,10 @@ class HuggingFaceFormat:
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
         table = self.make_table(config, vocabs, fields["max_position_embeddings"])
         leaves = table.to_flax(
-            tensors, tied=tied_names(config.model), origin=str(path), sizes=size_fields(config, vocabs)
+            tensors,
+            tied=tied_names(config.model),
+            origin=str(path),
+            sizes=formats.size_fields(config, vocabs),
         )
         return Weights(config, vocabs, leaves)
 

@@ -56,6 +56,13 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Field -> whether it is a whole number, its smallest and its largest accepted value.
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    "num_beams": (int, 1, 1000),
+    "length_penalty": (float, -1000, 1000),
+}
+
+
 def special_ids(vocab: Vocab) -> dict[str, Any]:
     return {
         "pad_token_id": vocab.pad_id,
@@ -101,13 +108,6 @@ def lost_options(search: SearchConfig) -> list[str]:
         if search.stopping == "inexact" and search.patience != 1:
             lost.append(f"search.patience={search.patience:g}")
     return lost
-
-
-# Field -> whether it is a whole number, its smallest and its largest accepted value.
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    "num_beams": (int, 1, 1000),
-    "length_penalty": (float, -1000, 1000),
-}
 
 
 def read_search(folder: Path, fields: dict[str, Any], vocab: Vocab) -> SearchConfig:

@@ -17,17 +17,9 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import (
-    Format,
-    Given,
-    Weights,
-    read_config_json,
-    refuse_given,
-    shapes_of,
-    size_fields,
-    unsupported_fields,
-)
+from flaxformer_mt.convert.formats import Format, Given, Weights
 from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
@@ -129,7 +121,7 @@ _ALLOWED_BOTH: dict[str, tuple[Any, ...]] = {
 def _problems(config: Config) -> list[str]:
     if config.vocab.kind != "pretrained":
         return _format_with_our_vocabulary(config).problems(config)
-    return unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
+    return formats.unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
 
 
 def _format_with_our_vocabulary(config: Config) -> Format:
@@ -141,7 +133,7 @@ def _is_t5(config: Config) -> bool:
 
 
 def _make_table(config: Config, vocabs: Vocabs) -> Table:
-    shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    shapes = formats.shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     if _is_t5(config):
         return make_t5_table(config, shapes, what=_NAME)
     positions = (config.model.longest_input or 0) + config.model.first_position
@@ -182,13 +174,13 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
-    stored = read_config_json(folder)
+    stored = formats.read_config_json(folder)
     if not stored:
         raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
     if (our_format := _WITH_OUR_VOCABULARY.get(str(stored.get("model_type")))) is not None:
         assert our_format.read is not None
         return our_format.read(path, given)
-    refuse_given(given, folder)
+    formats.refuse_given(given, folder)
     family = read_family(folder, stored)
     tensors = {name: tensor for name, tensor in open_tensors(folder).items() if name not in UNUSED}
     return _read_tensors(folder, family, tensors)
@@ -206,15 +198,13 @@ def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> W
     except UserError as error:
         raise UserError(f"{folder}: its config.json makes this config: {error}") from error
     leaves = _make_table(config, vocabs).to_flax(
-        tensors, tied=_tied_names(config), origin=str(folder), sizes=size_fields(config, vocabs)
+        tensors, tied=_tied_names(config), origin=str(folder), sizes=formats.size_fields(config, vocabs)
     )
     return Weights(config, vocabs, leaves)
 
 
 def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
-    """Return whether the output matrix is the embedding: as transformers decides it, by what the file
-    has.
-    """
+    """Return whether the output matrix is the embedding, by what the file has, as transformers decides it."""
     shared = "shared.weight" if family.is_t5 else "model.shared.weight"
     if "lm_head.weight" not in tensors or shared not in tensors:
         return True

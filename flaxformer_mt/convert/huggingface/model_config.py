@@ -54,6 +54,19 @@ BOUNDS: dict[str, tuple[type, float, float]] = {
 LONGEST = 512
 
 
+# model.activation -> activation_function.
+_TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
+ACTIVATIONS = tuple(_TO_TRANSFORMERS)
+# Default values of absent fields, and for numbers the type and the bounds.
+_DEFAULTS: dict[str, Any] = DEFAULTS | {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    **BOUNDS,
+    "decoder_vocab_size": BOUNDS["vocab_size"],
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
+}
+_REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
+
+
 def find_network_problems(fields: Mapping[str, Any]) -> list[str]:
     problems = [
         f"{first} is {fields[first]} and {second} is {fields[second]}; they must be equal"
@@ -123,23 +136,8 @@ def make_data_config(most: int | None, **others: Any) -> DataConfig:
     )
 
 
-# model.activation -> activation_function.
-_TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-ACTIVATIONS = tuple(_TO_TRANSFORMERS)
-# Default values of absent fields, and for numbers the type and the bounds, as in bart_fields.py.
-_DEFAULTS: dict[str, Any] = DEFAULTS | {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **BOUNDS,
-    "decoder_vocab_size": BOUNDS["vocab_size"],
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
-}
-_REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
-
-
 def num_positions(config: Config) -> int:
-    """Return rows of the position tables: at least 512, more for longer inputs, at most
-    model.max_positions.
-    """
+    """Return rows of the position tables: 512, or more for longer inputs, at most model.max_positions."""
     longest = config.model.longest_input or LONGEST
     return min(longest, max(LONGEST, config.data.max_source_length, longest_target(config)))
 

@@ -74,6 +74,14 @@ _T5_ACTIVATIONS: dict[str, Any] = {
 }
 
 
+_SETTINGS = "tokenizer_config.json"
+# The files that are kept, of those that exist.
+_KEPT = (
+    *(TOKENIZER_JSON, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
+)
+
+
 class Family(NamedTuple):
     """The sort of a model, and the fields of its config.json with the defaults of absent ones."""
 
@@ -180,9 +188,7 @@ def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> Model
 
 
 def _scales_output(family: Family) -> bool:
-    """Return whether the output is divided by sqrt(d_model): in the first T5 models, which tie the output
-    matrix.
-    """
+    """Return whether the output is divided by sqrt(d_model), as in the first T5 models."""
     if family.model_type == "mt5":
         return False
     tied = family.fields.get("tie_word_embeddings", True) is not False
@@ -205,14 +211,6 @@ def make_pretrained_config(
         model=model,
         search=search,
     )
-
-
-_SETTINGS = "tokenizer_config.json"
-# The files that are kept, of those that exist.
-_KEPT = (
-    *(TOKENIZER_JSON, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
-)
 
 
 def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str, Any]]:

@@ -33,6 +33,9 @@ _ID_FILES = {"source": "vocab.json", "target": "target_vocab.json"}
 _SETTINGS = "tokenizer_config.json"
 
 
+_DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
+
+
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
     specials = [_specials_of(vocab) for vocab in (vocabs.source, vocabs.target)]
     if specials[0] != specials[1]:
@@ -110,9 +113,6 @@ def read_tokenizer_settings(folder: Path, side: str) -> Settings:
     if not path.is_file():
         return Settings("unigram", False, "nmt_nfkc")
     return read_settings(_read_bytes(path), origin=str(path))
-
-
-_DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def _token(tokenizer_config: dict[str, Any], name: str, default: str) -> str:

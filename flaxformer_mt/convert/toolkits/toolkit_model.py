@@ -36,6 +36,12 @@ EPSILON = (float, 0, 1)
 _SHOWN = 60
 
 
+_SUFFIXES = (".model", ".spm")
+_SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
+# Larger files are not read, nor those that have more values once their references are written out.
+_LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
+
+
 class Languages(NamedTuple):
     """The languages of a model; None where its files do not say them."""
 
@@ -177,10 +183,6 @@ def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:
     return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
 
 
-_SUFFIXES = (".model", ".spm")
-_SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
-
-
 class PieceList(NamedTuple):
     """The pieces of one side.
 
@@ -256,10 +258,6 @@ def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: 
             "into their names, as in source.model, or leave one for both sides"
         )
     return {side: files[0] for side, files in by_side.items()}
-
-
-# Larger files are not read, nor those that have more values once their references are written out.
-_LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
 
 
 def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:

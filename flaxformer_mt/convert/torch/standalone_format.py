@@ -12,22 +12,9 @@ from safetensors.torch import load_file
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
-from flaxformer_mt.convert.formats import (
-    CONFIG_NAME,
-    VOCAB_NAME,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    find_vocabs,
-    read_config_json,
-    shapes_of,
-    size_fields,
-    unsupported_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
     NORM,
     SAME,
@@ -60,7 +47,7 @@ _RECURRENCE = [
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
     model = config.model
-    shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    shapes = formats.shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     feedforward = feedforward_rules(
         {name: name for name in ("input", "gate", "output")}, linear_layout(model)
     )
@@ -111,8 +98,8 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     tensors = make_table(weights.config, vocabs).to_foreign(weights.leaves)
     stored = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
     save_safetensors(stored, folder / TENSORS_NAME)
-    vocabs.save(folder / VOCAB_NAME)
-    write_config_json(weights, folder, FORMAT.name, _class_arguments(vocabs))
+    vocabs.save(folder / formats.VOCAB_NAME)
+    formats.write_config_json(weights, folder, FORMAT.name, _class_arguments(vocabs))
     (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
 
 
@@ -129,7 +116,11 @@ def _class_arguments(vocabs: Vocabs) -> dict[str, Any]:
 
 def _open(path: Path, given: Given | None = None) -> Outputs:
     if path.is_dir() and given in (None, Given()):
-        check_equal(read_config_json(path), _class_arguments(find_vocabs(path, Given())), path / CONFIG_NAME)
+        check_equal(
+            formats.read_config_json(path),
+            _class_arguments(formats.find_vocabs(path, Given())),
+            path / formats.CONFIG_NAME,
+        )
         module = modeling.Transformer.load(path)
     else:
         module = _load_given(path, given or Given())
@@ -144,7 +135,7 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 def _load_given(path: Path, given: Given) -> modeling.Transformer:
     folder = path if path.is_dir() else path.parent
-    config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+    config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
     module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs))
     tensors = modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path)
     tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
@@ -154,11 +145,11 @@ def _load_given(path: Path, given: Given) -> modeling.Transformer:
 
 def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
-    config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+    config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
     check_network(config, folder)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
     leaves = make_table(config, vocabs).to_flax(
-        tensors, tied=_tied_names(config.model), origin=str(path), sizes=size_fields(config, vocabs)
+        tensors, tied=_tied_names(config.model), origin=str(path), sizes=formats.size_fields(config, vocabs)
     )
     return Weights(config, vocabs, leaves)
 
@@ -180,4 +171,4 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu"),
     "model.source_end": (True, False),
 }
-FORMAT = Format("torch", lambda config: unsupported_fields(config, _ALLOWED), _write, _open, _read)
+FORMAT = Format("torch", lambda config: formats.unsupported_fields(config, _ALLOWED), _write, _open, _read)

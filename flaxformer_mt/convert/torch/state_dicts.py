@@ -10,21 +10,9 @@ import numpy as np
 import torch
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors, check_unpacked_size
-from flaxformer_mt.convert.formats import (
-    CONFIG_NAME,
-    VOCAB_NAME,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    find_vocabs,
-    read_config_json,
-    shapes_of,
-    size_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
@@ -74,26 +62,30 @@ class StateDictFormat:
         return Format(self.name, self.problems, self._write, self.open, self.read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
-        shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+        shapes = formats.shapes_of(
+            config.model, source_size=vocabs.source.size, target_size=vocabs.target.size
+        )
         return Table(shapes, self.rules(config, shapes), what=self.name)
 
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
         tensors = self.make_table(weights.config, weights.vocabs).to_foreign(weights.leaves)
         for file in {self.file_of(name): None for name in tensors}:
             save_tensors({n: a for n, a in tensors.items() if self.file_of(n) == file}, folder / file)
-        (folder / VOCAB_NAME).mkdir()
-        weights.vocabs.save(folder / VOCAB_NAME)
+        (folder / formats.VOCAB_NAME).mkdir()
+        weights.vocabs.save(folder / formats.VOCAB_NAME)
         arguments = self.arguments(weights.config, weights.vocabs)
-        write_config_json(weights, folder, self.name, {"arguments": arguments})
+        formats.write_config_json(weights, folder, self.name, {"arguments": arguments})
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
     def open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
         folder = path if path.is_dir() else path.parent
-        config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
         arguments = self.arguments(config, vocabs)
         if given.config is None:
-            check_equal(read_config_json(folder).get("arguments"), arguments, folder / CONFIG_NAME)
+            check_equal(
+                formats.read_config_json(folder).get("arguments"), arguments, folder / formats.CONFIG_NAME
+            )
         return self.outputs_of(self._load(path, config, vocabs), arguments)
 
     def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
@@ -111,7 +103,7 @@ class StateDictFormat:
 
     def read(self, path: Path, given: Given) -> Weights:
         folder = path if path.is_dir() else path.parent
-        config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
         check_network(config, folder)
         self.check_config(config)
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
@@ -121,7 +113,7 @@ class StateDictFormat:
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
     def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
-        table, sizes = self.make_table(config, vocabs), size_fields(config, vocabs)
+        table, sizes = self.make_table(config, vocabs), formats.size_fields(config, vocabs)
         return Weights(config, vocabs, table.to_flax(tensors, origin=origin, sizes=sizes))
 
     def _load(self, path: Path, config: Config, vocabs: Vocabs) -> Tensors:
