@@ -17,6 +17,7 @@ from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.translation.segmentation import SourcePart, join_translations
+from flaxformer_mt.unicode_text import WORD
 from flaxformer_mt.vocab import Vocab
 
 # Factor of the weights of marks in `weigh_down_marks`.
@@ -371,7 +372,7 @@ def _space_before(text: str, start: int) -> str:
 
 def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
     """Return the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
-    word_starts = [match.start() for match in re.finditer(r"\S+", text)]
+    word_starts = [match.start() for match in WORD.finditer(text)]
     return [max(0, bisect.bisect_right(word_starts, start) - 1) for start in starts]
 
 

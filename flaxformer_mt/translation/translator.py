@@ -277,7 +277,7 @@ class Translator:
             trained.params,
             trained.vocabs,
             checkpoint=trained.checkpoint,
-            step=trained.step,
+            step=trained.progress.get("step"),
             ensemble=[on_host(load_named(name, **load)) for name in chosen.ensemble],
             long_lines=chosen.long_lines,
             split_sentences=chosen.split_sentences,
