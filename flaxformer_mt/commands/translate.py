@@ -213,7 +213,7 @@ class BlockTranslator:
     """Translates blocks of lines by an engine, which it makes; see `Work`."""
 
     # Whether the next block is read while one is translated.
-    ahead = True
+    ahead = False
 
     def __init__(
         self,
@@ -427,7 +427,7 @@ def write_translations(
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(crew, Alone):
             crew.work.engine.on_progress = progress.add  # line by line
-            crew.work.ahead = is_ready is None
+            crew.work.ahead = all(text.is_ready is None for text in texts.values())  # files
         for block in crew.map(blocks, name=name_block):
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)

@@ -117,6 +117,7 @@ def run(
     window: int = 2048,
     *,
     is_ready: Callable[[], bool] | None = None,
+    ahead: bool = False,
     warn: Callable[[str], object] = lambda message: None,
 ) -> Iterator[Translation]:
     """Yield the translation of each request, in order.
@@ -124,7 +125,8 @@ def run(
     Args:
       window: number of requests that share batches, and after which results are yielded.
       is_ready: tells whether the next request can be had at once; False closes a window. None: a window is
-        always full, and the next is read before the results of the last are taken.
+        always full.
+      ahead: see `run_windows`.
     """
     taken = iter(requests)
 
@@ -132,7 +134,7 @@ def run(
         while chunk := take_window(taken, window, is_ready):
             yield chunk
 
-    for translations in run_windows(engine, read_windows(), ahead=is_ready is None, warn=warn):
+    for translations in run_windows(engine, read_windows(), ahead=ahead, warn=warn):
         yield from translations
 
 
@@ -140,7 +142,7 @@ def run_windows(
     engine: Engine,
     windows: Iterable[Sequence[Request]],
     *,
-    ahead: bool = True,
+    ahead: bool = False,
     warn: Callable[[str], object] = lambda message: None,
 ) -> Iterator[list[Translation]]:
     """Yield the translations of each window of requests, in order.
@@ -149,7 +151,8 @@ def run_windows(
     While it is searched, another thread reads the rest of it and the next one.
 
     Args:
-      ahead: whether the next window is taken before the results of one are yielded.
+      ahead: whether the next window is taken, and read, while one is searched: not if it may be long in
+        coming, or depends on the results before.
     """
     source, problems = iter(windows), list[Exception]()
     # Windows that were taken, and functions that read their parts.

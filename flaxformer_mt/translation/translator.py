@@ -429,8 +429,8 @@ class Translator:
         """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
-        lower latency. With `is_ready`, a window is read when all translations of the window before have been
-        consumed; without, the next window is read while one is translated.
+        lower latency. A window is read when all translations of the window before have been consumed; of a
+        sequence, while the one before is translated.
         Warnings count lines from `first_line`.
 
         Args:
@@ -456,8 +456,8 @@ class Translator:
             target_language=target_language,
             annotations=notes,
         )
-        engine = translator.engine(params=params)
-        found = run(engine, requests, window, is_ready=is_ready, warn=self.warn)
+        engine, ahead = translator.engine(params=params), is_ready is None and isinstance(lines, Sequence)
+        found = run(engine, requests, window, is_ready=is_ready, ahead=ahead, warn=self.warn)
         yield from map(drop_repeated, found) if unique else found
 
     def _make_requests(
