@@ -92,7 +92,7 @@ def test_it_learns_and_logs_perplexity_instead_of_translations(run):
     assert valid[-1]["accuracy"] > 0.2
     assert {"train", "epoch"} <= {record["split"] for record in records}
     assert report["best"] == {"step": 16, "loss": valid[-1]["loss"]}
-    assert set(report["test"]) == {"name", "checkpoint", "sentences", "tokens", "loss", "perplexity"}
+    assert set(report["test"]) == {"name", "checkpoint", "step", "sentences", "tokens", "loss", "perplexity"}
     assert not (run_dir / "translations").exists()
     told = describe_report(report, run_dir)
     assert f"test perplexity {report['test']['perplexity']:.2f}, {report['test']['loss']:.4f} nats" in told
@@ -117,9 +117,9 @@ def test_a_file_is_scored_as_it_stands(run, tmp_path):
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     found = evaluate_run(run_dir, reference=str(file), checkpoint="8")
     loss, tokens = score_by_definition(run_dir, config, lines, 8)
-    assert found == {"name": "text", "checkpoint": "8", "sentences": 5, "tokens": tokens} | {
-        "loss": pytest.approx(loss, rel=1e-5)
-    } | {"perplexity": pytest.approx(math.exp(loss), rel=1e-5)}
+    sure = {"name": "text", "checkpoint": "8", "step": 8, "sentences": 5, "tokens": tokens}
+    measured = {"loss": loss, "perplexity": math.exp(loss)}
+    assert found == sure | {name: pytest.approx(value, rel=1e-5) for name, value in measured.items()}
     assert json.loads(json.dumps(found)) == found
 
 
@@ -130,7 +130,7 @@ def test_its_evaluation_shows_progress(run, monkeypatch):
     said = io.StringIO()
     found = evaluate_run(run_dir, progress=said)
     first, *_, last = said.getvalue().splitlines()
-    assert first == f"scoring 9 sentences with checkpoint {found['checkpoint']}"
+    assert first == f"scoring 9 sentences with checkpoint {found['checkpoint']} (step {found['step']})"
     assert re.match(r"9/9 lines \| [\d.,]+ lines/s \| [\d.,]+ target tokens/s", last)
     assert found == report["test"]
 
