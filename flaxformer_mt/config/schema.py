@@ -680,7 +680,7 @@ class Config:
     """One experiment: data, vocabulary, model, training and search."""
 
     # Random seed of parameter initialization, dropout and the order of the data; sampling has search.seed.
-    seed: Annotated[int, between(-(2**63), 2**63 - 1)] = 1
+    seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # Data set, cleaning, sequence lengths and batches.
     data: DataConfig = field(default_factory=DataConfig)
     # SentencePiece vocabularies.

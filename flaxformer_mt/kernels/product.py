@@ -29,8 +29,25 @@ _COST_OF_COLUMNS = 3
 
 
 def multiply(spec: str, x: Array, y: Array) -> Array:
-    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated."""
-    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated.
+
+    Heads and their features are one axis wherever they stay together, as in the paper's matrices: a TPU pads
+    the last axis of an array to 128, and would move all of it to another layout before and after a kernel.
+    """
+    sizes = dict(zip(spec.partition("->")[0].replace(",", ""), (*x.shape, *y.shape), strict=True))
+    result = spec.partition("->")[2]
+    for pair in ("HK", "HE"):
+        if spec.count(pair) == spec.count(pair[1]) == spec.count("H") > 0:
+            x_term, y_term = spec.partition("->")[0].split(",")
+            x, y = _join_axes(x, x_term, pair), _join_axes(y, y_term, pair)
+            spec = spec.replace(pair, "H")
+    product = jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+    return product.reshape([sizes[axis] for axis in result])
+
+
+def _join_axes(x: Array, term: str, pair: str) -> Array:
+    place = term.find(pair)
+    return x if place < 0 else x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])
 
 
 def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:

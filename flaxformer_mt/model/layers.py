@@ -4,6 +4,7 @@ Leaf layers take sizes; only those that select a variant by name take the model 
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.typing import DTypeLike
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels.dropout import dropout
+from flaxformer_mt.model.initializers import Declared, declare
 from flaxformer_mt.parallel.sharding import constrain
 from flaxformer_mt.shapes import Array
 
@@ -24,8 +26,14 @@ def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
     """
     dtype, affine = jnp.dtype(config.dtype), config.norm_affine
     if config.norm == "rms":
-        return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=dtype, use_scale=affine, name=name)
+        return nn.RMSNorm(
+            epsilon=config.norm_epsilon, dtype=dtype, use_scale=affine, scale_init=_declared_ones, name=name
+        )
     return LayerNorm(config.norm_epsilon, dtype, affine, name=name)
+
+
+def _declared_ones(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+    return Declared(jnp.ones(shape, dtype), nn.initializers.ones)
 
 
 class LayerNorm(nn.Module):
@@ -40,8 +48,8 @@ class LayerNorm(nn.Module):
         """Normalise x [..., D] over its last axis."""
         scale = bias = None
         if self.affine:
-            scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
+            scale = declare(self, "scale", nn.initializers.ones, (x.shape[-1],))
+            bias = declare(self, "bias", nn.initializers.zeros, (x.shape[-1],))
         return _normalise(x, scale, bias, self.epsilon).astype(self.dtype)
 
 

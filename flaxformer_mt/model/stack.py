@@ -16,7 +16,7 @@ from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
 from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.model.attention import GUIDED
-from flaxformer_mt.model.initializers import Initializer, declare_matrix, make_initializers
+from flaxformer_mt.model.initializers import Initializer, declare, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import (
     LearnedPositions,
@@ -41,11 +41,11 @@ class Embedding(nn.Module):
     bias_init: Initializer | None = None
 
     def setup(self) -> None:
-        self.embedding = declare_matrix(self, "embedding", self.table_init, (self.size, self.model_dim))
+        self.embedding = declare(self, "embedding", self.table_init, (self.size, self.model_dim))
         # Whole, once for all its uses: the gradients of these are added up before devices exchange them.
         self.table = gather(self.embedding, "VD")
         if self.bias_init is not None:
-            self.bias = self.param("bias", self.bias_init, (self.model_dim,))
+            self.bias = declare(self, "bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, ids: Array) -> Array:
         """Look up the float32 vectors [..., D] of ids [...]."""

@@ -266,10 +266,12 @@ def set_up_training(
         sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
         counts = prepared.train.base.count_tokens(**sizes)
 
-    def make_state(seed: Array) -> TrainState:
-        return init_state(init_training_params(model, config, seed, counts=counts), config.optim)
+    def make_state() -> TrainState:
+        placement = {"sharding_of": parallel.sharding_of}
+        params = init_training_params(model, config, config.seed, counts=counts, **placement)
+        return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
 
-    state, reached = load_state(checkpoints, parallel, make_state, numbers.seed)
+    state, reached = load_state(checkpoints, parallel, make_state)
     return TrainingSetup(
         parallel,
         prepared,
@@ -376,10 +378,9 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 
 
 def load_state(
-    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[..., TrainState], *arguments: Any
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
 ) -> tuple[TrainState, TrainProgress]:
-    """Return the newest checkpoint's state on the devices of `parallel`, or an initial state where there is
-    none.
+    """Return the newest checkpoint's state on the devices of `parallel`, or where there is none the initial one.
 
     The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
     of them read it or none.
@@ -390,28 +391,24 @@ def load_state(
     """
     step = decide_once(checkpoints.newest_undamaged)
     if step is None:
-        return parallel.init(make_state, *arguments), TrainProgress()
+        return make_state(), TrainProgress()
     return work_in_all(
-        lambda: _restore_state(checkpoints, parallel, make_state, arguments, step),
+        lambda: _restore_state(checkpoints, parallel, make_state, step),
         what=f"read checkpoint {step}, from which process 0 resumes training",
     )
 
 
 def _restore_state(
-    checkpoints: Checkpoints,
-    parallel: Parallel,
-    make_state: Callable[..., TrainState],
-    arguments: tuple[Any, ...],
-    step: int,
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState], step: int
 ) -> tuple[TrainState, TrainProgress]:
     if step == IMPORTED_STEP:  # an imported model has parameters only
-        state = parallel.init(make_state, *arguments)
+        state = make_state()
         targets = {"params": without_factors(state.params)}
         params = restore_trees(checkpoints, IMPORTED_STEP, targets)[0]["params"]
         params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
         ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
         return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
-    target = jax.eval_shape(make_state, *arguments)
+    target = jax.eval_shape(make_state)
     shardings = parallel.shardings(target)
     target = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

@@ -57,15 +57,17 @@ def init_training_params(
     seed: Array | int,
     *,
     counts: tuple[np.ndarray, np.ndarray] | None = None,
+    **placement: Any,
 ) -> Any:
     """Draw the initial parameters of training: of the network, and the factors that optim.lora asks for.
 
     Args:
+      placement: `sharding_of` of `init_params`.
       counts: how often each source token and each target token occurs, for `optim.lora.tokens`; without them
         the shapes are right, but not the choice of tokens.
     """
     key, lora = jax.random.key(seed), config.optim.lora
-    params = init_params(model, key)
+    params = init_params(model, key, **placement)
     if not lora.rank:
         return params
     tokens = choose_tokens(params, lora, counts)
