@@ -23,9 +23,6 @@ from flaxformer_mt.trees import nest_leaves
 
 Model = EncoderDecoder | DecoderOnly
 
-# Layers of a stack from which on model.scan_layers=auto scans over them.
-_LEAST_SCANNED = 3
-
 
 def make_model(
     config: ModelConfig,
@@ -42,20 +39,10 @@ def make_model(
         references, which run everywhere.
     """
     kernels = Kernels() if platform is None else choose_kernels(config, platform, gathers_twice=gathers_twice)
-    config = dataclasses.replace(config, scan_layers=_scans_layers(config, platform))
+    config = dataclasses.replace(config, scan_layers=config.scan_layers is True)  # auto: see `choose_scan`
     if config.architecture == "decoder_only":
         return DecoderOnly(config, kernels, target_size)
     return EncoderDecoder(config, kernels, source_size, target_size)
-
-
-def _scans_layers(config: ModelConfig, platform: str | None) -> bool:
-    """Resolve model.scan_layers=auto: one scan halves the compile time on GPUs."""
-    if config.scan_layers != "auto":
-        return config.scan_layers
-    depths = [config.num_decoder_layers]
-    if config.architecture != "decoder_only":
-        depths.append(config.num_encoder_layers)
-    return platform in ("gpu", "cuda") and min(depths) >= _LEAST_SCANNED
 
 
 def init_params(

@@ -85,6 +85,7 @@ def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
     for line in format_stages(setup.prepared.report.get("stages", [])):
         tracker.message(line)
     tracker.message(describe_attention(config, setup.parallel))
+    tracker.message(f"layers: {setup.layers}")
     if frozen := describe_frozen(setup.state.params, config.optim):
         tracker.message(frozen)
     if setup.parallel.device_count > 1:
@@ -208,6 +209,8 @@ class TrainingSetup(NamedTuple):
     placements: list[str]
     # Sizes of batches without padding, by their shapes with it; none: batches keep their padding.
     unpadded: UnpaddedSizes
+    # Whether the program scans over the layers, and why.
+    layers: str = ""
 
     @property
     def row_share(self) -> RowShare:
@@ -248,8 +251,14 @@ def set_up_training(
     )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
+    network, layers = choose_scan(
+        config,
+        platform=parallel.platform,
+        device_kind=parallel.device_kind,
+        devices=parallel.device_count,
+    )
     model = make_model(
-        choose_scan(config),
+        network,
         source_size=vocabs.source.size,
         target_size=vocabs.target.size,
         platform=parallel.platform,
@@ -283,6 +292,7 @@ def set_up_training(
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
+        layers,
     )
 
 
