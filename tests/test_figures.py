@@ -233,7 +233,7 @@ def test_a_figure_is_a_png_of_100_dots_an_inch(tmp_path):
 def test_figures_are_made_without_pyplot():
     """It would choose a window system, and keep every figure until it is told to close it."""
     code = (
-        "import io, sys, numpy as np; from flaxformer_mt import figures as plots;"
+        "import io, sys, numpy as np; from flaxformer_mt.evaluation import plots;"
         "side = plots.TokenAxis('s', ['a', 'b']);"
         "table = np.eye(5); weights = [np.eye(2)[None]];"
         "figures = [plots.draw_position_curves({'m': table}), plots.draw_position_tables({'m': table}),"

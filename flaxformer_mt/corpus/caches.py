@@ -1,4 +1,4 @@
-"""JSON values in the cache folder, each file with a digest: a damaged file counts as absent."""
+"""Files in the cache folder, each with a digest: a damaged file counts as absent. Sweep of leftovers."""
 
 import contextlib
 import hashlib
@@ -24,15 +24,12 @@ def digest(values: Any) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Hex digest of the bytes of a file, 32 digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def read_cached(path: Path) -> dict[str, Any] | None:
-    """Return the values that `write_cached` wrote; None if the file is absent, damaged, or of an older
-    version.
-    """
+    """Values that `write_cached` wrote; None if the file is absent, damaged or of an older version."""
     try:
         record = json.loads(read_file(path))
         values = record["values"]
@@ -53,10 +50,7 @@ _DIGESTS = "arrays"
 
 
 def read_arrays(folder: Path, key: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Return the arrays, mapped and by name, and the values that `write_arrays` wrote under this key.
-
-    None if a file is absent, damaged, or of an older version.
-    """
+    """Arrays (mapped) and values that `write_arrays` wrote; None if one is absent, damaged or older."""
     values = read_cached(folder / f"{key}.json") or {}
     digests = values.pop(_DIGESTS, None)
     if digests is None:
@@ -85,7 +79,6 @@ def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **val
 
 
 def load_or_make(folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return the arrays under this key, by name; missing ones are made and written."""
     if (found := read_arrays(folder, key)) is not None:
         return found[0]
     arrays = make()
@@ -121,10 +114,7 @@ _MOST = 32
 
 
 def use_cache(root: Path) -> None:
-    """Mark the cache as in use until this process ends; remove leftovers first if nobody else uses it.
-
-    A folder that cannot be written to has no leftovers to remove: whoever needs to write there says so.
-    """
+    """Mark the cache as in use until this process ends; remove leftovers first if nobody else uses it."""
     with _guard:
         if root in _held:
             return

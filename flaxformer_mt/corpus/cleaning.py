@@ -1,7 +1,6 @@
-"""Cleaning of sentence pairs: the rows of a split to keep, and a report on the others.
+"""Cleaning of sentence pairs by `CleanConfig`: the rows of a split to keep, and a report on the others.
 
-Implements `CleanConfig` and caches the results. Works on row numbers, the same for every data set; without a
-source it checks the target alone. Blocks of pairs are checked by workers (pair_checks.py).
+Works on row numbers, the same for every data set. Workers check blocks of pairs (pair_checks.py).
 """
 
 from pathlib import Path
@@ -44,10 +43,7 @@ _FORMAT = 4
 
 
 class Cleaned(NamedTuple):
-    """The rows to keep, int64 (None: all); the hashes of all rows, uint64 [N, 2]; a report of JSON values.
-
-    sentences: digests of all rows, uint64 [N, 2], if they are asked for; see `digest_sentence`.
-    """
+    """Rows to keep, int64 (None: all); of all rows hashes and sentence digests, uint64 [N, 2]; a report."""
 
     rows: np.ndarray | None
     hashes: np.ndarray
@@ -64,17 +60,10 @@ def clean(
     hands: Hands = HERE,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
-    """Read a split once, and find the rows to keep.
+    """Read a split once, and find the rows to keep; `digests` says whether to digest sentences as well.
 
-    Args:
-      may_drop: True for the train split. Other splits are always scored as a whole: their problems are only
-        reported, except invalid UTF-8, which is refused.
-      digests: whether sentences are digested.
-      hands: who checks the pairs.
-      progress: where it is shown how many are checked.
-
-    Raises:
-      UserError: a rule refuses a pair; the message has each such rule, with its count and first locations.
+    Rows are dropped from the train split alone (`may_drop`). Other splits are scored as a whole: their
+    problems are only reported, except invalid UTF-8, which is refused.
     """
     actions = {name: getattr(rules, name) for name in _PROBLEMS}
     if not may_drop:
@@ -147,12 +136,6 @@ def load_or_clean(
 
 
 def describe_rules(rules: CleanConfig) -> dict[str, Any]:
-    """Return the values that results depend on: those of the config, and the digest of the model of
-    languages.
-
-    Raises:
-      UserError: the model cannot be loaded.
-    """
     described = rules.describe()
     if "language" in described:
         described["language_model"] = load_identifier(rules.language_model).digest
@@ -160,11 +143,9 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
 
 
 def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Return the kept rows, in order, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
+    """Kept rows, ascending, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
-    Numbers of 64 bits, made of the hashes, are sorted, which takes two of them a pair; rows whose numbers
-    occur repeatedly are compared by all 128 bits: two pairs out of 10 ** 12 are confused with a probability
-    of 10 ** -15.
+    Sorts one 64-bit number a pair; rows whose numbers repeat are compared by all 128 bits.
     """
     mixed = mix_hashes(hashes)[kept]
     mixed.sort()
@@ -185,7 +166,7 @@ def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
 
 
 def occur_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    """Return whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
+    """Whether each of the values [N] is one of `ordered`, which is ascending: bool [N]."""
     if not len(ordered):
         return np.zeros(len(values), bool)
     places = np.searchsorted(ordered, values)

@@ -1,8 +1,4 @@
-"""`hf:OWNER/NAME[/CONFIG]`: translation sets of the Hugging Face Hub, or folders in their layout, `hf:DIR`.
-
-The only importer of datasets (extra `datasets`), which downloads a set, or reads the parquet files of a
-folder, into Arrow files that are mapped.
-"""
+"""`hf:OWNER/NAME[/CONFIG]`: translation sets of the Hugging Face Hub; `hf:DIR`: folders in their layout."""
 
 import contextlib
 import functools
@@ -28,7 +24,6 @@ class HubRows:
         return len(self._rows)
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Return the (source, target) bytes of rows; a text that is missing is empty."""
         numbers, (source, target) = list(indices), self._languages
         columns = self._rows[numbers]
         if self._nested:
@@ -40,13 +35,7 @@ class HubRows:
 
 
 def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Open one split of the set `name`, which begins with `hf:`; download what the cache does not have.
-
-    `valid` and `validation` are interchangeable. Without a source language only targets are read.
-
-    Raises:
-      UserError: datasets is not installed, or there is no such set, split or language.
-    """
+    """Open one split of `hf:...`, downloaded if not cached; `valid` and `validation` are interchangeable."""
     path, config = _read_name(name)
     real_split = match_split(split, present := _list_splits(name))
     if real_split is None:
@@ -75,11 +64,6 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
 
 
 def has_hub_split(name: str, split: str) -> bool:
-    """Return whether the set has the split.
-
-    Raises:
-      UserError: datasets is not installed, or there is no such set.
-    """
     return match_split(split, _list_splits(name)) is not None
 
 

@@ -1,7 +1,4 @@
-"""Which language a text is in, as a fastText model of the user says: lid.176.bin, lid.176.ftz and others.
-
-The only importer of fasttext (extra `languages`, the package fasttext-predict).
-"""
+"""Which language a text is in, by a fastText model of the user: lid.176.bin, lid.176.ftz and others."""
 
 import functools
 import re
@@ -31,14 +28,7 @@ class Identified(NamedTuple):
 
 
 class LanguageIdentifier:
-    """A model; `digest` changes whenever the file does."""
-
     def __init__(self, path: str) -> None:
-        """Load a file.
-
-        Raises:
-          UserError: the package is not installed, or the file is missing, damaged or no fastText model.
-        """
         self.path, file = path, Path(path).expanduser()
         with importing("languages", what="data.clean.language_model"):
             import fasttext
@@ -58,19 +48,11 @@ class LanguageIdentifier:
         self._labels = [_read_label(label) for label in labels]
 
     def identify(self, text: str) -> Identified:
-        """Return the most probable language of a text."""
         (label,), (probability,) = self._model.predict(text.replace("\n", " "), k=1)
         return Identified(_read_label(label), min(1.0, float(probability)))
 
     def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
-        """Return for each text the language that it is in instead of `language`; "" if it is in that one.
-
-        Args:
-          least: the probability from which on another language counts.
-
-        Raises:
-          UserError: the model does not know the language.
-        """
+        """For each text the other language that it is in, at `least` so probable; "" if in `language`."""
         codes = self._find_codes(language)
         found = map(self.identify, texts)
         return [
@@ -94,16 +76,11 @@ class LanguageIdentifier:
 
 @functools.cache
 def load_identifier(path: str) -> LanguageIdentifier:
-    """Load a model once in each process; see `LanguageIdentifier`."""
     return LanguageIdentifier(path)
 
 
 def _read_elsewhere(path: str, file: Path) -> None:
-    """Read a model in a process of its own first: one that is cut off may crash fastText, or never end.
-
-    Raises:
-      UserError: the process has crashed, or does not end.
-    """
+    """Read a model in another process first: a truncated one may crash fastText, or never end."""
     command = [sys.executable, "-c", _TRIAL, str(file)]
     try:
         status = subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS).returncode
@@ -121,5 +98,4 @@ def _read_label(label: str) -> str:
 
 
 def _find_base(language: str) -> str:
-    """Return the language without its script or region: zh of zh_Hant."""
     return re.split("[_-]", language)[0]

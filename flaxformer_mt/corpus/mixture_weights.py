@@ -8,11 +8,10 @@ from flaxformer_mt.corpus.pairs import Part
 
 
 def choose_weights(config: DataConfig, sizes: Sequence[int]) -> tuple[float, ...]:
-    """Return how often an epoch contains each pair of each set: `data.weights`, else by `data.temperature`.
+    """How often an epoch contains each pair of each set: `data.weights`, else by `data.temperature`.
 
-    With temperature T the number of pairs that an epoch takes from a set of size n is proportional to
-    n ** (1 / T), and the largest set is seen once: its weight is 1, and that of a set of a hundredth of its
-    size is 10 at T = 2.
+    At temperature T a set of size n gives pairs in proportion to n ** (1 / T), and the largest set is seen
+    once: at T = 2 the weight of a set of a hundredth of its size is 10.
     """
     if config.weights:
         return config.weights
@@ -21,7 +20,6 @@ def choose_weights(config: DataConfig, sizes: Sequence[int]) -> tuple[float, ...
 
 
 def describe_shares(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Return each set's name, number of pairs, weight and share of the pairs of an epoch, as JSON values."""
     total = sum(part.size * part.weight for part in parts)
     return [
         {

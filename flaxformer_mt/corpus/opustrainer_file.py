@@ -1,7 +1,7 @@
 """Curricula in OpusTrainer's YAML format, read as the stages of a config.
 
-The only importer of yaml. What has no counterpart here is refused by its name. Data sets are those of
-data.dataset: a file has names for them, and where it gives a path DIR/train.tsv, that of parallel_text@DIR.
+What has no counterpart here is refused by its name. Names of data sets are those of data.dataset; a path
+DIR/train.tsv is parallel_text@DIR.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,7 @@ _KEYS = ("datasets", "stages", "modifiers", "seed", "num_fields", "trainer", "ve
 
 
 def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
-    """Read the stages of a curriculum, each with its noise.
-
-    A warning tells of `seed` and `trainer`, which have no effect.
-
-    Raises:
-      UserError: the file cannot be read, is malformed, or asks for something that there is not here.
-    """
+    """Read the stages of a curriculum with their noise; warn of `seed` and `trainer`, which do nothing."""
     values = _load(Path(path).expanduser())
     try:
         stages = _read_stages(values)
@@ -82,7 +76,6 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
 
 
 def _read_dataset(name: Any, value: Any) -> str:
-    """Return the name of a set in data.dataset."""
     files = value if isinstance(value, list) else [value]
     if not isinstance(name, str) or not all(isinstance(file, str) for file in files):
         raise ValueError(f"has the data set {name}: {value!r}; write NAME: PATH")

@@ -1,7 +1,7 @@
-"""The rules of cleaning, each a pure function of a block of pairs, and the work of a worker on a block.
+"""The rules of cleaning, each a pure function of a block of pairs, and a worker's task on a block.
 
 A rule returns for each pair the side that has the problem, 0 for the source and 1 for the target, or -1.
-Nothing here knows of pairs outside of the block: repetitions are found in cleaning.py, by the hashes.
+Repetitions across blocks are found in cleaning.py, by the hashes.
 """
 
 import functools
@@ -30,10 +30,7 @@ RawPair = tuple[bytes, bytes]
 
 
 class TextBlock(NamedTuple):
-    """Texts of both sides, and their numbers of characters [N, 2]; a side that is absent has empty texts.
-
-    languages: of the sides, as the config names them.
-    """
+    """Texts of both sides, and their numbers of characters [N, 2]; a side that is absent has empty texts."""
 
     texts: tuple[list[str], list[str]]
     lengths: np.ndarray
@@ -53,10 +50,9 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a worker finds in a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems.
+    """Of a block of N pairs: rows to keep bool [N], hashes uint64 [N, 2], problems, digests uint64 [N, 2].
 
-    sentences: `digest_sentence` of both sides, uint64 [N, 2], if they are asked for; without a source, both
-    are those of the target.
+    Without a source, both columns of digests are those of the target.
     """
 
     kept: np.ndarray
@@ -67,11 +63,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CheckBlocks:
-    """The work of checking blocks of pairs by the rules, which act as `actions` says.
-
-    languages: of the sides; without a source, "" and only the target is checked. digests: whether sentences
-    are digested.
-    """
+    """Checks pairs by the rules, which act as `actions` says; without a source, the target alone."""
 
     rules: CleanConfig
     actions: Mapping[str, str]
@@ -104,25 +96,23 @@ class CheckBlocks:
         return Verdict(kept, hashes, problems, sentences)
 
     def describe(self) -> dict[str, Any]:
-        """Nothing but the rules matters."""
         return {}
 
 
 def digest_sentence(text: bytes) -> int:
-    """Return 64 bits that are the same for sentences that differ in case, spaces and punctuation alone."""
+    """64 bits, the same for sentences that differ in case, spaces and punctuation alone."""
     plain = text.decode("utf-8", errors="replace").casefold()
     bare = _MARKS.sub("", plain) or plain
     return int.from_bytes(hashlib.blake2b(bare.encode(), digest_size=8).digest(), "big")
 
 
 def _hash_all(texts: Sequence[bytes]) -> np.ndarray:
-    """Hash texts to 64 bits each."""
     digests = b"".join([hashlib.blake2b(text, digest_size=8).digest() for text in texts])
     return np.frombuffer(digests, "<u8")
 
 
 def _decode_all(texts: Sequence[bytes]) -> tuple[list[str], np.ndarray]:
-    """Decode texts, and says which of them [N] are not UTF-8; these become empty."""
+    """Decode texts, and say which of them [N] are not UTF-8; these become empty."""
     wrong = np.zeros(len(texts), bool)
     try:
         return [text.decode() for text in texts], wrong
@@ -159,19 +149,15 @@ def _find_blank(block: TextBlock) -> np.ndarray:
 
 
 def find_empty(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Return a side of which nothing can be seen: no text, white space, byte order marks, marks of
-    direction.
-    """
+    """A side without anything to see: no text, white space, byte order marks, marks of direction."""
     return _first_side(_find_blank(block))
 
 
 def find_too_long(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Return the longer side, if it has more than `max_characters`."""
     return _longest_side(block, block.lengths.max(axis=1) > rules.max_characters)
 
 
 def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Return the longer side, if it has more than `max_length_ratio` times the characters of the other."""
     if block.first_side:
         return np.full(len(block.lengths), -1)
     shorter, longer = block.lengths.min(axis=1), block.lengths.max(axis=1)
@@ -179,10 +165,10 @@ def find_unequal_lengths(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def find_other_numbers(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Return the source, if the digits from 1 to 9 of the sides differ, in any order and script.
+    """The source, if the digits from 1 to 9 of the sides differ, in any order and script.
 
-    Zeros and the marks between digits are left out, since languages write 1,000 and 0.5 in several ways, as
-    in the rule for numerals of OpusFilter (Aulamo et al. 2020).
+    Languages write 1,000 and 0.5 in several ways, so zeros and marks are left out, as in OpusFilter's rule
+    for numerals (Aulamo et al. 2020).
     """
     if block.first_side:
         return np.full(len(block.lengths), -1)
@@ -195,7 +181,6 @@ def _list_digits(text: str) -> list[int]:
 
 
 def find_other_scripts(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Return the first side of whose letters fewer than `min_script_share` are of its script."""
     wrong = np.zeros((len(block.lengths), 2), bool)
     for side, names in enumerate((rules.source_script, rules.target_script)):
         if names and side >= block.first_side:
@@ -212,12 +197,10 @@ def _share_of_scripts(text: str, wanted: frozenset[str]) -> float:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _name_script(letter: str) -> str:
-    """Return the first word of the name of a letter: LATIN of LATIN SMALL LETTER A."""
     return unicodedata.name(letter, "").partition(" ")[0]
 
 
 def find_other_languages(block: TextBlock, rules: CleanConfig) -> np.ndarray:
-    """Return the first side that `language_model` identifies as another language than that of the config."""
     identifier = load_identifier(rules.language_model)
     wrong = np.zeros((len(block.lengths), 2), bool)
     for side in range(block.first_side, 2):

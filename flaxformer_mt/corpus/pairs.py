@@ -1,7 +1,6 @@
-"""Sentence pairs with random access: the common form of all data sets, and the concatenation of several.
+"""Sentence pairs with random access: one split of one data set as bytes, and the pairs of several sets.
 
-Row 1 of the data path. Contains `Pair`, `Part`, `RawSplit` (one split of one data set, as bytes) and `Pairs`
-(the cleaned pairs of a split, as the rest of the package reads them).
+Row 1 of the data path.
 """
 
 import bisect
@@ -40,10 +39,7 @@ class Part(NamedTuple):
 
 
 class WordLinks(NamedTuple):
-    """Word alignments of all rows of a split: row i has points[offsets[i]:offsets[i + 1]].
-
-    points: int32 [N, 2], positions of a source and a target word; identity changes whenever they do.
-    """
+    """Word alignments: row i has points[offsets[i]:offsets[i + 1]], (source, target) positions, int32."""
 
     points: np.ndarray
     offsets: np.ndarray
@@ -53,11 +49,10 @@ class WordLinks(NamedTuple):
 class Rows(Protocol):
     """Pairs of bytes with random access."""
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
+    def __len__(self) -> int: ...
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Return the (source, target) bytes of rows, in that order; the source is b"" where there is none."""
+        """(source, target) of rows, in that order; the source is b"" where there is none."""
 
 
 class RecordRows:
@@ -70,7 +65,6 @@ class RecordRows:
         return len(self._records)
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Return the bytes of rows; raise UserError if the prepared data set is damaged."""
         source, target = self._languages
         try:
             rows = self._records.__getitems__(list(indices))
@@ -84,12 +78,7 @@ class RecordRows:
 
 
 def check_languages(name: str, languages: tuple[str, str], present: Iterable[str]) -> None:
-    """Raise UserError unless a data set has text in both languages; without a source, in the target's.
-
-    Args:
-      name: of the data set, for the message.
-      present: the languages that it has.
-    """
+    """Raise UserError unless the data set `name` has text in both languages; "" needs none."""
     found = sorted(present)
     if missing := [language for language in languages if language and language not in found]:
         source = "--config.data.source_language and " if languages[0] else ""
@@ -103,11 +92,10 @@ def check_languages(name: str, languages: tuple[str, str], present: Iterable[str
 class RawSplit:
     """One split of one data set as stored on disk, before cleaning.
 
-    `rows` are pairs of bytes; `identity` changes whenever the text does; `sides`
-    and `unit` name the location of a row, as ("train.de", "train.en") and "line"; `facts` are copied into the
-    report. `languages` are ("", "en") where there is no source. `tags`, such as (">>fr<<",), are put before
-    each source that is not blank, and `target_tag` before each target, but only to tokenize it. `weights`: of
-    the rows in the loss, float32; None: all count alike.
+    `identity` changes whenever the text does; `sides` and `unit` name the location of a row, as ("train.de",
+    "train.en") and "line"; `facts` are copied into the report. `languages` are ("", "en") where there is no
+    source. `tags`, such as (">>fr<<",), are put before each source that is not blank, and `target_tag` before
+    each target, but only to tokenize it. `weights`: of the rows in the loss, float32; None: all count alike.
     """
 
     name: str
@@ -126,26 +114,22 @@ class RawSplit:
 
     @property
     def has_source(self) -> bool:
-        """Whether rows are pairs; False: rows are target sentences alone."""
+        """False: rows are target sentences alone."""
         return bool(self.languages[0])
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Return the (source, target) bytes of the rows `indices`, in that order."""
         return self.rows.read(indices)
 
     def read_blocks(self, size: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Yield all rows in order, in lists of `size`."""
         for start in range(0, len(self), size):
             yield self.read(range(start, min(start + size, len(self))))
 
     def where(self, row: int, side: int) -> str:
-        """Location of one side of a row for messages: `train.de line 7`."""
+        """Location of one side of a row: `train.de line 7`."""
         return f"{self.sides[side]} {self.unit} {row + 1}"
 
     def make_example(self, row: int, side: int, pair: tuple[bytes, bytes]) -> dict[str, str]:
-        """Return a row for a report: the location of one side, and the beginnings of the texts that there
-        are.
-        """
+        """A row for a report: the location of one side, and the beginnings of the texts that there are."""
         texts = [text.decode("utf-8", errors="replace") for text in pair]
         short = [text if len(text) <= 80 else text[:79] + "…" for text in texts]
         source = {"source": short[0]} if self.has_source else {}
@@ -157,10 +141,9 @@ class Pairs:
 
     fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
     rules, tags. parts: the data sets of a mixture, concatenated in order. languages: the source and target
-    language of each part. tags, target_tags: all tags that sources, and targets as they are tokenized, begin
-    with. has_source: False for a language model,
-    whose pairs are target sentences alone. report: JSON values: for each part the number of pairs read and
-    kept, and the problems with their locations. weights: of the pairs in the loss, float32; None: all are 1.
+    language of each part. tags, target_tags: all tags that sources, and tokenized targets, begin with.
+    has_source: False for a language model, whose pairs are target sentences alone. report: for each part the
+    pairs read and kept, and the problems. weights: of the pairs in the loss, float32; None: all are 1.
     """
 
     def __init__(
@@ -175,11 +158,10 @@ class Pairs:
         links: Sequence[WordLinks | None] = (),
         scores: Sequence[ScoreFile | None] = (),
     ) -> None:
-        """Concatenate `splits`; `kept[k]` holds the rows of split k to keep (None: all of them).
+        """Concatenate `splits`; of split k keep the rows `kept[k]` (None: all of them).
 
-        hashes: of the sources and targets of all rows of each split, uint64 [N, 2].
-        links: the word alignments of each split, None for a split without; (): there are none at all.
-        scores: a teacher's scores of each split, likewise.
+        hashes: of the sources and targets of all rows of each split, uint64 [N, 2]. links, scores: the word
+        alignments and a teacher's scores of each split, None for a split without; (): there are none at all.
         """
         self._links, self.scores = tuple(links), tuple(scores)
         self._splits, self._hashes = tuple(splits), tuple(hashes)
@@ -221,7 +203,7 @@ class Pairs:
         return ",".join(one.identity if one else "none" for one in self._links)
 
     def read_links(self) -> Iterator[np.ndarray]:
-        """Yield the word alignment [K, 2] of each pair, in order; no points where a set has none."""
+        """Yield the word alignment [K, 2] of each pair; no points where a set has none."""
         nothing = np.zeros((0, 2), np.int32)
         for split, kept, links in zip(
             self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
@@ -236,14 +218,12 @@ class Pairs:
                     yield links.points[links.offsets[row] : links.offsets[row + 1]] + shift
 
     def read_target_tags(self) -> Iterator[str]:
-        """Yield what is put before each target when it is tokenized, in order: a tag and a space, or ""."""
+        """Yield what precedes each target when it is tokenized: a tag and a space, or ""."""
         for split, part in zip(self._splits, self.parts, strict=True):
             yield from itertools.repeat(f"{split.target_tag} " if split.target_tag else "", part.size)
 
     def select(self, numbers: np.ndarray) -> "Pairs":
-        """Return the pairs with these ascending numbers, counted over all parts; a number may occur
-        repeatedly.
-        """
+        """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
         kept, start = [], 0
         for rows, part in zip(self._kept, self.parts, strict=True):
             chosen = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.size)]
@@ -271,7 +251,6 @@ class Pairs:
         return np.repeat(np.arange(len(rows)), [part.size for part in self.parts]), np.concatenate(rows)
 
     def __getitem__(self, index: int) -> Pair:
-        """Return the pair at `index`, counted over all parts; negative indices count from the end."""
         position = operator.index(index)
         if position < 0:
             position += len(self)
@@ -287,7 +266,6 @@ class Pairs:
                 yield from self.read_range(part, range(start, min(start + _CHUNK, facts.size)))
 
     def read_range(self, part: int, positions: range) -> list[Pair]:
-        """Return the pairs at these positions of a data set, which is `parts[part]`."""
         split, kept = self._splits[part], self._kept[part]
         rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
         texts = split.read(rows)
@@ -302,7 +280,6 @@ class Pairs:
 
 
 def _find_undecodable(texts: list[tuple[bytes, bytes]], split: RawSplit, rows: Sequence[int]) -> str:
-    """Return the message about the first text that is not UTF-8."""
     for row, pair in zip(rows, texts, strict=True):
         for side, text in enumerate(pair):
             try:

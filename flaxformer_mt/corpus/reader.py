@@ -1,6 +1,6 @@
-"""Entry point of the corpora: resolves the names in `data.dataset` and opens the pairs of a split.
+"""Entry point of the corpora: the syntax of `data.dataset`, mixtures, held-out pairs and fingerprints.
 
-Row 1 of the data path. Contains the syntax of `data.dataset`, mixtures and fingerprints.
+Row 1 of the data path.
 """
 
 import dataclasses
@@ -37,11 +37,7 @@ from flaxformer_mt.workers.worker_pool import HERE, Hands
 
 
 class HeldOut(NamedTuple):
-    """Rows of each data set: those to train on, and those that are held out for validation and test.
-
-    aside: for each data set, the number of rows in none of the three, because they share a sentence with one
-    that is held out.
-    """
+    """Rows of each data set to train on and held out; `aside`: how many share a sentence with the latter."""
 
     train: list[np.ndarray]
     valid: list[np.ndarray]
@@ -57,14 +53,8 @@ def hold_out(
 ) -> HeldOut:
     """Choose the rows that are held out from the first data set of each direction, and those to train on.
 
-    Args:
-      splits: the training splits of the data sets.
-      kept: rows of each that cleaning has kept (None: all).
-      keys: digests of the sentences of all rows of each, uint64 [N, 2]; see `digest_sentence`.
-      sizes: numbers of pairs of `valid` and `test` of each direction; 0: none.
-
-    Raises:
-      UserError: a data set has less than twice as many different sentences.
+    `keys` are the sentence digests of all rows of each training split, uint64 [N, 2]; `sizes` the numbers of
+    pairs of `valid` and `test` of each direction; 0: none.
     """
     rows = [
         np.arange(len(split)) if chosen is None else np.asarray(chosen)
@@ -100,12 +90,9 @@ def hold_out(
 
 
 def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, np.ndarray]:
-    """Return the positions of the pairs with the smallest digests: one pair of each sentence, ascending.
+    """Positions, ascending, of the pairs with the smallest digests of the first side: one pair a sentence.
 
-    Test pairs share no sentence with validation pairs.
-
-    Args:
-      keys: digests of both sides, uint64 [N, 2]; those of the first decide.
+    Test pairs share no sentence with validation pairs. keys: digests of both sides, uint64 [N, 2].
     """
     _, first = np.unique(keys[:, 0], return_index=True)
     wanted = sizes["valid"] + sizes["test"]
@@ -120,14 +107,7 @@ def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, 
 
 
 def copy_text(url: str, config: DataConfig) -> Path:
-    """Return the local copy of a folder: texts of the config's splits and languages, weights, alignments,
-    scores.
-
-    Files that have not changed in the store are not fetched again.
-
-    Raises:
-      UserError: there is no file at the URL, or the store cannot be read.
-    """
+    """Local copy of the folder's files that the config reads; files that have not changed stay."""
     folder = cache_dir(config) / "text" / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
@@ -170,14 +150,7 @@ def read_pairs(
     several directions, of the first set of each direction that has the split. With an empty
     `data.source_language` every source is "", and only the target side of the sets is read. With
     `data.valid_pairs` or `data.test_pairs`, these are held out from the training split, after cleaning.
-
-    Args:
-      tagged: whether sources begin with the tags of their direction, as a model of the config reads them.
-      hands: who checks the pairs of a set that has not been checked.
-      progress: where it is shown how far this is.
-
-    Raises:
-      UserError: a set, split, file or language is missing or damaged, or a cleaning rule refuses a pair.
+    `tagged` sources begin with the tags of their direction, as a model of the config reads them.
     """
     members, weights = _choose_members(config, split), config.weights
     if split == "train" and weights and len(weights) != len(members):
@@ -247,7 +220,6 @@ def read_pairs(
 
 
 def _choose_members(config: DataConfig, split: Split) -> list[Member]:
-    """Return the data sets that a split is read from."""
     members = read_members(config)
     for member in members:
         source, target = member.direction
@@ -282,11 +254,6 @@ def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
 
 
 def open_train_set(config: DataConfig) -> RawSplit:
-    """Open all rows of the training split of a config's only data set, before cleaning.
-
-    Raises:
-      UserError: there are several data sets, or see `read_pairs`.
-    """
     members = read_members(config)
     if len(members) > 1:
         raise UserError(
@@ -297,12 +264,11 @@ def open_train_set(config: DataConfig) -> RawSplit:
 
 
 def find_alignments(config: DataConfig) -> list[Path | None]:
-    """Return the file with the word alignments of each data set, or None."""
     return _find_files(config, config.alignments)
 
 
 def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]:
-    """Return the file of each data set, or None; a name without folder is one of the set's text folder."""
+    """The file of each data set, or None; a name without a folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
     files = given * (len(names) if len(given) == 1 else 1)
     paths = []
@@ -346,19 +312,13 @@ def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile |
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
-    """Return whether the first set of `data.dataset` has the split; of several directions, that of any of
-    them.
-
-    Raises:
-      UserError: the data set is missing.
-    """
+    """Whether the first set of `data.dataset`, or that of any of several directions, has the split."""
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)
 
 
 def _held_out_identity(config: DataConfig) -> list[Any]:
-    """Return what changes with the numbers of pairs that are held out; [] if there are none."""
     sizes = [config.valid_pairs, config.test_pairs]
     return [["held_out", sizes]] if any(sizes) else []
 
@@ -383,11 +343,6 @@ def _hold_out(
 
 
 def _is_held_out(member: Member, config: DataConfig, split: Split) -> bool:
-    """Return whether the pairs of a split are held out from the training split of a set.
-
-    Raises:
-      UserError: they are to be held out, but the set has the split as well.
-    """
     size = {"train": 0, "valid": config.valid_pairs, "test": config.test_pairs}[split]
     if size and _stores_split(member, config, split):
         raise UserError(

@@ -1,8 +1,7 @@
 """Files of a teacher's probabilities of training targets (word-level distillation), which `distil` writes.
 
-A file is in the safetensors format, so that other programs can read it: a JSON header, then arrays, which are
-mapped and not read. Of each target token it has the k most probable tokens and their probabilities. Contains
-no vocabulary: whether a file fits to a training is checked by those who know the tokens.
+In the safetensors format, so that other programs can read them; arrays are mapped. Each target token has
+the k most probable tokens and their probabilities.
 """
 
 import contextlib
@@ -49,7 +48,6 @@ class ScoreFile:
 
     @property
     def top_k(self) -> int:
-        """K: number of tokens with a probability at each position."""
         return self.ids.shape[1]
 
     def __len__(self) -> int:
@@ -57,16 +55,10 @@ class ScoreFile:
 
 
 def checksum(tokens: np.ndarray) -> int:
-    """CRC-32 of the token ids of one target."""
     return zlib.crc32(np.ascontiguousarray(tokens, "<u4").tobytes())
 
 
 def open_score_file(path: Path) -> ScoreFile:
-    """Map a file.
-
-    Raises:
-      UserError: the file is missing, damaged, or no file of scores; the message names it.
-    """
     if not path.is_file():
         raise UserError(
             f"there are no teacher scores {path} (data.teacher_scores); make them with distil "
@@ -113,11 +105,7 @@ def _map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def write_part(
     path: Path, scored: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray] | None], *, top_k: int
 ) -> None:
-    """Write the scores of some consecutive rows to a file of their own, completely or not at all.
-
-    Args:
-      scored: token ids [T], ids [T, K] and probabilities [T, K] of each row; None: the row has no scores.
-    """
+    """Write rows of token ids [T], ids [T, K], probabilities [T, K] (None: no scores), atomically."""
     present = [row for row in scored if row is not None]
     arrays = {
         "lengths": np.array([0 if row is None else len(row[0]) for row in scored], "<i8"),
@@ -132,13 +120,7 @@ def write_part(
 def join_parts(
     path: Path, parts: Sequence[Path], *, size: int, vocabulary: str, origin: Mapping[str, Any]
 ) -> None:
-    """Write the file of all rows from those of `write_part`, in order, completely or not at all.
-
-    Args:
-      size: number of entries of the target vocabulary, which determines the type of ids.
-      vocabulary: fingerprint of the target vocabulary.
-      origin: what the scores were made from, JSON values.
-    """
+    """Write the file of all rows from parts; `size` of the vocabulary sets the type of ids."""
 
     def read(name: str) -> Iterator[np.ndarray]:
         for part in parts:

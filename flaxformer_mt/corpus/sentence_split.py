@@ -1,7 +1,4 @@
-"""The sentences of a text, by the rules of sentencex, which has some for about 300 languages.
-
-This is the only module that imports sentencex. It knows nothing of vocabularies and of lengths.
-"""
+"""The sentences of a text, by the rules of sentencex, which has some for about 300 languages."""
 
 import itertools
 import re
@@ -32,10 +29,7 @@ def split_sentences(text: str, *, language: str = "") -> list[str]:
 
     Each sentence of a quotation is a sentence. What has no letter is none: "1. Er kam." is one. Where ordinal
     numbers end in a full stop, a number of one or two digits ends no sentence, and no initial does.
-
-    Args:
-      language: its code, such as de, de_AT or zh_Hant. "", or one that sentencex has no rules for: what most
-        languages have in common.
+    `language` is a code such as de, de_AT or zh_Hant; other values use what most languages have in common.
     """
     code = re.split("[_-]", language.lower(), maxsplit=1)[0]
     ordinals = code in _ORDINAL_STOPS

@@ -1,8 +1,7 @@
 """Sides of a corpus that are swapped, shifted against each other by some lines, or in another language.
 
-Compares samples: the letter sequences of a side with those that its language has in the training set, and the
-correlation of the lengths of a pair with that of a source and the target some lines later or earlier. A model
-of language identification, where there is one, takes the place of the letter sequences.
+Compares samples: letter sequences with those of the language in the training set (or a model of language
+identification), and lengths of a pair with those of a source and the target some lines away.
 """
 
 import collections
@@ -40,9 +39,7 @@ class PartedPairs(Protocol):
     parts: tuple[Part, ...]
     languages: tuple[tuple[str, str], ...]
 
-    def read_range(self, part: int, positions: range) -> list[Pair]:
-        """Return the pairs at these positions of a data set, which is one of `parts`."""
-        ...
+    def read_range(self, part: int, positions: range) -> list[Pair]: ...
 
 
 class Block(NamedTuple):
@@ -55,11 +52,10 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SideProblem:
-    """A problem of a data set.
+    """A data set is swapped, shifted, or its source or target is in another language (`problem`).
 
-    problem: swapped, shifted, source or target (that side is in another language). blocks: number of blocks
-    with the problem, of how many. first: number of the first pair of the first one, from 1 on. shift: targets
-    that are this number of lines later belong to the sources. language: the one that a model has identified.
+    blocks: number of blocks with the problem, of how many; first: number of the first pair of the first one,
+    from 1 on. Targets that are `shift` lines later belong to the sources.
     """
 
     split: str
@@ -76,10 +72,7 @@ class SideProblem:
 def find_side_problems(
     splits: Mapping[str, PartedPairs], identifier: LanguageIdentifier | None = None
 ) -> list[SideProblem]:
-    """Compare the sides of each data set of the splits with those of the training set, which is `train`.
-
-    With a model of languages, this says which language a side is in, instead of the training set.
-    """
+    """Compare the sides of each data set with those of the set `train`, or with a model of languages."""
     samples = {name: list(_take_samples(pairs)) for name, pairs in splits.items()}
     known: dict[str, _Profile] = collections.defaultdict(collections.Counter)
     for _, languages, blocks in samples["train"]:
@@ -110,10 +103,7 @@ def find_side_problems(
 
 
 def find_shift(pairs: Sequence[Pair]) -> int:
-    """Return by how many lines the targets of consecutive pairs are late; 0 if they belong to their sources.
-
-    With 1, the target of each source is that of the next pair.
-    """
+    """By how many lines the targets are late: 1 if each source has the next pair's target."""
     lengths = np.log1p([[len(source), len(target)] for source, target in pairs])
     if len(pairs) < _FEWEST_PAIRS:
         return 0
@@ -142,19 +132,16 @@ def count_sequences(texts: Iterable[str]) -> _Profile:
 
 
 def compare_sequences(one: _Profile, other: _Profile) -> float:
-    """Return the cosine of the angle between two counts, from 0 to 1."""
     product = sum(count * other[key] for key, count in one.items())
     norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (one, other)]
     return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
 
 
 def describe_side_problems(findings: Iterable[SideProblem]) -> list[str]:
-    """Return a warning for each finding, with an example."""
     return [_describe(finding) for finding in findings]
 
 
 def _take_samples(pairs: PartedPairs) -> Iterator[tuple[str, tuple[str, str], list[Block]]]:
-    """Yield name, languages and blocks of each data set of a split."""
     for number, (part, languages) in enumerate(zip(pairs.parts, pairs.languages, strict=True)):
         last = max(0, part.size - _BLOCK)
         count = min(_BLOCKS, -(-part.size // _BLOCK))

@@ -26,18 +26,13 @@ from flaxformer_mt.unicode_text import BEGINNING, check_encoding
 
 
 def open_zst(path: Path) -> io.BufferedReader:
-    """Open a .zst file for reading its unpacked bytes, which cannot be sought.
-
-    Raises:
-      OSError: also later: the file cannot be read, or, without `errno`, is damaged or not complete.
-    """
+    """Open for reading the unpacked bytes, which cannot be sought."""
     import pyarrow
 
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 18)
 
 
 def count_parquet_rows(path: Path) -> int:
-    """Return the number of rows of a table; raise UserError if it is damaged."""
     with _open_table(path) as table:
         return table.metadata.num_rows
 
@@ -45,16 +40,10 @@ def count_parquet_rows(path: Path) -> int:
 def read_parquet_pairs(
     path: Path, languages: tuple[str, str], *, first: int, size: int
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield the texts of both languages from row `first` on, in lists of `size`.
+    """Yield the texts of both languages ("": none) from row `first` on, in lists of `size`.
 
     They are columns of text with the names of the languages, as such or inside of a column `translation`. A
     text that is null is empty. A line feed becomes a space, since a sentence is one line.
-
-    Args:
-      languages: without a source, which is "", all sources are empty.
-
-    Raises:
-      UserError: the table is damaged, or lacks the text of a language.
     """
     with _open_table(path) as table:
         columns = _find_columns(path, table, languages)
@@ -89,7 +78,6 @@ def _open_table(path: Path) -> Iterator[Any]:
 
 
 def _find_columns(path: Path, table: Any, languages: tuple[str, str]) -> dict[str, str]:
-    """Return the path of the column of each language."""
     import pyarrow
 
     fields, prefix = table.schema_arrow, ""
@@ -118,22 +106,17 @@ _SKIPPED = 1 << 20
 
 
 def find_packing(path: Path) -> str:
-    """Return the ending that says how a file is packed; "" if it is not."""
+    """Ending that says how a file is packed; "" if it is not."""
     return path.suffix if path.suffix in _NAMES else ""
 
 
 def name_unpacked(path: Path) -> str:
-    """Return the name that a file has when it is not packed."""
     return path.name.removesuffix(find_packing(path))
 
 
 @contextlib.contextmanager
 def open_unpacked(path: Path, *, start: int = 0) -> Iterator[io.BufferedReader]:
-    """Open a file for reading its unpacked bytes from number `start` on.
-
-    Raises:
-      UserError: inside of the context too: the file cannot be read, or is damaged or not complete.
-    """
+    """Open for reading the unpacked bytes from number `start` on."""
     packing = find_packing(path)
     try:
         with contextlib.ExitStack() as stack:
@@ -169,10 +152,7 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Scan:
-    """Facts about a file: number of lines, digest of the text, where each BLOCK begins, CRLF lines, BOM.
-
-    A block begins at this byte of the unpacked text, or at this row of a parquet file.
-    """
+    """Facts about a file: lines, digest of the text, first byte (or row) of each BLOCK, CRLF lines, BOM."""
 
     lines: int
     digest: str
@@ -184,11 +164,7 @@ class Scan:
 
 
 def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Path, ...]:
-    """Return the files of a split: (source, target), or one (table,); (target,) if `languages[0]` is "".
-
-    Raises:
-      UserError: the folder or a file is missing, or the choice of files is ambiguous.
-    """
+    """(source, target), or one (table,); (target,) if `languages[0]` is ""."""
     _require(folder)
     wanted = [language for language in languages if language]
     present = {suffix: find_file(folder, f"{split}.{suffix}") for suffix in (*wanted, *TABLES)}
@@ -207,23 +183,17 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
 
 
 def find_table(path: Path) -> str:
-    """Return the kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
+    """Kind of table that a file is by its name, one of TABLES; "" for lines of one language."""
     ending = name_unpacked(path).rpartition(".")[2]
     return ending if ending in TABLES else ""
 
 
 def has_files(folder: Path, split: str, languages: tuple[str, str]) -> bool:
-    """Return whether the folder holds any file of the split.
-
-    Raises:
-      UserError: the folder does not exist.
-    """
     _require(folder)
     return any(find_file(folder, f"{split}.{suffix}") for suffix in (*filter(None, languages), *TABLES))
 
 
 def _find_target(folder: Path, split: str, language: str) -> Path:
-    """Return the file with the text of a language model."""
     target, table = (find_file(folder, f"{split}.{suffix}") for suffix in (language, "tsv"))
     if target:
         return target
@@ -247,7 +217,7 @@ def _require(folder: Path) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Return the file of this name, or the packed one; raise UserError if there are several."""
+    """The file of this name, or the packed one; raise UserError if there are several."""
     found = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
     if len(found) > 1:
         raise UserError(f"{folder} has both {found[0].name} and {found[1].name}; keep one of them")
@@ -272,21 +242,13 @@ def _present(folder: Path, wanted: str) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    r"""Yield the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start.
-
-    Raises:
-      UserError: the file cannot be read, or a packed file is damaged.
-    """
+    r"""Yield the lines of a file, without the final b"\n" or b"\r\n" and without a UTF-8 BOM at the start."""
     for number, text in enumerate(_find_blocks(path)):
         yield from _split(text, first=number == 0)
 
 
 def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterator[list[bytes]]:
-    """Yield the lines of a file in lists of BLOCK, as `read_lines` does, from block `number` on.
-
-    Args:
-      starts: where each block begins, as in `Scan.starts`.
-    """
+    """Yield the lines in lists of BLOCK, as `read_lines` does, from block `number` of `Scan.starts` on."""
     with open_unpacked(path, start=starts[number]) as file:
         for index in range(number, len(starts)):
             size = starts[index + 1] - starts[index] if index + 1 < len(starts) else -1
@@ -294,13 +256,11 @@ def read_blocks(path: Path, starts: Sequence[int], *, number: int = 0) -> Iterat
 
 
 def _split(text: bytes, *, first: bool) -> list[bytes]:
-    """Split lines that end in a line feed; `first` says whether they begin the file."""
     lines = (text.removeprefix(_BOM) if first else text).removesuffix(b"\n").split(b"\n")
     return [line.removesuffix(b"\r") for line in lines] if b"\r" in text else lines
 
 
 def _find_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the text of each BLOCK of lines."""
     with open_unpacked(path) as file:
         check_encoding(file.peek(BEGINNING), str(path))
         while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
@@ -308,12 +268,6 @@ def _find_blocks(path: Path) -> Iterator[bytes]:
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
-    """Read a file once, in constant memory, and return its counts and digest.
-
-    Raises:
-      UserError: the file cannot be read, or `columns` is 2 and a line has not two tab-separated columns, or
-        three if the first line has three.
-    """
     if find_table(path) == "parquet":
         rows = count_parquet_rows(path)
         return Scan(rows, digest_file(path), tuple(range(0, rows, BLOCK)), 0, False)
@@ -362,9 +316,9 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
 
 
 def read_stamp(path: Path) -> tuple[int, ...]:
-    """Size, times in nanoseconds and inode of a file: one of them changes whenever the file does.
+    """Size, times in nanoseconds and inode: one of them changes whenever the file does.
 
-    Programs that copy files can set the time of modification (`cp -p`), but not that of change.
+    `cp -p` sets the time of modification, but not that of change.
     """
     facts = path.stat()
     return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)

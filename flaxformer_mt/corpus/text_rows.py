@@ -1,7 +1,6 @@
-"""`parallel_text`: the user's own text files as the rows of a split, read where they lie.
+"""`parallel_text`: the user's own text files as the rows of a split, read where they lie, by blocks of lines.
 
-Contains the checks of whole files and the reading of any row by its block of lines. The rows are all lines in
-the order of the files; `cleaning` selects among them later.
+The rows are all lines in the order of the files; `cleaning` selects among them later.
 """
 
 import array
@@ -35,16 +34,7 @@ from flaxformer_mt.errors import UserError
 def read_json_pairs(
     path: Path, block: Sequence[bytes], languages: tuple[str, str], *, first_line: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the texts of both languages of each line; the source is b"" if `languages[0]` is "".
-
-    A line feed inside of a text becomes a space, since a sentence is one line.
-
-    Args:
-      first_line: number of the first line of the block, for messages.
-
-    Raises:
-      UserError: a line is not a JSON object with the texts of the languages.
-    """
+    """Yield the texts of both languages ("": none) of each line; a line feed in a text becomes a space."""
     for number, line in enumerate(block, first_line):
         try:
             values = json.loads(line)
@@ -68,17 +58,7 @@ def _encode(text: object) -> bytes:
 def load_weights(
     folder: Path, split: str, files: tuple[Path, ...], scan: Scan, *, lines: int, cache: Path
 ) -> tuple[np.ndarray, str] | None:
-    """Return the weights of a split of text files, float32, and their digest; None if all pairs count alike.
-
-    Args:
-      files, scan: the text files of the split, and the scan of the first of them.
-      lines: number of pairs.
-      cache: the cache folder, where a copy is read instead of the text.
-
-    Raises:
-      UserError: a line has no weight, the file has another number of lines, or there are both a third column
-        and a file SPLIT.weights.
-    """
+    """Weights of a split of text files, float32, and their digest; None if all pairs count alike."""
     path = find_file(folder, f"{split}.weights")
     if path is not None and scan.weighted:
         raise UserError(f"{files[0]} has a column of weights, but there is {path} too; remove one of them")
@@ -95,12 +75,6 @@ def load_weights(
 
 
 def read_weights(path: Path) -> np.ndarray:
-    """Read the last column of each line as the weight of a pair, float32.
-
-    Raises:
-      UserError: a weight is neither 0 nor between SMALLEST_WEIGHT and LARGEST_WEIGHT; the message names the
-        line.
-    """
     weights = array.array("f")
     for number, line in enumerate(read_lines(path), start=1):
         text = line.rsplit(b"\t", 1)[-1].strip()
@@ -121,7 +95,7 @@ def read_weights(path: Path) -> np.ndarray:
 def drop_weightless(
     split: RawSplit, rows: np.ndarray | None, report: dict[str, Any]
 ) -> tuple[np.ndarray | None, dict[str, Any]]:
-    """Leave pairs of weight 0 out of the rows that cleaning has kept (None: all), and report them."""
+    """Drop pairs of weight 0 from the rows that cleaning has kept (None: all), and report them."""
     if split.weights is None:
         return rows, report
     kept = np.arange(len(split)) if rows is None else np.asarray(rows)
@@ -151,7 +125,6 @@ class TextRows:
         lines: int,
         languages: tuple[str, str],
     ) -> None:
-        """Open nothing yet; `stamps` are those of the files before their scans."""
         self._files, self._stamps, self._scans, self._lines = files, stamps, scans, lines
         self._languages, self._table = languages, text_files.find_table(files[0])
         self._lock = threading.Lock()
@@ -163,11 +136,6 @@ class TextRows:
         return self._lines
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        """Return the (source, target) bytes of rows, in that order.
-
-        Raises:
-          UserError: a file cannot be read, or has changed since its scan.
-        """
         size, found = text_files.BLOCK, list[tuple[bytes, bytes]]()
         with self._lock:
             if isinstance(indices, range) and indices and indices.step == 1:
@@ -228,13 +196,7 @@ def open_parallel_text(
 ) -> RawSplit:
     """Count and check the files `folder/split.*`, unless `cache` says that they have not changed.
 
-    Without a source language only the target's file is read. Weights of pairs are read for the train split,
-    which is the one that `may_drop`.
-
-    Raises:
-      UserError: a file is missing or empty; line counts differ (unless `clean` drops the surplus lines of a
-        train split); a line of a .tsv file has not two columns, or three; a weight is invalid; or there is no
-        source language and only a .tsv file.
+    Weights of pairs are read for the train split, which is the one that `may_drop`.
     """
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
@@ -269,7 +231,7 @@ def open_parallel_text(
 
 
 def _read_tag(file: Path) -> dict[str, str]:
-    """Return the symbol before the sources of a table that `backtranslate` made, as its report says."""
+    """Tag before the sources of a table that `backtranslate` made, as its report says."""
     try:
         report = json.loads((file.parent / "report.json").read_bytes())
     except (OSError, ValueError, RecursionError):

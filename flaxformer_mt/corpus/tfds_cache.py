@@ -1,8 +1,4 @@
-"""Cache of prepared TFDS data sets, built so that other processes see only complete sets.
-
-Contains the folders, the lock, the names of splits and the suppression of TFDS's output, for all data sets
-alike.
-"""
+"""Cache of prepared TFDS data sets, built so that other processes see only complete sets."""
 
 import contextlib
 import hashlib
@@ -26,11 +22,6 @@ _DESCRIPTION_BYTES = 1 << 26
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the folder of prepared data: data.cache_dir, else the user's own cache folder.
-
-    Raises:
-      UserError: data.cache_dir is a file.
-    """
     if not config.cache_dir:
         return user_cache_dir()
     folder = folder_of_arrays(config.cache_dir)
@@ -40,14 +31,11 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def compiled_dir() -> Path:
-    """Return the folder of compiled programs; no config chooses it, since these programs are executed."""
+    """Folder of compiled programs; no config chooses it, since these programs are executed."""
     return user_cache_dir() / "compiled"
 
 
 def tfds_dir(config: DataConfig) -> Path:
-    """Return the folder of TFDS's own sets: data.tfds_data_dir, else $TFDS_DATA_DIR, else
-    ~/tensorflow_datasets.
-    """
     given = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
     if given:
         return local_path(given)
@@ -58,9 +46,8 @@ def tfds_dir(config: DataConfig) -> Path:
 
 
 def match_split(split: str, present: Collection[str]) -> str | None:
-    """Return the split in `present` that `split` refers to, with its slice; None if there is none.
+    """The split in `present` that `split` refers to, with its slice; None if there is none.
 
-    `valid` and `validation` are interchangeable:
     match_split("valid", ["train", "validation"]) is "validation"; "train[:1%]" stays as it is.
     """
     base, bracket, rest = split.partition("[")
@@ -71,11 +58,6 @@ def match_split(split: str, present: Collection[str]) -> str | None:
 
 
 def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
-    """Return the name of a split (or slice) in the builder, and its rows.
-
-    Raises:
-      UserError: the data set `name` lacks the split, or the slice is out of range.
-    """
     real_split = match_split(split, builder.info.splits)
     if real_split is None:
         raise UserError(f"{name} has no split {split}; it has {', '.join(sorted(builder.info.splits))}")
@@ -91,10 +73,7 @@ def open_split(builder: Any, name: str, split: str) -> tuple[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress TFDS's output: standard output is for results, and TFDS's warnings concern TensorFlow.
-
-    Progress bars are shown when standard error is a terminal.
-    """
+    """Suppress TFDS's output and warnings; keep its progress bars if standard error is a terminal."""
     with contextlib.redirect_stdout(io.StringIO()):
         import tensorflow_datasets as tfds
         from absl import logging
@@ -114,9 +93,7 @@ def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> 
 
     TFDS writes to a temporary folder and renames it at the end, so an existing set is complete. A lock makes
     a second process wait for the first; the holder of the lock removes the folders of killed processes.
-
-    Args:
-      root: the folder of all sets of this builder, if only this package writes there.
+    `root` is the folder of all sets of this builder, if only this package writes there.
     """
     with quiet():
         if root is not None:
@@ -156,8 +133,7 @@ def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> 
 
 
 def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
-    """Return the builder; a prepared set whose files are not those that were written is removed, with a
-    warning.
+    """Return the builder; a prepared set whose files have changed is removed, with a warning.
 
     Shards have digests of their own; the files that describe them, such as the number of rows, do not.
     """
@@ -181,7 +157,7 @@ def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
 
 
 def _remove_endless(root: Path) -> None:
-    """Remove what TFDS would wait for, or read until memory ends; the set then count as damaged."""
+    """Remove what TFDS would wait for, or read until memory ends; the set then counts as damaged."""
     for path in list(root.rglob("*")):
         try:
             facts = path.stat()
@@ -202,7 +178,7 @@ def _record(folder: Path) -> Path:
 
 
 def _describe_files(folder: Path) -> dict[str, str]:
-    """Return sizes of all files, and digests of those that are not shards, by name."""
+    """Sizes of all files, and digests of those that are not shards."""
     return {
         path.name: f"{path.stat().st_size}"
         + (hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.suffix == ".json" else "")

@@ -1,7 +1,6 @@
 """Translation data sets of TFDS by name, as `wmt14_translate/de-en`: opened, or built where possible.
 
-Contains the lookup of prepared sets, and the messages for missing sets. Reading a set needs no TensorFlow;
-building a set does. Imports TFDS, so import this module late.
+Reading a set needs no TensorFlow; building a set does. Imports TFDS, so import this module late.
 """
 
 import difflib
@@ -31,14 +30,9 @@ _ENDS = 1 << 16  # bytes at the start and the end of each shard that enter the d
 
 
 def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: Path) -> RawSplit:
-    """Open one split of the TFDS set `name` under `folder`; build a missing set if TensorFlow is installed.
+    """Open one split (or slice, as `train[:1%]`); build a missing set if TensorFlow is installed.
 
-    `split` may be a slice, as `train[:1%]`; `valid` and `validation` are interchangeable. Languages are names
-    of the set's features; without a source language every set with a text feature can be used.
-
-    Raises:
-      UserError: the set is unknown, not prepared or not in ArrayRecord format, or it lacks the split or a
-        language.
+    Languages are names of the set's features.
     """
     builder = _open_builder(name, folder)
     features = builder.info.features.items()
@@ -58,11 +52,6 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
 
 
 def has_tfds_split(name: str, split: str, *, folder: Path) -> bool:
-    """Return whether the set has the split.
-
-    Raises:
-      UserError: the set is unknown, not prepared or not in ArrayRecord format.
-    """
     return match_split(split, _open_builder(name, folder).info.splits) is not None
 
 
@@ -97,16 +86,13 @@ def _read_info(prepared: Path) -> dict[str, Any]:
 
 
 def _find_prepared(folder: Path, match: re.Match[str]) -> Path | None:
-    """Return the folder of the newest prepared version: `folder/set[/config]/version`; None if
-    there is none.
-    """
+    """Folder of the newest prepared version: `folder/set[/config]/version`; None if there is none."""
     set_folder = folder / match["set"] / (match["config"] or "")
     versions = [path.parent for path in set_folder.glob(f"{match['version'] or '*.*.*'}/{_INFO}")]
     return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
 def _build(name: str, folder: Path) -> Any:
-    """Download and prepare a missing set with TFDS; raise UserError with the reason if this fails."""
     plain, _, version = name.partition(":")
     with quiet():
         try:
@@ -139,7 +125,7 @@ def _make_builder(name: str, folder: Path) -> Any:
 
 
 def _unknown(name: str, folder: Path) -> str:
-    """Message for a name unknown to TFDS: similar names, or the same language pair in the other direction."""
+    """Message with similar names, or the same language pair in the other direction."""
     family, _, config = name.partition("/")
     prepared = sorted(
         {str(path.parent.parent.relative_to(folder)) for path in folder.glob(f"*/*/*.*.*/{_INFO}")}

@@ -1,8 +1,8 @@
-"""Word translation probabilities and word alignments of sentence pairs: IBM model 1, then an HMM, by EM.
+"""Word alignments of sentence pairs: IBM model 1, then an HMM, by EM; and their files.
 
-Both models (Brown et al. 1993; Vogel et al. 1996, with the empty word of Och and Ney 2003) take sentences as
-numbers: words for `align`, pieces for a shortlist. Two directions are joined by grow-diag-final-and (Koehn et
-al. 2003). Pairs are read in blocks, and if combinations of words are too many, the rarest are given up.
+Both models (Brown et al. 1993; Vogel et al. 1996, with the empty word of Och and Ney 2003) take sentences
+as numbers: words for `align`, pieces for a shortlist. Two directions are joined by grow-diag-final-and
+(Koehn et al. 2003). If combinations of words are too many, the rarest are given up.
 """
 
 import itertools
@@ -84,7 +84,6 @@ class Lexicon:
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Source and target word of each key."""
         return np.divmod(self.keys, self._width)
 
     def blocks(self) -> Iterator[_Block]:
@@ -96,7 +95,6 @@ class Lexicon:
         return np.bincount(block.places.ravel(), weights.ravel(), minlength=len(self.probabilities))
 
     def update(self, counts: np.ndarray) -> None:
-        """Set the probabilities from expected counts, which are given by `count`."""
         counts = counts[: len(self.keys)] + _SMOOTHING / 100
         sources = self.pairs[0]
         self.probabilities[: len(self.keys)] = counts / np.bincount(sources, counts)[sources]
@@ -147,13 +145,8 @@ def align_corpus(
     """Align the words of sentence pairs; return for each the points [K, 2] of source and target positions.
 
     Case is ignored, and so are the marks around a word. Points are sorted by target position, then by source
-    position; a pair with a side without words has none.
-
-    Args:
-      iterations: iterations of EM of IBM model 1 and of the HMM, in each direction.
-      intersect: return only the points that both directions have, which are fewer and more often right,
-        instead of joining them by grow-diag-final-and.
-      say: receives a line about each step.
+    position. `iterations`: of model 1 and of the HMM, in each direction; `intersect`: only the points of both
+    directions, which are fewer and more often right; `say` receives a line about each step.
     """
     source, target = map(_number, zip(*pairs, strict=True)) if (pairs := list(pairs)) else (_number([]),) * 2
     links = []
@@ -181,7 +174,7 @@ def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
 
 
 def _align_direction(source: Sentences, target: Sentences, iterations: tuple[int, int]) -> list[np.ndarray]:
-    """Return the source position of each target word, -1 for none, of each pair."""
+    """Source position of each target word, -1 for none, of each pair."""
     rows = np.arange(len(source.lengths))
     lexicon = Lexicon(source, target, rows, empty=True, passes=iterations[0])
     jumps = np.ones(2 * _LONGEST_JUMP + 1) / (2 * _LONGEST_JUMP + 1)
@@ -206,15 +199,9 @@ def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.
     """Run the forward-backward algorithm over a block.
 
     A state is a source position, and whether the target word has that source word or the empty one; a jump
-    starts from the position of the last state.
-
-    Args:
-      likely: probabilities [N, T, S + 1] of the target words given the source words, at last the empty one.
-      jumps: probability of each width.
-
-    Returns:
-      The probabilities [N, T, S + 1] of the source words of each target word, and the expected number of
-      jumps of each width.
+    starts from the position of the last state. `likely` are probabilities [N, T, S + 1] of the target words
+    given the source words, at last the empty one; `jumps` those of each width. Returns the probabilities
+    [N, T, S + 1] of the source words of each target word, and the expected number of jumps of each width.
     """
     steps, size = likely.shape[1], likely.shape[2] - 1
     real = np.arange(steps) < block.target_lengths[:, None]  # [N, T]
@@ -251,21 +238,16 @@ def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.
 
 
 def _intersect(forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-    """Return the points [K, 2] that both directions have, see `symmetrize`."""
     points = [(int(s), t) for t, s in enumerate(forward) if s >= 0 and backward[s] == t]
     return np.array(points, np.int64).reshape(-1, 2)
 
 
 def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Join the alignments of two directions by grow-diag-final-and; return points [K, 2].
+    """Join two directions of sizes `shape` by grow-diag-final-and; return points [K, 2].
 
-    Starts from the points in both, adds neighbouring points (also diagonal ones) that one of them has and
-    whose source or target word is still free, and then points of either whose words are both free.
-
-    Args:
-      forward: the source position of each target word, -1 for none.
-      backward: the target position of each source word, -1 for none.
-      shape: number of source and target words.
+    forward[t] is the source position of target word t, -1 for none, and backward likewise. Starts from the
+    points in both, adds neighboring points (also diagonal ones) that one of them has and whose source or
+    target word is still free, and then points of either whose words are both free.
     """
     one = [(int(s), t) for t, s in enumerate(forward) if s >= 0]
     other = [(s, int(t)) for s, t in enumerate(backward) if t >= 0]
@@ -298,16 +280,7 @@ _FORMAT = 1
 
 
 def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
-    """Read the alignments of all rows of a split, or load the arrays of an earlier call from the cache.
-
-    Args:
-      may_drop: whether lines after the last pair are left out, as `unequal_lines=drop` leaves out surplus
-        lines of the text.
-
-    Raises:
-      UserError: the file is missing, has another number of lines than the split has pairs, or has a damaged
-        point or one outside of its pair; the message names file and line.
-    """
+    """Alignments of all rows of a split, cached; `may_drop` surplus lines, as of the text."""
     if not path.is_file():
         raise UserError(
             f"there are no alignments {path} (data.alignments); make them with `align`, or with eflomal or "
@@ -326,7 +299,7 @@ def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> W
 
 
 def _read(path: Path, split: RawSplit) -> dict[str, np.ndarray]:
-    """Read all lines: the points int32 [N, 2], and the offsets int64 [rows + 1] of each row's points."""
+    """The points int32 [N, 2], and the offsets int64 [rows + 1] of each row's points."""
     points: list[np.ndarray] = []
     counts = np.zeros(len(split) + 1, np.int64)
     for row, (line, sizes) in enumerate(zip(read_lines(path), _count_words(split), strict=False)):
@@ -343,15 +316,7 @@ def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
-    """Read the points of one line, without repetitions, in the order of target and then source positions.
-
-    Args:
-      sizes: number of source and target words.
-      where: file and line, for messages.
-
-    Raises:
-      UserError: something is no point, or a point is outside of the sentences.
-    """
+    """Points of one line, unique, in the order of target and then source positions; `sizes` in words."""
     found: set[tuple[int, int]] = set()
     for text in line.split():
         match = _POINT.fullmatch(text)
@@ -372,5 +337,5 @@ def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tup
 
 
 def format_points(points: Iterable[Iterable[int]]) -> str:
-    """Format points as a line: [[0, 0], [2, 1]] gives "0-0 2-1"."""
+    """[[0, 0], [2, 1]] gives "0-0 2-1"."""
     return " ".join(f"{source}-{target}" for source, target in points)

@@ -1,6 +1,5 @@
 """A batch as one array of integers, so that a batch is one transfer to each device.
 
-Weights of tokens, alignments and scores of a teacher, where training has them, are arrays beside it.
 The devices make masks, shifted inputs, segments and positions from it, inside the program that uses them.
 """
 
@@ -78,11 +77,10 @@ class _Side:
     first: Array
 
     def segments(self) -> Array:
-        """Return the number of each token's sentence within its row, from 1; 0: padding."""
+        """Number of each token's sentence within its row, from 1; 0: padding."""
         return jnp.where(self.mask, jnp.cumsum(self.first, axis=1, dtype=jnp.int32), 0)
 
     def positions(self) -> Array:
-        """Return the index of each token within its sentence; 0: padding."""
         index = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
         begin = jax.lax.cummax(jnp.where(self.first, index, 0), axis=1)
         return jnp.where(self.mask, index - begin, 0)
@@ -96,12 +94,7 @@ def _read_side(numbers: Array, pad_id: int) -> _Side:
 def to_array(
     batch: Batch, *, pad_id: int, bos_id: int, unpadded: tuple[int, int] | None = None
 ) -> BatchArray:
-    """Write a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape.
-
-    Args:
-      pad_id, bos_id: the ids that the batch was made with.
-      unpadded: as in the `BatchArray`.
-    """
+    """Write a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape."""
     facts: dict[str, Any] = {
         "source_length": batch.source.shape[1],
         "packed": batch.source_segments is not None,
@@ -135,5 +128,4 @@ def to_array(
 
 
 def as_batch(batch: Batch | BatchArray) -> Batch:
-    """Return the batch itself, or the one that an array stands for."""
     return batch.to_batch() if isinstance(batch, BatchArray) else batch

@@ -1,7 +1,6 @@
 """Epoch plans: which pairs form which batch, as a pure function of lengths, config, seed and epoch.
 
-Row 4 of the data path. Contains the shuffling, the weights of mixed data sets, and the methods of batching:
-buckets, packing and shuffling. The input is the number of tokens of each pair; `loader` reads the token ids.
+Row 4 of the data path. Lengths [N] are numbers of tokens of each pair, end symbols included.
 """
 
 import dataclasses
@@ -31,20 +30,13 @@ def deal_evenly(
     rows: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Return the pairs in an order whose consecutive batches of `rows` have similar numbers of tokens.
+    """Order shuffled pairs so that consecutive batches of `rows` have similar numbers of tokens.
 
     The pairs are sorted by target length and cut into groups of one pair for each batch. The batch with the
     fewest source tokens so far takes the pair with the longest source of a group. Between equals chance
     decides, and so it does about the order of a batch: each pair is in each batch and each row equally often.
-    Pairs beyond the last full batch stay where they are.
-
     Of target lengths [9, 3, 8, 4, 5] in 2 batches of 2 rows, one of 3 and 4 and one of 8 and 9 tokens form a
     batch, and the pair of 5 stays at the end.
-
-    Args:
-      pairs: [N] numbers of pairs, in random order.
-      source_lengths, target_lengths: [N] number of tokens of each of them.
-      rows: number of pairs in a batch.
     """
     batches = len(pairs) // rows
     full = batches * rows
@@ -74,13 +66,8 @@ def pack_rows(
 ) -> tuple[np.ndarray, int]:
     """Assign pairs to rows of `source` and `target` tokens; return the row of each pair and the row count.
 
-    With rows of 10 and 10 tokens, the pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0.
-    Only pairs of the same window of consecutive pairs share a row: shuffled pairs give another packing in
-    each epoch.
-
-    Args:
-      source_lengths, target_lengths: [N] number of tokens of each pair, at most those of a row.
-      source, target: number of tokens that a row holds; `source` is 0 for a language model.
+    With rows of 10 and 10 tokens, the pairs (6, 5), (5, 5), (4, 5) go to rows 0, 1, 0. Only pairs of the same
+    window of consecutive pairs share a row: shuffled pairs give another packing in each epoch.
     """
     rows = np.empty(len(source_lengths), np.int64)
     num_rows, size = 0, _WINDOW * _WINDOWS_AT_ONCE
@@ -153,8 +140,6 @@ class EpochPlan:
 
     shapes: the possible batch shapes, smallest first; an epoch may have no batch of some of the shapes.
     skipped: number of pairs left out because one side is too long.
-    num_pairs: number of pairs in the batches; with weights a pair counts as often as it occurs.
-    source_tokens, target_tokens: number of tokens of these pairs, end symbols included.
     """
 
     shapes: tuple[Shape, ...]
@@ -181,9 +166,7 @@ class EpochPlan:
         return PlannedBatch(examples, rows, self.shapes[self._shape_numbers[index]])
 
     def shorten(self, batches: int) -> "EpochPlan":
-        """Return the plan of the first `batches` batches; its numbers of pairs and tokens are those of them
-        all.
-        """
+        """The plan of the first `batches` batches; its numbers of pairs and tokens stay those of all."""
         if batches >= len(self):
             return self
         parts = {name: getattr(self, name)[:batches] for name in ("_starts", "_stops", "_shape_numbers")}
@@ -191,33 +174,28 @@ class EpochPlan:
 
     @property
     def packed(self) -> bool:
-        """Whether the plan packs several pairs into a row."""
         return self._rows is not None
 
     @property
     def num_pairs(self) -> int:
-        """Number of pairs in the batches, each counted as often as it occurs."""
+        """Each counted as often as it occurs."""
         return len(self._examples)
 
     @property
     def num_tokens(self) -> int:
-        """Number of source and target tokens, without padding."""
+        """Source and target, without padding."""
         return self.source_tokens + self.target_tokens
 
     @property
     def shape_counts(self) -> np.ndarray:
-        """[len(shapes)] Number of batches of each shape."""
         return np.bincount(self._shape_numbers, minlength=len(self.shapes))
 
     def likely_tokens(self, lengths: np.ndarray) -> list[int]:
-        """[len(shapes)] Number of tokens of one side that a full batch of each shape hardly exceeds.
+        """Number of tokens of one side, of lengths [N], that a full batch of each shape hardly exceeds.
 
         Five standard deviations above the mean, and 0 without any batch of this shape. Full batches differ
         from each other, and the pairs of other epochs from these: by as much as the mean of so many pairs
         that are drawn at random. It is not for packed plans, whose rows have several pairs.
-
-        Args:
-          lengths: [N] number of tokens of each pair on that side.
         """
         counts = self._stops - self._starts
         first = np.cumsum(counts) - counts
@@ -257,20 +235,11 @@ def plan_epoch(
     shapes: tuple[Shape, ...] | None = None,
     drawn: np.ndarray | None = None,
 ) -> EpochPlan:
-    """Shuffle all pairs and group them into batches in random order; without weights each pair occurs
-    once.
+    """Shuffle all pairs and group them into batches in random order, a function of (seed, epoch).
 
-    Args:
-      source_lengths, target_lengths: [N] number of tokens of each pair, end symbols included.
-      config: `config.batching` selects the method, the other fields set the sizes.
-      seed, epoch: determine all random choices; the same arguments give the same plan.
-      parts: the data sets of a mixture, in order. A pair of a set of weight w occurs floor(w) times, and once
-        more with probability w - floor(w). None: every pair occurs once.
-      shapes: the batch shapes; None: those of `make_training_shapes`. Pairs that fit no shape are skipped.
-      drawn: the numbers of the pairs of the epoch, in any order; None: all pairs, as the weights say.
-
-    Raises:
-      UserError: every pair exceeds `config.max_source_length` or `config.max_target_length`.
+    A pair of a set (`parts`) of weight w occurs floor(w) times, and once more with probability w - floor(w).
+    `drawn` are the numbers of the pairs of the epoch, if a stage chooses them. Pairs that fit none of
+    `shapes`, by default those of `make_training_shapes`, are skipped.
     """
     if shapes is None:
         shapes = make_training_shapes(source_lengths, target_lengths, config=config)
@@ -305,11 +274,6 @@ def plan_in_order(source_lengths: np.ndarray, target_lengths: np.ndarray, *, con
 
 
 def plan_summary(plan: EpochPlan, source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any]:
-    """Summary of a plan for the log, as JSON values.
-
-    Args:
-      source_lengths, target_lengths: [N] number of tokens of each pair, as the plan was made from.
-    """
     shapes = [
         {**shape._asdict(), "batches": int(count)}
         for shape, count in zip(plan.shapes, plan.shape_counts, strict=True)
@@ -363,9 +327,7 @@ def _plan(
 
 
 def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.random.Generator) -> np.ndarray:
-    """Return the pairs where `fits` is True, each repeated as the weight of its part requires in
-    this epoch.
-    """
+    """The pairs where `fits` is True, each repeated as the weight of its part requires in this epoch."""
     if parts is None:
         parts = [Part("all", len(fits), 1.0)]
     if sum(part.size for part in parts) != len(fits):
@@ -392,14 +354,7 @@ def _group_into_buckets(
     shapes: tuple[Shape, ...],
     random: np.random.Generator | None = None,
 ) -> _Groups:
-    """Cut the pairs of each shape into batches; the last one may be partly filled.
-
-    Args:
-      examples: numbers of pairs.
-      source_lengths, target_lengths: number of tokens of each pair of the store.
-      random: deals the pairs of a shape so that its batches have similar numbers of tokens. None: the batches
-        are those of the given order.
-    """
+    """Cut the pairs of each shape into batches, dealt evenly if `random`; the last may be partly filled."""
     lengths = source_lengths[examples], target_lengths[examples]
     numbers = smallest_shape(*lengths, shapes)
     del lengths

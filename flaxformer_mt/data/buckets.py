@@ -1,7 +1,6 @@
-"""The few array shapes of batches, chosen for the least padding.
+"""The few array shapes of batches, chosen for the least padding over a histogram of sentence lengths.
 
-Row 4 of the data path. Contains `Shape` and the search for shapes over a histogram of sentence lengths;
-`batching` draws the epochs.
+Row 4 of the data path. Lengths [N] are numbers of tokens of each pair; sources of a language model have 0.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ _MAX_LEVELS = 40
 
 
 class Shape(NamedTuple):
-    """The static shape of a batch: `rows` rows of `source` source tokens and `target` target tokens."""
+    """`rows` rows of `source` source tokens and `target` target tokens."""
 
     rows: int
     source: int
@@ -28,7 +27,7 @@ class Shape(NamedTuple):
 
     @property
     def work(self) -> int:
-        """Cost of a batch of this shape, in units of one source token."""
+        """Cost of a batch, in units of one source token."""
         return self.rows * (self.source + _TARGET_WORK * self.target)
 
 
@@ -39,19 +38,12 @@ def make_shapes(
     config: DataConfig,
     least: tuple[int, int] = (0, 0),
 ) -> tuple[Shape, ...]:
-    """Choose at most `config.num_shapes` shapes that hold all pairs, each at least as large as the
-    previous.
+    """Choose at most `config.num_shapes` shapes that hold all pairs, in ascending order.
 
     Among all such chains of shapes, dynamic programming finds the one with the least work, padding included.
     Source and target length of a shape are chosen separately, in multiples of `config.length_multiple`. The
     rows fill `config.batch_tokens` on the longer side, up to `config.batch_pairs` rows; their number is a
-    multiple of `config.row_multiple`, and at least `config.row_multiple`.
-
-    Args:
-      source_lengths, target_lengths: [N] number of tokens of each pair, N >= 1; without a source language all
-        source lengths are 0.
-      config: the fields above, and the maximum lengths.
-      least: minimum source and target length of the last shape, even if all pairs are shorter.
+    multiple of `config.row_multiple`. The last shape has at least the lengths `least`.
     """
     chain = _best_chain(
         _levels(source_lengths, config.length_multiple, least[0], config.max_source_length),
@@ -68,16 +60,9 @@ def make_training_shapes(
 ) -> tuple[Shape, ...]:
     """Choose the batch shapes from data and config alone, so that all epochs share them.
 
-    Args:
-      source_lengths, target_lengths: [N] number of tokens of each pair; pairs above the maximum lengths are
-        ignored.
-      config: bucket: the shapes of `make_shapes`; shuffle: shapes of equally many rows, chosen in that way
-        for the longest sentences of shuffled batches; pack: one shape, with the maximum lengths.
-      headroom: whether lengths vary from epoch to epoch, as they do with subword sampling. The last shape
-        then has the maximum lengths, so that the shapes hold the pairs of every epoch.
-
-    Raises:
-      UserError: every pair exceeds `config.max_source_length` or `config.max_target_length`.
+    bucket: the shapes of `make_shapes`; shuffle: shapes of equally many rows, chosen in that way for the
+    longest sentences of shuffled batches; pack: one shape, with the maximum lengths. With `headroom` lengths
+    vary from epoch to epoch, and the last shape has the maximum lengths.
     """
     longest = make_longest_shape(config)
     if config.batching == "pack":
@@ -97,15 +82,11 @@ def make_training_shapes(
 
 
 def make_longest_shape(config: DataConfig) -> Shape:
-    """Return the shape for the longest sentences that the config allows; source length 0 for a language
-    model.
-    """
     source = config.max_source_length if config.source_language else 0
     return _with_rows(source, config.max_target_length, config)
 
 
 def fitting(source_lengths: np.ndarray, target_lengths: np.ndarray, *, config: DataConfig) -> np.ndarray:
-    """[N] bool: whether each pair is within `max_source_length` and `max_target_length`."""
     return (source_lengths <= config.max_source_length) & (target_lengths <= config.max_target_length)
 
 
@@ -122,13 +103,13 @@ def smallest_shape(
 
 
 def _first_holding(sizes: Sequence[int] | np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """[N] Index of the first of ascending sizes that is at least the length, uint16; len(sizes): none is."""
+    """Index of the first of ascending sizes that is at least the length, uint16 [N]; len(sizes): none is."""
     table = np.searchsorted(sizes, np.arange(lengths.max(initial=0) + 1)).astype(np.uint16)
     return table[lengths]
 
 
 def longest_of_groups(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Return the maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
+    """Maximum of each group of `size` consecutive lengths [N]; the last group may be smaller."""
     return np.maximum.reduceat(lengths, np.arange(0, len(lengths), size))
 
 
@@ -179,8 +160,7 @@ def _best_chain(
     target_lengths: np.ndarray,
     num_shapes: int,
 ) -> list[tuple[int, int]]:
-    """Return the chain of at most `num_shapes` (source, target) lengths with the least work, up to the
-    largest.
+    """Chain of at most `num_shapes` (source, target) lengths with the least work, up to the largest.
 
     A pair takes the first shape of the chain that holds it. A step from one shape to the next therefore costs
     the number of pairs that fit only the next shape, times the work of a row of that shape: the best chain is

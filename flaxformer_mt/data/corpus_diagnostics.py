@@ -1,7 +1,4 @@
-"""Text that a vocabulary cannot produce: references that are not the same after tokenizing and detokenizing.
-
-A model with such a vocabulary cannot score 100, whatever it has learned.
-"""
+"""Text that a vocabulary cannot produce, and held-out pairs that occur in the training set."""
 
 import collections
 import hashlib
@@ -28,17 +25,10 @@ class _Pairs(Protocol):
 
 
 def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
-    """Tokenize and detokenize targets, and report those that come back as other text.
+    """Tokenize and detokenize up to 5,000 evenly spaced targets, and report those that have changed.
 
     Runs of spaces, and spaces at the ends, are no loss: they are one space, and none, in every translation.
-
-    Args:
-      pairs: pairs, or more than 5,000 of which as many are looked at; each has `.target`.
-
-    Returns:
-      {"lines": number of lines looked at, "lost": number of those that change, "characters": the characters
-      that most changed lines lack, each with its name and the number of lines, "examples": the first changed
-      lines, each with its number in `pairs` from 1 on and with the text that comes back}.
+    "characters" are those that most changed lines lack, with numbers of lines.
     """
     numbers = np.unique(np.linspace(0, len(pairs) - 1, min(len(pairs), _MOST)).astype(int)).tolist()
     texts = [" ".join(filter(None, pairs[number].target.split(" "))) for number in numbers]
@@ -66,9 +56,6 @@ def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
 
 
 def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
-    """Return a warning if references of the validation set cannot be produced, with characters and an
-    example.
-    """
     if not report or not report["lost"]:
         return []
     characters = ", ".join(f"{one['character']} ({one['lines']:,})" for one in report["characters"][:3])
@@ -88,7 +75,7 @@ def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
 
 
 def _find_missing(text: str, found: str) -> Sequence[str]:
-    """Return the characters that occur more often in a text than in what comes back of it."""
+    """Characters that occur more often in a text than in what comes back of it."""
     return list(collections.Counter(text) - collections.Counter(found))
 
 
@@ -103,9 +90,6 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
     """Count the pairs and the sources of each split that also occur in the training set, by their hashes.
 
     Without a source language, the sentences are counted as pairs, and `sources` is 0.
-
-    Returns:
-      For each split {"of": number of its pairs, "pairs": ..., "sources": ...}.
     """
     wanted = {name: _gather(pairs.read_hashes()) for name, pairs in held_out.items()}
     known = [np.sort(np.concatenate(both)) for both in zip(*wanted.values(), strict=True)]
@@ -126,7 +110,7 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
 
 
 def _gather(parts: Iterable[tuple[tuple[str, ...], np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hashes of the pairs, and of the sources that are not empty; tags belong to a source."""
+    """Hashes of the pairs, and of the sources that are not empty; tags belong to a source."""
     mixed, sources = [], []
     for tags, hashes in parts:
         tagged = np.uint64(sum(_hash(tag) for tag in tags) % (1 << 64))
@@ -140,7 +124,6 @@ def _hash(text: str) -> int:
 
 
 def describe_overlap(overlap: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each split with pairs that also occur in the training set."""
     return [
         f"{found['pairs']:,} of the {found['of']:,} pairs of the {name} set "
         f"({found['pairs'] / found['of']:.1%}) also occur in the training set, so their scores show what the "

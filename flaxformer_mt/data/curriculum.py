@@ -16,10 +16,9 @@ from flaxformer_mt.corpus.pairs import Part
 
 
 class Position(NamedTuple):
-    """A position in the sequence of batches: the next batch is number `index` of `epoch`.
+    """The next batch is number `index` of `epoch`, which is counted over all stages.
 
-    epoch: counted over all stages. stage: the stage of the epoch. stage_epoch, stage_batches: the epochs and
-    batches of this stage before the epoch; 0 without stages.
+    stage_epoch, stage_batches: the epochs and batches of this stage before the epoch; 0 without stages.
     """
 
     epoch: int
@@ -33,19 +32,14 @@ BEGINNING = Position(epoch=0, index=0)
 
 
 class Curriculum:
-    """The stages of training; every answer is a function of the arguments, the set sizes and the seed."""
+    """The stages of training; every answer is a function of the arguments, the set sizes and the seed.
+
+    Steps of stages are counted in updates of `accumulation` batches.
+    """
 
     def __init__(
         self, stages: Sequence[Stage], parts: Sequence[Part], *, seed: int, accumulation: int = 1
     ) -> None:
-        """Draw nothing.
-
-        Args:
-          stages: at least one.
-          parts: the data sets that the shares of the stages are of.
-          seed: determines all draws.
-          accumulation: number of batches of an update, in which the steps of stages are counted.
-        """
         self.stages = tuple(stages)
         self._sizes = [part.size for part in parts]
         self._seed, self._accumulation = seed & 0xFFFF_FFFF_FFFF_FFFF, accumulation
@@ -53,11 +47,10 @@ class Curriculum:
         self._permutations: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
 
     def is_over(self, place: Position) -> bool:
-        """Return whether the last stage has ended."""
         return place.stage >= len(self.stages)
 
     def draw(self, place: Position) -> np.ndarray:
-        """Return the numbers of the pairs of an epoch, counted over all sets, in no useful order."""
+        """Numbers of the pairs of an epoch, counted over all sets, in no useful order."""
         stage, start = self.stages[place.stage], 0
         found = [np.zeros(0, np.int64)]
         for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):
@@ -71,7 +64,7 @@ class Curriculum:
         return np.concatenate(found)
 
     def _take(self, stage: int, number: int, begin: int, end: int) -> list[np.ndarray]:
-        """Return pairs `begin` to `end` of the sequence of a stage's random passes over one set."""
+        """Pairs `begin` to `end` of the sequence of a stage's random passes over one set."""
         size, found = self._sizes[number], []
         while begin < end:
             turn, at = divmod(begin, size)
@@ -95,7 +88,7 @@ class Curriculum:
         return None if steps is None else steps * self._accumulation - place.stage_batches
 
     def after(self, place: Position, batches: int) -> Position:
-        """Return the beginning of the epoch that follows one of so many batches."""
+        """The beginning of the epoch that follows one of so many batches."""
         stage = self.stages[place.stage]
         place = Position(
             place.epoch + 1, 0, place.stage, place.stage_epoch + 1, place.stage_batches + batches
@@ -108,10 +101,5 @@ class Curriculum:
 def make_curriculum(
     data: DataConfig, parts: Sequence[Part], *, seed: int, accumulation: int
 ) -> Curriculum | None:
-    """Return the curriculum of a config; None if it has no stages.
-
-    Raises:
-      UserError: a stage is malformed, or names no set of data.dataset.
-    """
     stages = read_stages(data)
     return Curriculum(stages, parts, seed=seed, accumulation=accumulation) if stages else None

@@ -1,7 +1,4 @@
-"""The token stores of the epochs: one for all, or with subword sampling or noise a new one for each.
-
-Row 3 of the data path. Contains when a store is built and removed; `token_store` writes and reads it.
-"""
+"""The token stores of the epochs: one for all, or with subword sampling or noise a new one for each."""
 
 import threading
 from collections.abc import Callable
@@ -19,10 +16,9 @@ from flaxformer_mt.workers.worker_pool import HERE, Hands
 
 
 class EpochStores:
-    """The token store of each epoch: always the same one, or a new one with subword sampling or noise.
+    """Builds and removes the token store of each epoch, which is a function of (seed, epoch).
 
-    What is drawn for an epoch is a function of (seed, epoch), so that resumed training sees the same token
-    ids. base: the store of all pairs as in epoch 0, from which the shapes of batches are chosen; it stays on
+    base: the store of all pairs as in epoch 0, from which the shapes of batches are chosen; it stays on
     the disk. varies: whether the lengths of pairs differ from epoch to epoch.
     Several threads may call `store`: one builds while the others wait.
     """
@@ -44,12 +40,7 @@ class EpochStores:
         hands: Hands = HERE,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> None:
-        """Build the base under `root`; store of later epochs go to `own_root`.
-
-        noise: noise of the text, and what it leaves alone; None: none. varies: whether a stage of training
-        has noise of its own. own_root: a folder that only this process writes to; None: `root`.
-        hands, count: see `TokenStore.build`, for the base alone.
-        """
+        """Build the base under `root`; stores of later epochs go to `own_root`, of this process alone."""
         self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
         self._own_root = own_root or self._root
         self.sampling, self._seed = sampling, seed
@@ -60,24 +51,15 @@ class EpochStores:
         self.base = self._build(0, self._pairs, self._noise, hands=hands, count=count)
 
     def store(self, epoch: int) -> TokenStore:
-        """Return the store of `epoch`, built if missing; all but the base and the last two requested are
-        removed.
-        """
+        """Build the store if missing; all but the base and the last two requested are removed."""
         if epoch == 0 or not (self.sampling or self._noise.rates.active):
             return self.base
         return self._keep(epoch, lambda: self._build(epoch, self._pairs, self._noise))
 
     def draw(self, epoch: int, drawn: np.ndarray, rates: NoiseConfig) -> tuple[TokenStore, np.ndarray]:
-        """Return the store that has the pairs with the numbers `drawn` as they are in `epoch`, and where they
-        are.
+        """The store that has the pairs with the numbers `drawn` as they are in `epoch`, and where they are.
 
-        With subword sampling or noise it has nothing else, a pair as often as it is drawn, each time drawn
-        anew. Stores are kept and removed as by `store`.
-
-        Args:
-          epoch: the number of the epoch over all stages.
-          drawn: numbers of pairs, counted over all sets.
-          rates: the noise of the stage.
+        With subword sampling or noise it has nothing else, and a pair drawn twice has two drawings.
         """
         noise = self._noise._replace(rates=rates)
         if not self.sampling and not rates.active and not self._noise.rates.active:

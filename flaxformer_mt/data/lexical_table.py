@@ -22,13 +22,9 @@ def learn_lexicon(store: TokenStore) -> Lexicon:
 
 
 def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common: int) -> Shortlist:
-    """Make a shortlist: the most probable translations of each source piece, and the most frequent pieces.
+    """`candidates` most probable translations of each source piece, and the `common` most frequent pieces.
 
     Each source piece is a candidate itself, if it is a piece of the target vocabulary: names are copied.
-
-    Args:
-      candidates: maximum number of translations of a source piece.
-      common: number of the most frequent target pieces, which are candidates for all sentences.
     """
     _, counts = store.count_tokens(source_size=vocabs.source.size, target_size=vocabs.target.size)
     frequent = np.argsort(-counts, kind="stable")[:common]
@@ -48,26 +44,18 @@ def make_shortlist(store: TokenStore, vocabs: Vocabs, *, candidates: int, common
 
 
 def _equal_pieces(vocabs: Vocabs) -> dict[int, int]:
-    """Return the target id of each source piece that both vocabularies have."""
     names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
     sources = enumerate(vocabs.source.pieces(range(vocabs.source.size)))
     return {number: names[name] for number, name in sources if name in names}
 
 
 class ShortlistRequest(NamedTuple):
-    """A shortlist to make: its file, and the sizes that `make_shortlist` takes."""
-
     file: Path
     candidates: int = 50
     common: int = 200
 
 
 def write_shortlist(request: ShortlistRequest, store: TokenStore, vocabs: Vocabs) -> dict[str, Any]:
-    """Make a shortlist and write it to a file; return its facts as JSON values.
-
-    Raises:
-      UserError: there are no sources, or a number is negative.
-    """
     path, candidates, common = request
     for name, number in (("candidates", candidates), ("common", common)):
         if number < 0:

@@ -1,7 +1,6 @@
 """Batches as arrays, built ahead of the training step, from any position in the sequence of epochs.
 
-Row 5 of the data path, and the only importer of grain. Contains the layout of a batch and the order of
-epochs. Plans come from `batching`, token ids from `token_store`.
+Row 5 of the data path.
 """
 
 import sys
@@ -24,10 +23,7 @@ from flaxformer_mt.shapes import Batch
 
 
 class RowShare(NamedTuple):
-    """The rows of a batch to build: of `parts` blocks of equal height, the blocks in `own`, in order.
-
-    The plan of batches does not depend on `parts`: rows of padding make the number of rows divisible.
-    """
+    """The rows of a batch to build: of `parts` blocks of equal height, the blocks in `own`, in order."""
 
     parts: int
     own: tuple[int, ...]
@@ -105,11 +101,9 @@ def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
 
 
 class _Gathered(NamedTuple):
-    """The tokens of one side of a batch, concatenated, and where each token goes.
+    """The tokens of one side of a batch, concatenated, and the row and column of each in the batch.
 
-    rows, columns: row and column of each token in the batch.
-    segments: number of the token's sentence within the row, from 1.
-    positions: index of the token within its sentence, from 0.
+    segments, positions: number of the sentence within the row, from 1, and index within the sentence, from 0.
     firsts: index in `tokens` of the first token of each sentence.
     """
 
@@ -147,7 +141,7 @@ def _gather(side: Side, planned: PlannedBatch) -> _Gathered:
 def _lay_out(
     gathered: _Gathered, values: np.ndarray | bool, rows: int, length: int, filling: int | bool | float
 ) -> np.ndarray:
-    """[rows, length] array of `filling`, with `values` at the rows and columns of the gathered tokens."""
+    """[rows, length] array of `filling`, with `values` at the rows and columns of the tokens."""
     array = np.full((rows, length), filling, {bool: bool, int: np.int32, float: np.float32}[type(filling)])
     array[gathered.rows, gathered.columns] = values
     return array
@@ -164,18 +158,13 @@ def train_batches(
     share: RowShare = ALL_ROWS,
     accumulation: int = 1,
 ) -> Generator[tuple[Position, Batch], None, None]:
-    """Yield batches, each with the position after it, from which training can resume.
-
-    There is no end, unless the last of `config.stages` has one.
+    """Yield batches, each with the position after it, from which training can resume; the last stage may end.
 
     Batch (epoch, index) depends on the data, `config` and `seed` alone; starting at any position costs one
     plan. `config.loader_threads` threads keep `config.prefetch` batches ready, across the ends of epochs. The
     plan of the next epoch, and with subword sampling or noise its token store, is built while the current
     epoch is in use. Closing the iterator ends the threads. `accumulation` is the number of batches of an
     update, in which the steps of stages are counted.
-
-    Raises:
-      UserError: every pair exceeds the maximum lengths, or `start` is beyond the end of its epoch.
     """
     import grain  # imported late: the import takes half a second
 
@@ -206,10 +195,7 @@ def train_batches(
 
 
 class _ActiveEpoch(NamedTuple):
-    """An epoch in use: its batches are the steps `first` to `end` - 1, counted from the loader's start.
-
-    place, after: the beginnings of this epoch and of the next one.
-    """
+    """The epoch from `place` to `after`: steps `first` to `end` - 1, counted from the loader's start."""
 
     place: Position
     after: Position
@@ -245,9 +231,7 @@ class _Epochs:
         self._next = self._plan_ahead()
 
     def find(self, step: int) -> tuple[_ActiveEpoch, int] | None:
-        """Return the epoch of `step`, and the index of the batch within that epoch; None after the last
-        stage.
-        """
+        """The epoch of `step`, and the index of the batch within that epoch; None after the last stage."""
         while True:
             with self._lock:
                 for active in self._active:
@@ -262,7 +246,6 @@ class _Epochs:
                     self._begin_next(step, *planned.result())
 
     def close(self) -> None:
-        """End the planning thread; a plan that has not been started is cancelled."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _plan_ahead(self) -> Future[tuple[TokenStore, EpochPlan]] | None:

@@ -26,7 +26,6 @@ class PieceLinks(NamedTuple):
 
 
 def open_piece_links(folder: Path) -> PieceLinks:
-    """Map the links of a token store."""
     points, offsets = (
         np.load(folder / f"links.{name}.npy", mmap_mode="r").view(np.ndarray)
         for name in ("points", "offsets")
@@ -54,12 +53,6 @@ class PieceLinker:
         ids: Sequence[list[np.ndarray]],
         alignments: Sequence[np.ndarray],
     ) -> ChunkLinks:
-        """Link the pieces of pairs.
-
-        Args:
-          texts, ids: of both sides; ids end in eos.
-          alignments: positions of source and target words [K, 2] of each pair.
-        """
         sides = [
             _number_words(texts[side], ids[side], self._vocabs[side], self._tables[side]) for side in (0, 1)
         ]
@@ -72,9 +65,6 @@ class PieceLinker:
 
 
 def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each piece begins a word, and whether counting such pieces alone does not find the
-    words.
-    """
     pieces = vocab.pieces(range(vocab.size))
     begins = np.array([piece.startswith(SPACE) for piece in pieces])
     unclear = np.array([SPACE in piece[1:] or piece == SPACE for piece in pieces])
@@ -84,7 +74,7 @@ def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
 def _number_words(
     texts: Sequence[str], ids: list[np.ndarray], vocab: Vocab, tables: tuple[np.ndarray, np.ndarray]
 ) -> list[np.ndarray]:
-    """Return the index of the word of each piece, without eos, of each text."""
+    """Index of the word of each piece, without eos, of each text."""
     begins, unclear = tables
     numbers = []
     for text, tokens in zip(texts, ids, strict=True):
@@ -105,15 +95,8 @@ def link_pieces(
     """Link each piece of a source word to each piece of the aligned target word, for many pairs at once.
 
     Source words of pieces [0 0 1] and target words [0 1 1] with the points (0, 0) and (1, 1) give (0, 0),
-    (1, 0), (2, 1), (2, 2).
-
-    Args:
-      points: positions of source and target words [K, 2].
-      owners: the index of the pair of each point [K].
-      sides: for source and target, the word of each piece of each pair.
-
-    Returns:
-      The positions of source and target pieces [N, 2], and the index of the pair of each of them [N].
+    (1, 0), (2, 1), (2, 2). `owners` is the index of the pair of each point [K, 2]; `sides` have the word of
+    each piece of each pair. Returns positions of pieces [N, 2], and the index of the pair of each [N].
     """
     firsts, counts = [], []
     for side, numbers in enumerate(sides):
@@ -145,12 +128,9 @@ def lay_out_links(
     starts: tuple[np.ndarray, np.ndarray],
     shape: tuple[int, int, int],
 ) -> np.ndarray:
-    """Return the links of a batch as bits, uint8 [B, T, ceil(S / 8)]: source s is bit s % 8 of byte s // 8.
+    """Links of a batch (B, T, S) as bits, uint8 [B, T, ceil(S / 8)]: source s is bit s % 8 of byte s // 8.
 
-    Args:
-      examples, rows: index in the store and row of each pair.
-      starts: column of the first source and of the first target piece of each pair.
-      shape: B, T, S.
+    `starts` are the columns of the first source and of the first target piece of each pair.
     """
     begins, counts = links.offsets[examples], links.offsets[examples + 1] - links.offsets[examples]
     index = np.arange(counts.sum()) + np.repeat(begins - (np.cumsum(counts) - counts), counts)

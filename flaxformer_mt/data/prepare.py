@@ -1,7 +1,4 @@
-"""Data preparation from a config: pairs, vocabularies, token stores, and a report on them.
-
-Rows 1 to 3 of the data path, in order.
-"""
+"""Data preparation from a config: pairs, vocabularies, token stores, and a report on them."""
 
 import dataclasses
 import hashlib
@@ -75,19 +72,9 @@ def prepare(
     """Read the data set, train or load the vocabularies, and tokenize; reuses the results in the cache.
 
     Without a source language there is only the target vocabulary; sources are empty and source sizes are 0.
-
-    Args:
-      run_dir: receives the config, a copy of the vocabularies, and what is learned of target lengths;
-        vocabularies already there are used.
-      own_store: folder for the token stores of later epochs, written to by this process alone. None: the
-        cache folder.
-      overlap: whether the report says which held-out pairs are in the training set, all of which is read.
-      shortlist: file and sizes of a shortlist, learned from the training set; None: none is made.
-      progress: where it is shown how far this is.
-      hands: who checks and tokenizes a large training set; what is written does not depend on it.
-
-    Raises:
-      UserError: the data, the vocabulary or the run directory is invalid.
+    `run_dir` receives the config, the vocabularies (if it has none), and what is learned of target lengths.
+    `own_store` is a folder for the stores of later epochs that this process alone writes. `overlap` reports
+    which held-out pairs are in the training set, all of which is read.
     """
     if run_dir is not None:
         run_dir = open_copy(run_dir)
@@ -135,12 +122,7 @@ def prepare(
 def _learn_lengths(
     train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str
 ) -> dict[str, Any] | None:
-    """Return what there is to know of the training lines; it is written into the run directory, if there is
-    one.
-
-    Args:
-      language: of the sources; "" if they are of several.
-    """
+    """What there is to know of the lengths of training lines, also written into the run directory."""
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
         lengths["several_sentences"] = _count_several_sentences(train, vocabs, language)
@@ -151,9 +133,7 @@ def _learn_lengths(
 
 
 def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str) -> float:
-    """Return the share of source lines with more than one sentence, of some lines all over the
-    training set.
-    """
+    """Share of source lines with more than one sentence, of some lines all over the training set."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = (vocabs.source.detokenize(train.base[number][0]) for number in numbers)
     return sum(len(split_sentences(text, language=language)) > 1 for text in texts) / len(numbers)
@@ -168,7 +148,7 @@ def _tokenize_train(
     hands: Hands,
     count: Count,
 ) -> EpochStores:
-    """Return the training set; noise leaves its tags and the symbols of the vocabulary as they are."""
+    """Noise leaves tags and the symbols of the vocabulary as they are."""
     tags = (part.get("tag", "") for part in pairs.report["parts"])
     symbols = dict.fromkeys([*config.vocab.symbols, *pairs.tags, *filter(None, tags)])
     return EpochStores(
@@ -186,7 +166,6 @@ def _tokenize_train(
 
 
 def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
-    """Return the batches of the first epoch, and the mixture or the stages if there are any."""
     if config.data.stages:
         stages = plan_stages(config, train)
         return {"batches": stages[0]["batches"], "stages": stages}
@@ -202,7 +181,6 @@ def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
 
 
 def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
-    """Warn of sides that are swapped, shifted or in another language, and return these findings."""
     findings = find_side_problems(splits, load_identifier(model) if model else None)
     if is_first():
         for warning in describe_side_problems(findings):

@@ -12,12 +12,10 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 
 
 def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
-    """Plan the first epoch of each stage of a config with stages; return JSON values for each.
+    """Plan the first epoch of each stage, with one seed for all runs: a sweep over seeds compiles once.
 
     `updates` is exact for a stage that ends after steps. For one that ends after epochs it is computed from
-    the first of them, and for one that lasts until training ends it is None. `from_update` is
-    the number of its first update. The epochs are those of one seed for all runs, so that what is compiled
-    for their batches serves a sweep over seeds.
+    the first of them, and for one that lasts until training ends it is None. `from_update` is its first.
     """
     base, accumulation = stores.base, config.optim.accumulation
     curriculum = make_curriculum(config.data, base.parts, seed=0, accumulation=accumulation)
@@ -54,7 +52,6 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
 
 
 def format_stages(stages: Sequence[dict[str, Any]]) -> list[str]:
-    """Format the stages for the log, a line each."""
     lines = []
     for number, stage in enumerate(stages, start=1):
         mix = ", ".join(f"{one['share']:.1%} {one['name']}" for one in stage["mix"])

@@ -44,10 +44,7 @@ class TextNoise(NamedTuple):
     def apply(self, pairs: Sequence[Pair], *, seed: int, languages: Iterable[tuple[str, str]]) -> list[Pair]:
         """Return the pairs with noise; neither side becomes empty.
 
-        Args:
-          pairs: consecutive lines; the noise of each depends on its index among them, and not on the others.
-          seed: the seed of these lines.
-          languages: source and target language of each pair.
+        The noise of each pair depends on its index and the seed, and not on the other pairs.
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
         draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
@@ -79,10 +76,7 @@ class TextNoise(NamedTuple):
 
 
 def change_case(text: str, kind: str, language: str) -> str:
-    """Change a text to upper_case, lower_case or title_case, in which other letters stay, by Unicode.
-
-    `language` is a code such as tr or tr_TR.
-    """
+    """Change to upper_case, lower_case or title_case, in which other letters stay, by Unicode."""
     dotted = _DOTTED.fullmatch(language) is not None
     if kind == "lower_case":
         text = text.replace("İ", "i").replace("I", "ı") if dotted else text
@@ -107,7 +101,7 @@ def drop_end_mark(source: str, target: str) -> tuple[str, str]:
 
 
 def _has_text(text: str) -> bool:
-    """Return whether a text has more than spaces, punctuation and symbols that are held."""
+    """Whether a text has more than spaces, punctuation and symbols that are held."""
     return any(map(str.isalnum, text))
 
 
@@ -128,7 +122,6 @@ def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
 def spread_languages(
     parts: Sequence[Part], languages: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield source and target language of each pair, in order."""
     for part, spoken in zip(parts, languages, strict=True):
         yield from itertools.repeat(spoken, part.size)
 
@@ -166,7 +159,6 @@ _NEIGHBOURS, _SIMILAR, _STYLED = _find_neighbours(), _LATIN | _others(_ALIKE), _
 
 
 def _like(letter: str, found: str) -> list[str]:
-    """Return the characters found, in upper case if the letter is."""
     return [one.upper() if letter.isupper() and len(one.upper()) == 1 else one for one in found]
 
 

@@ -1,8 +1,7 @@
 """Token ids on disk: every pair is tokenized once, then memory-mapped.
 
-Row 3 of the data path. Contains the files of a token store and their lifetime: a store is built once for the
-same pairs, vocabularies and sampling, and appears complete or not at all, even when several processes build
-it at the same time.
+Row 3 of the data path. A store is built once for the same pairs, vocabularies and sampling, by workers,
+and appears complete or not at all, even when several processes build it at the same time.
 """
 
 import contextlib
@@ -35,10 +34,7 @@ from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
 
 
 class GrowingArray:
-    """A one-dimensional .npy file that grows at its end.
-
-    numpy reserves space in the header for the largest size, so that the header can be rewritten in place.
-    """
+    """A one-dimensional .npy file that grows at its end; its header has space for the largest size."""
 
     def __init__(self, path: Path, dtype: type | np.dtype, *, size: int = 0) -> None:
         """Make a file, or go on after the first `size` values of an unfinished one."""
@@ -51,17 +47,14 @@ class GrowingArray:
         self._file.seek(0, os.SEEK_END)
 
     def append(self, values: np.ndarray) -> None:
-        """Write more values after those so far."""
         self._file.write(values.astype(self._dtype, copy=False).tobytes())
         self.size += len(values)
 
     def flush(self) -> None:
-        """Wait until all values are on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Complete the file, and wait until it is on the disk."""
         with self._file:
             self._file.seek(0)
             self._write_header()
@@ -84,10 +77,8 @@ class Drawing(NamedTuple):
 
 
 class TextChunk(NamedTuple):
-    """Consecutive pairs: the number of the chunk, the texts, and for each pair its languages and alignment.
-
-    languages: only with noise. target_tags: what is put before each target after the noise; None: nothing.
-    links: positions of source and target words [K, 2], if there are alignments.
+    """Consecutive pairs; languages only with noise, target tags (put before targets after it) and links
+    [K, 2], positions of source and target words, only if there are any.
     """
 
     number: int
@@ -107,11 +98,7 @@ class TokenizedChunk(NamedTuple):
 
 @dataclass
 class TokenizeChunks:
-    """Tokenizes chunks of pairs.
-
-    dtypes: types of source and target ids. has_source: without, sources have no tokens. linked: whether pairs
-    have alignments. threads: of SentencePiece; -1: one for each core.
-    """
+    """Tokenizes chunks of pairs to ids of `dtypes`; `threads` are SentencePiece's, -1: one for each core."""
 
     vocabs: Vocabs
     drawing: Drawing
@@ -121,11 +108,10 @@ class TokenizeChunks:
     threads: int
 
     def __post_init__(self) -> None:
-        """Tabulate the pieces, for links."""
         self._linker = PieceLinker(self.vocabs) if self.linked else None
 
     def __call__(self, block: TextChunk) -> TokenizedChunk:
-        """Return the token ids of a chunk, a function of its number, its texts and the seed."""
+        """A function of the chunk's number, its texts and the seed."""
         sampling, seed, noise = self.drawing
         texts = (block.sources, block.targets)
         if noise is not None and block.languages is not None:
@@ -153,7 +139,6 @@ class TokenizeChunks:
         return TokenizedChunk(sides, links)
 
     def describe(self) -> dict[str, Any]:
-        """Return what ids depend on besides the texts."""
         return {"vocabularies": [self.vocabs.source.fingerprint, self.vocabs.target.fingerprint]}
 
 
@@ -168,17 +153,9 @@ _COMPARED = 4096
 
 
 class TeacherScores:
-    """The scores of all pairs of a token store; pairs whose data set has none have no probabilities.
-
-    pairs: see `Pairs.find_scores`. tokens, offsets: the target tokens of the store, as in `Side`.
-    """
+    """The scores of all pairs of a token store; pairs whose data set has none have no probabilities."""
 
     def __init__(self, pairs: Pairs, vocab: Vocab, tokens: np.ndarray, offsets: np.ndarray) -> None:
-        """Find the scores of each pair.
-
-        Raises:
-          UserError: a file is of another vocabulary, or of other text; one line names file and row.
-        """
         self.files: Sequence[ScoreFile | None] = pairs.scores
         present = [file for file in self.files if file is not None]
         for file in present:
@@ -219,12 +196,9 @@ class TeacherScores:
         places: tuple[np.ndarray, np.ndarray],
         shape: tuple[int, int],
     ) -> TeacherTokens:
-        """Return the scores of a batch: ids and probabilities [B, T, K], 0 where there are none.
+        """Scores of a batch of `shape` (B, T): ids and probabilities [B, T, K], 0 where there are none.
 
-        Args:
-          examples, lengths: index in the store and number of target tokens of each pair.
-          places: row and column in the batch of each token, of all pairs in order.
-          shape: B and T.
+        `lengths` are the target tokens of each pair; `places` the row and column of each token.
         """
         ids = np.zeros((*shape, self.top_k), np.int32)
         probs = np.zeros((*shape, self.top_k), np.float16)
@@ -262,7 +236,7 @@ _COUNTED = 1 << 22
 
 
 class BuildStopped(Exception):
-    """Raised when a build ends because its `stop` event is set; callers that pass no event never see it."""
+    """The `stop` event of a build is set."""
 
 
 class Side(NamedTuple):
@@ -277,9 +251,8 @@ class TokenStore:
     """Token ids of all pairs of a split, without padding; each sentence ends in eos.
 
     source, target: the two sides as flat arrays; the sources of a language model have no tokens, not even
-    eos. parts: the data sets of a mixture, in order. folder: the folder of the store; None: in memory.
-    weights: of the pairs in the loss; None: all are 1. links: the alignments of the pairs, if they have any.
-    teacher: the teacher's scores of the targets, if there are any.
+    eos. parts: the data sets of a mixture, in order. folder: None: in memory. weights: of the pairs in the
+    loss; None: all are 1.
     """
 
     def __init__(
@@ -312,22 +285,10 @@ class TokenStore:
     ) -> "TokenStore":
         """Open the store of these pairs and vocabularies under `root`; write a missing store first.
 
-        The digests of all files are verified. A damaged store is written again, with a warning.
-
-        Args:
-          pairs: read once, in order, with bounded memory.
-          vocabs: of both sides; the source vocabulary is unused if `pairs` have no source.
-          root: a cache folder; it may hold many stores.
-          sampling: subword regularisation of both sides, see `Vocab.tokenize_all`. 0: none.
-          seed: seed of the sampling and of the noise.
-          noise: what is changed in the text before it is tokenized; None: nothing.
-          stop: when another thread sets this event, a build in progress removes its files and raises
-            `BuildStopped`.
-          hands: who tokenizes. The store does not depend on it.
-          count: receives the numbers of pairs that have been written.
-
-        Raises:
-          UserError: there are no pairs, `root` is not writable, or a teacher's scores are of other targets.
+        The digests of all files are verified. A damaged store is written again, with a warning. Pairs are
+        read once, in order, with bounded memory. `sampling` is the subword regularization of both sides, see
+        `Vocab.tokenize_all`; `seed` that of sampling and noise. When another thread sets `stop`, a build in
+        progress removes its files and raises `BuildStopped`. `count` receives numbers of pairs written.
         """
         if not len(pairs):
             raise UserError("there are no sentence pairs to tokenize; check data.dataset and data.clean")
@@ -356,7 +317,7 @@ class TokenStore:
 
     @classmethod
     def from_targets(cls, sentences: Sequence[np.ndarray]) -> "TokenStore":
-        """Make a store in memory from given token ids, without sources; each sentence ends in eos."""
+        """Make a store in memory, without sources; each sentence ends in eos."""
         lengths = np.array([len(ids) for ids in sentences], np.int32)
         nothing = Side(np.zeros(0, np.int32), np.zeros(len(lengths) + 1, np.int64), np.zeros_like(lengths))
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -376,16 +337,15 @@ class TokenStore:
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """Number of tokens of each source sentence, eos included; int32, 0 where there is no source."""
+        """Numbers of tokens, eos included; int32, 0 where there is no source."""
         return self.source.lengths
 
     @property
     def target_lengths(self) -> np.ndarray:
-        """Number of tokens of each target sentence, eos included; int32."""
         return self.target.lengths
 
     def count_tokens(self, *, source_size: int, target_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return how often each id of the source vocabulary, and of the target vocabulary, occurs: int64."""
+        """How often each id of both vocabularies occurs, int64."""
         counts = []
         for side, size in ((self.source, source_size), (self.target, target_size)):
             total = np.zeros(size, np.int64)
@@ -622,7 +582,6 @@ def _write_arrays(
 
 
 def _list_arrays(dtypes: tuple[np.dtype, ...], *, linked: bool) -> list[tuple[str, np.dtype]]:
-    """Return the names and types of the arrays of a store."""
     offsets, points = np.dtype(np.int64), np.dtype(np.uint16)
     found = [(f"{side}.tokens", dtype) for side, dtype in zip(_SIDES, dtypes, strict=True)]
     found += [(f"{side}.offsets", offsets) for side in _SIDES]

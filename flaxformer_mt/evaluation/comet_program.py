@@ -17,11 +17,6 @@ _PROGRAM = "comet-score"
 
 
 def check_comet(model: str | Path) -> Path:
-    """Return the path of a COMET model.
-
-    Raises:
-      UserError: it is not the file of a checkpoint, or `comet-score` is not installed.
-    """
     path = Path(model).expanduser()
     if path.suffix != ".ckpt" or not path.is_file():
         what = "is not a .ckpt file" if path.exists() else "does not exist"
@@ -40,12 +35,9 @@ def check_comet(model: str | Path) -> Path:
 def score_comet(
     model: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]
 ) -> float:
-    """Return the COMET of translations, the mean over sentences; computed on the CPU.
+    """The mean over sentences; computed on the CPU.
 
     The model is loaded by PyTorch with pickle: use only one that you trust.
-
-    Raises:
-      UserError: the program fails.
     """
     with tempfile.TemporaryDirectory(prefix="comet-") as folder:
         command = [_PROGRAM, "--model", str(model.resolve()), "--gpus", "0", "--only_system", "--quiet"]

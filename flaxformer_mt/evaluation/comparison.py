@@ -1,8 +1,4 @@
-"""Comparison of a run with other systems: paired significance tests on translations of the same set.
-
-Contains the parsing of --against, the check that all systems translate the same sentences, and the files and
-tables of a comparison. The tests themselves are left to sacreBLEU (evaluation/metrics.py).
-"""
+"""Comparison of a run with other systems: paired significance tests on translations of the same set."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,11 +50,7 @@ class ComparedSystem:
 
 
 def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
-    """Parse RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is.
-
-    Raises:
-      UserError: no folder or file has that name, the folder is not a run, or the run is a language model.
-    """
+    """RUN, RUN@CHECKPOINT or FILE; what is parsed already is returned as it is."""
     if isinstance(name, ComparedSystem):
         return name
     name = str(name)
@@ -82,12 +74,6 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
 
 @dataclass(frozen=True)
 class ResamplingOptions:
-    """Options of resampling: the number of samples, and the test that compares two systems.
-
-    Raises:
-      UserError: a number is out of range.
-    """
-
     # Number of bootstrap samples, for confidence intervals and for the paired bootstrap test; 0: none.
     samples: int = 0
     paired: Literal["bootstrap", "approximate"] = "bootstrap"
@@ -108,14 +94,7 @@ def make_resampling_options(
     *,
     compared: Sequence[str],
 ) -> ResamplingOptions:
-    """Build the options from the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials.
-
-    Args:
-      compared: the names given to --against.
-
-    Raises:
-      UserError: a number is out of range, a flag has no effect, or --against names a system twice.
-    """
+    """The options of the flags of these names; None: 1000 samples, paired bootstrap, 10000 trials."""
     if paired is not None and not compared:
         raise UserError(f"--paired={paired} has no effect without --against=RUN; give one or leave it out")
     if trials is not None and paired != "approximate":
@@ -143,12 +122,7 @@ def read_compared_files(
 ) -> dict[str, tuple[str, ...]]:
     """Check all compared systems, and return the translations of those that are files, by name.
 
-    Args:
-      own: the directory of the evaluated run, its config, and the set to score.
-      split: the split that the set comes from; None: the set comes from files, which any run can translate.
-
-    Raises:
-      UserError: the split of a run differs from the set, or a file has another number of lines.
+    Without a split, the set comes from files, which any run can translate.
     """
     found = {}
     for system in systems:
@@ -182,10 +156,9 @@ def translate_compared_systems(
     direction: Direction,
     **options: Any,
 ) -> list[Rival]:
-    """Return the translations of all compared systems.
+    """Translations of all compared systems, in their order, whose models are loaded one after another.
 
-    Keeps the given order. Loads the models one after another; `options` are those of `Translator.load`.
-    A model of several directions translates in `direction`.
+    A model of several directions translates in `direction`; `options` are those of `Translator.load`.
     """
     rivals = []
     for system in systems:
@@ -208,7 +181,6 @@ def translate_compared_systems(
 
 
 def describe_search(search: SearchConfig) -> dict[str, Any]:
-    """Return the options of a search that a report names, as JSON values."""
     return {
         "method": search.method,
         "beam_size": 1 if search.method == "greedy" else search.beam_size,
@@ -219,10 +191,7 @@ def describe_search(search: SearchConfig) -> dict[str, Any]:
 def find_largest_differences(
     one: Sequence[str], other: Sequence[str], references: Sequence[str], *, most: int, lowercase: bool = False
 ) -> list[tuple[int, float, float]]:
-    """Return the sentences whose chrF differs most, at most `most`: their indices and the chrF of both.
-
-    Omits sentences with identical translations.
-    """
+    """Indices of the `most` sentences whose chrF differs most, and the chrF of both; no identical ones."""
     unlike = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
     ours, theirs = (
         score_sentences_chrf([texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase)
@@ -249,7 +218,7 @@ def save_largest_differences(
 def compare(
     own: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
-    """Return TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
+    """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
     found = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": own.hypotheses} | {facts["name"]: hypotheses for facts, hypotheses in rivals},
@@ -299,7 +268,6 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _cell(found: Mapping[str, Any]) -> str:
-    """Format a score, its interval and its p-value in 27 characters."""
     interval = "" if found["ci"] is None else f"± {found['ci']:.2f}"
     chance = "" if found.get("p_value") is None else f"p={found['p_value']:.4f}"
     return f"{found['score']:>10.2f} {interval:<7} {chance:<8}"

@@ -1,8 +1,4 @@
-"""The evaluation set: sources and references from a split of a run's data set, or from a user's files.
-
-Contains the name of the set, the check that each source has one reference, and the check that a split is the
-same set for two runs.
-"""
+"""The evaluation set: sources and references from a split of a run's data set, or from a user's files."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -34,13 +30,12 @@ class Translations:
     hypotheses: tuple[str, ...]
 
     def choose(self, indices: Sequence[int]) -> "Translations":
-        """Return the sentences of these indices."""
         fields = (self.sources, self.references, self.hypotheses)
         return Translations(*(tuple(field[index] for index in indices) for field in fields))
 
 
 def read_sentences(path: str) -> list[str]:
-    """Read the lines of a file, or of standard input for `-`. Raises UserError if absent or not UTF-8."""
+    """Lines of a file, or of standard input for `-`."""
     with open_input(path) as stream:
         return list(read_lines(stream, name=path))
 
@@ -48,8 +43,7 @@ def read_sentences(path: str) -> list[str]:
 def save_translations(run_dir: Path, name: str, translations: Translations) -> None:
     """Write RUN/translations/NAME.source, .reference and .hypothesis; line N of each belongs to sentence N.
 
-    Deletes NAME.differences.tsv, which describes earlier translations. With several processes, only the first
-    writes.
+    Deletes NAME.differences.tsv, which describes earlier translations. Only the first process writes.
     """
     if not is_first():
         return
@@ -62,7 +56,7 @@ def save_translations(run_dir: Path, name: str, translations: Translations) -> N
 
 
 def load_translations(run_dir: Path, name: str) -> Translations:
-    """Read what `save_translations` wrote. Raises UserError if a file is absent."""
+    """Read what `save_translations` wrote."""
     files = {field: str(run_dir / "translations" / f"{name}.{kind}") for field, kind in _KINDS.items()}
     return Translations(**{field: tuple(read_sentences(file)) for field, file in files.items()})
 
@@ -70,10 +64,7 @@ def load_translations(run_dir: Path, name: str) -> Translations:
 def save_differences(
     run_dir: Path, name: str, heading: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> Path | None:
-    """Write RUN/translations/NAME.differences.tsv: a header line and one line per row, separated by tabs.
-
-    Replaces tabs within a text by spaces. Returns the path of the file; None in all processes but the first.
-    """
+    """Write RUN/translations/NAME.differences.tsv, without tabs inside of a text, in the first process."""
     if not is_first():
         return None
     file = _differences_file(run_dir, name)
@@ -120,8 +111,6 @@ Split = Literal["test", "valid"]
 
 @dataclass(frozen=True)
 class ScoredSet:
-    """Sources with one reference each."""
-
     # Name of the files under RUN/translations/.
     name: str
     sources: tuple[str, ...]
@@ -141,16 +130,7 @@ def read_sets(
     languages: Mapping[str, str | None],
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
 ) -> list[ScoredSet]:
-    """Read the split of the config's data set in each direction, unless files are given.
-
-    Args:
-      vocab_tags: see `choose_line_tags`.
-      languages: `source_language` and `target_language`, which choose among the directions; None: all.
-
-    Raises:
-      UserError: the split or a file is absent, one file is missing, or their numbers of lines differ; the
-        model does not have a language, or it is not said into which language files are to be translated.
-    """
+    """Read the split in each direction that has it and the languages (None: all), unless files are given."""
     given = {name: language for name, language in languages.items() if language is not None}
     tags = choose_line_tags(config.data, **given, vocab_tags=vocab_tags)
     chosen = [
@@ -181,7 +161,6 @@ def read_sets(
 def _read_split_sets(
     config: Config, split: Split, chosen: Sequence[Direction], given: dict[str, str]
 ) -> list[ScoredSet]:
-    """Read the split in each of the chosen directions that have it."""
     files = "--source=FILE --reference=FILE"
     check_split(config, split, files=files)
     several, found = len(find_directions(config.data)) > 1, []
@@ -200,7 +179,6 @@ def _read_split_sets(
 
 
 def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
-    """Read the pairs of a split, without tags, by their directions."""
     pairs = read_pairs(data, split, tagged=False)
     directions = find_directions(data)
     if len(directions) == 1:
@@ -212,7 +190,7 @@ def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
 
 
 def check_split(config: Config, split: Split, *, files: str) -> None:
-    """Raise UserError if the config's data set lacks a split; `files` names the flags to use instead."""
+    """`files` names the flags to use instead."""
     if split not in get_args(Split):
         raise UserError(f"split is {split!r}; it must be test or valid")
     if not has_split(config.data, split):
@@ -220,7 +198,6 @@ def check_split(config: Config, split: Split, *, files: str) -> None:
 
 
 def name_of_file(path: str) -> str:
-    """Return the name under which a file is reported: its name without folders, or stdin."""
     return "stdin" if path == STANDARD else Path(path).name
 
 

@@ -1,7 +1,4 @@
-"""Scores of translations: row 10 of the data path.
-
-Imports sacreBLEU, as translation/minimum_bayes_risk.py does for its tokenizers.
-"""
+"""Scores of translations, by sacreBLEU: row 10 of the data path."""
 
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -43,15 +40,7 @@ class Scores:
 def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
 ) -> Scores:
-    """Compute corpus BLEU and chrF of detokenized hypotheses against one reference each.
-
-    Args:
-      lowercase: ignore case in both scores.
-      tokenize: sacreBLEU's tokenizer for BLEU; chrF compares characters and needs none.
-
-    Raises:
-      UserError: the numbers of sentences are 0 or differ, or the tokenizer is unknown or not installed.
-    """
+    """Corpus BLEU, with sacreBLEU's tokenizer `tokenize`, and chrF of detokenized hypotheses."""
     _check_lines(hypotheses, references)
     bleu, chrf = _make_bleu(lowercase, tokenize), _make_chrf(lowercase)
     bleu_score = bleu.corpus_score(hypotheses, [references])
@@ -68,14 +57,14 @@ def score_translations(
 def score_sentences_chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False
 ) -> list[float]:
-    """Compute the chrF of each sentence separately, from 0 to 100; [] for no sentences."""
+    """chrF of each sentence, from 0 to 100."""
     chrf = _make_chrf(lowercase)
     pairs = zip(hypotheses, references, strict=True)
     return [float(chrf.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
 def score_sentences_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    """Compute the BLEU of each sentence separately, from 0 to 100, with effective order; [] for none.
+    """BLEU of each sentence, from 0 to 100, with effective order.
 
     The tokenizer is 13a, or char for references without spaces between words.
     """
@@ -89,9 +78,8 @@ def score_sentences_bleu(hypotheses: Sequence[str], references: Sequence[str]) -
 class ResampledScore(NamedTuple):
     """A system's score on a set of sentences, and on resampled sets of the same sentences.
 
-    score: on the original set. mean: over the samples. ci: half the width of the 95% confidence interval
-    around this mean. p_value: the probability of a difference this large from the first system if both were
-    equally good.
+    mean: over the samples. ci: half the width of the 95% confidence interval around this mean. p_value: the
+    probability of a difference this large from the first system if both were equally good.
     """
 
     score: float
@@ -123,27 +111,12 @@ def resample_scores(
     tokenize: str = "13a",
     only: Sequence[str] = ("bleu", "chrf", "ter"),
 ) -> Resampling:
-    """Compute scores and confidence intervals of all systems, and paired tests of the first against each
-    other one.
+    """Scores and confidence intervals of all systems, and paired tests of the first against each other one.
 
     Uses sacreBLEU's implementations, with its seed 12345 or that of SACREBLEU_SEED. Scores that are exactly
     equal get the p-value 1: sacreBLEU counts only differences larger than the observed one, and would report
-    its smallest p-value if no sample has a larger one.
-
-    Args:
-      systems: translations by system name, one for each of `references`.
-      samples: number of bootstrap samples, at least 2; 0 for no intervals, of a single system or with
-        `paired` "approximate".
-      paired: paired bootstrap resampling, or approximate randomization, which swaps translations of the two
-        systems at random.
-      trials: number of trials of approximate randomization.
-      lowercase: ignore case in BLEU and chrF; TER always ignores case.
-      only: the metrics. TER is the translation edit rate, edits per 100 words of the references, so lower is
-        better; with sacreBLEU's defaults: words between spaces, with shifts of phrases. It takes most time.
-
-    Raises:
-      UserError: as `score_translations`.
-      ValueError: there are too few samples.
+    its smallest p-value if no sample has a larger one. `samples` is 0 for no intervals, of a single system or
+    with approximate randomization, which has `trials`. TER always ignores case, and takes most time.
     """
     from sacrebleu.metrics.ter import TER
     from sacrebleu.significance import PairedTest
@@ -201,10 +174,6 @@ def _check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:
 def choose_score_options(
     train: TrainConfig, language: str, references: Sequence[str], *, warn: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return `lowercase` and `tokenize` of `score_translations` for translations into a language.
-
-    See `choose_tokenizer`.
-    """
     tokenize = choose_tokenizer(language, train.bleu_tokenize, references=references, warn=warn)
     return {"lowercase": train.lowercase, "tokenize": tokenize}
 
@@ -212,20 +181,11 @@ def choose_score_options(
 def choose_tokenizer(
     language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
 ) -> str:
-    """Return the tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
+    """The tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
 
-    Args:
-      language: code of the target language, of two or three letters, with or without a region or script.
-      tokenize: train.bleu_tokenize; auto: 13a for languages that are written with spaces between words, else
-        sacreBLEU's own for the language, or char if that is not installed.
-      references: text of the language, the first 200 lines of which show whether it has spaces between words
-        if the code does not.
-      warn: receives a warning if the tokenizer for the language is not installed, if the code of the language
-        is not known to need another than 13a while the references do, or if `tokenize` is one that splits
-        text at spaces while the language needs another.
-
-    Raises:
-      UserError: the tokenizer is unknown, or is requested by name and not installed.
+    auto: 13a for languages that are written with spaces between words, else sacreBLEU's own for the language,
+    or char if that is not installed. The first 200 references show whether a language has spaces if its code
+    does not. Warns of a tokenizer that is absent or does not suit the language.
     """
     fitting = _find_fitting(language)
     is_unknown = fitting == "13a" and lacks_spaces(references[:SCRIPT_SAMPLE])
@@ -252,7 +212,7 @@ def choose_tokenizer(
 
 
 def _find_fitting(language: str) -> str:
-    """Return the tokenizer by the script in a language's code, if there is one, else by the language."""
+    """The tokenizer by the script in a language's code, if there is one, else by the language."""
     base, *rest = language.lower().replace("-", "_").split("_")
     scripts = [part for part in rest if len(part) == 4 and part.isalpha()]
     found = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())

@@ -1,7 +1,6 @@
 """Figures from arrays: position tables, training curves and attention weights.
 
-Owns the import of matplotlib; takes numbers and their names. Figures are made without pyplot, which would
-need a display and keep every figure in memory.
+Figures are made without pyplot, which would need a display and keep every figure in memory.
 """
 
 import math
@@ -47,7 +46,7 @@ class TokenAxis(NamedTuple):
 
 
 def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
-    """Write a figure as a PNG file, with a title above it."""
+    """As a PNG file, with a title above the figure."""
     if title:
         figure.suptitle(title, fontsize=10, parse_math=False)
     figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
@@ -59,15 +58,7 @@ def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
 def draw_position_curves(
     tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
 ) -> "Figure":
-    """Plot columns 4 to 7 of tables [P, D] over positions, 15 x 5 inches per table.
-
-    A table of less than 8 columns shows those that it has, and a table of at most 4 columns shows all.
-
-    Args:
-      tables: by the name of their owner, which is the title when there are several tables.
-      first_position: the position of the first row.
-      column: the name of a column, for the legend: "dimension 4", ...
-    """
+    """Plot columns 4 to 7, or those that there are, of tables [P, D] over positions."""
     figure = _make_figure(15, 5 * len(tables))
     for number, (name, table) in enumerate(tables.items(), start=1):
         axes = figure.add_subplot(len(tables), 1, number)
@@ -85,13 +76,7 @@ def draw_position_curves(
 def draw_position_tables(
     tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
 ) -> "Figure":
-    """Draw tables [P, D] as images, positions down and columns across; 0 is white.
-
-    Args:
-      tables: by the name of their owner, which is the title when there are several tables.
-      first_position: the position of the first row.
-      column: the name of a column, for the axis.
-    """
+    """Draw tables [P, D] as images, positions down and columns across; 0 is white."""
     figure = _make_figure(10, 6 * len(tables))
     for number, (name, table) in enumerate(tables.items(), start=1):
         axes = figure.add_subplot(len(tables), 1, number)
@@ -117,11 +102,9 @@ def draw_position_tables(
 
 
 def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
-    """Draw panels below each other over the same steps, each with its curves.
+    """Draw panels below each other over the same steps, each with its curves by the name of the data set.
 
-    Args:
-      panels: by the name of the quantity, with curves by the name of the data set. Panels and curves without
-        a finite value are left out; a non-finite value is a gap.
+    Panels and curves without a finite value are left out; a non-finite value is a gap.
     """
     drawn = {name: {label: c for label, c in curves.items() if _finite(c)} for name, curves in panels.items()}
     drawn = {name: curves for name, curves in drawn.items() if curves}
@@ -162,15 +145,9 @@ def draw_attention(
     """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
 
     All layers share one figure, "", with one row per layer. If it would have too many heads, or no space for
-    the labels, each layer has its own figure: "layer_0", "layer_1", ... All figures have the same colour
-    scale: white is 0, and the darkest colour is `darkest`.
-
-    Args:
-      layers: the weights of each layer, from the first layer on.
-      queries: the Q pieces that attend.
-      memory: the M pieces that are attended to.
-      darkest: the weight of the darkest colour. None: the largest weight.
-      boundary: index of the first token of a second text on both axes; lines are drawn before it.
+    the labels, each layer has its own figure: "layer_0", "layer_1", ... All figures have the same color
+    scale: white is 0, and the darkest color is `darkest`, or the largest weight. On both axes, lines are
+    drawn before the token `boundary`, the first of a second text.
     """
     heads = layers[0].shape[0]
     titled = [
@@ -204,13 +181,11 @@ class _Grid:
 
     @property
     def fits_labels(self) -> bool:
-        """Tell whether every piece has a label."""
         return self._query_step == self._memory_step == 1
 
     def draw(
         self, panels: Sequence[tuple[str, np.ndarray]], largest: float, boundary: int | None
     ) -> "Figure":
-        """Draw the figure of titled weights [Q, M]."""
         families, missing = _choose_fonts({*"".join(self._queries.pieces), *"".join(self._memory.pieces)})
         labels = [[_spell(p, missing) for p in side.pieces] for side in (self._queries, self._memory)]
         figure = _make_figure(self._columns * self._width + 2.5, self._rows * (self._height + 0.3) + 1.5)
@@ -246,7 +221,7 @@ class _Grid:
 
 
 def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Choose font families with glyphs for the characters; also return the characters without a glyph."""
+    """Font families with glyphs for the characters; also the characters without a glyph."""
     from matplotlib import font_manager
 
     missing = {character for character in characters if character.isprintable()}
@@ -266,7 +241,7 @@ def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
 
 
 def _spell(piece: str, missing: set[str]) -> str:
-    """Spell a piece as a label of limited length, with characters in `missing` as U+1F415."""
+    """A label of limited length, with characters in `missing` as U+1F415."""
     spelled = "".join(f"U+{ord(c):04X}" if c in missing else c for c in piece)
     return spelled if len(spelled) <= _MAX_LABEL_LENGTH else spelled[: _MAX_LABEL_LENGTH - 1] + "…"
 
@@ -275,7 +250,6 @@ def _spell(piece: str, missing: set[str]) -> str:
 
 
 def _make_figure(width: float, height: float) -> "Figure":
-    """Make a figure of this size in inches that is rendered without a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -303,7 +277,7 @@ class AttentionMaps(NamedTuple):
 
 
 def attention_maps(model: nn.Module, params: Any, batch: Batch) -> AttentionMaps:
-    """Compute the attention weights of each head and layer for a batch, without dropout."""
+    """The attention weights of each head and layer for a batch, without dropout."""
     _, variables = model.apply(
         {"params": params}, batch, deterministic=True, method="hidden", mutable=["intermediates"]
     )

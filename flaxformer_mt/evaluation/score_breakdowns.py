@@ -1,4 +1,4 @@
-"""Scores of a model of several directions: those of each direction, and their means.
+"""Scores by direction, with their means, and by length of the source.
 
 BLEU of different target languages counts different tokens, so that the scores of all sentences together would
 say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
@@ -17,8 +17,6 @@ from flaxformer_mt.evaluation.metrics import SCRIPT_SAMPLE, choose_score_options
 
 
 class _Rows(NamedTuple):
-    """The sentences of one direction, and the options of `score_translations` for them."""
-
     direction: Direction
     start: int
     stop: int
@@ -26,8 +24,6 @@ class _Rows(NamedTuple):
 
 
 class DirectionScorer:
-    """Scores translations of the pairs of a set, each direction by itself."""
-
     def __init__(self, pairs: Pairs, config: TrainConfig) -> None:
         """Choose the tokenizer of each target language, with a warning for one that is not installed."""
         self._rows, start = list[_Rows](), 0
@@ -39,7 +35,7 @@ class DirectionScorer:
             start += part.size
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """Return the means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
+        """The means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
         found = {}
         for direction, start, stop, options in self._rows:
             part = translations.choose(range(start, stop))
@@ -120,7 +116,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
 
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:
-    """Return the sentences of each bucket that has any, by the words of its shortest and longest source."""
+    """The sentences of each bucket that has any, by the words of its shortest and longest source."""
     lengths = [*map(_count_words, translations.sources)]
     starts = [0, *(longest + 1 for longest in _LONGEST)]
     found = {}
@@ -136,7 +132,7 @@ def _count_words(line: str) -> int:
 
 
 def name_bucket(start: int, end: int | None) -> str:
-    """Return the range of a bucket as it is shown: "6-10", "101 or more"."""
+    """ "6-10", "101 or more"."""
     return f"{start} or more" if end is None else f"{start}-{end}"
 
 

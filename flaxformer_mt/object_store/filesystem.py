@@ -1,8 +1,4 @@
-"""The objects below a URL such as gs://bucket/runs/x: listed, read, written and removed.
-
-The only module that imports fsspec, which in turn imports gcsfs for gs:// and s3fs for s3://; these transfer
-several objects at a time, and again what has failed. Knows nothing of runs.
-"""
+"""The objects below a URL such as gs://bucket/runs/x: listed, read, written and removed, by fsspec."""
 
 import logging
 import os
@@ -34,7 +30,6 @@ class ObjectStore:
     """
 
     def __init__(self, url: str) -> None:
-        """Connect to the store of a URL, such as gs://bucket/runs/x."""
         scheme = url.partition(":")[0]
         if scheme not in _SCHEMES:
             raise UserError(f"{url}: the scheme {scheme} is unknown; give a folder, gs://... or s3://...")
@@ -53,9 +48,7 @@ class ObjectStore:
         self._base = base.rstrip("/")
 
     def list(self, folder: str = "") -> dict[str, str]:
-        """Return the names of all objects, or of those below a folder, each with a text that names its
-        version.
-        """
+        """Names of all objects, or of those below a folder, each with a text that names its version."""
         found = self._call("listed", self._files.find, self._path(folder), detail=True)
         if list(found.values()) == [{}]:  # one object of that very name, in some stores without its facts
             found = {path: self._call("listed", self._files.info, path) for path in found}
@@ -70,7 +63,7 @@ class ObjectStore:
         }
 
     def read(self, name: str) -> bytes:
-        """Return the content of an object. Raises FileNotFoundError if there is none of that name."""
+        """Raises FileNotFoundError if there is none of that name."""
         return self._call("read", self._files.cat_file, self._path(name))
 
     def write(self, name: str, content: bytes, *, mode: str = "overwrite") -> None:
@@ -78,7 +71,7 @@ class ObjectStore:
         self._call("written", self._files.pipe_file, self._path(name), content, mode=mode)
 
     def download(self, pairs: Iterable[tuple[str, Path]]) -> None:
-        """Copy objects into files, each of which appears at once. Raises FileNotFoundError."""
+        """Copy objects into files, each of which appears at once; raises FileNotFoundError."""
         names, partial = [], {}
         for name, path in pairs:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +86,6 @@ class ObjectStore:
                 written.unlink(missing_ok=True)
 
     def upload(self, pairs: Iterable[tuple[Path, str]]) -> None:
-        """Copy files into objects, each of which appears at once."""
         small, large = {}, {}
         for path, name in pairs:
             if path.stat().st_size < _SMALL_BYTES:

@@ -23,14 +23,8 @@ BEAT, SILENCE = 15.0, 60.0
 
 
 class OwnerLock:
-    """The lock of one process; `check` before each publication."""
-
     def __init__(self, store: ObjectStore) -> None:
-        """Take the lock, at once or after the silence of an owner that no longer lives.
-
-        Raises:
-          UserError: another process has the lock, or the store cannot be written to.
-        """
+        """Take the lock, at once or after the silence of an owner that no longer lives."""
         self._store, self._end = store, threading.Event()
         self._me = {"host": socket.gethostname(), "process": os.getpid(), "token": secrets.token_hex(8)}
         # A process number means nothing on another machine, in another container or after a restart.
@@ -46,7 +40,6 @@ class OwnerLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise UserError if another process has the lock."""
         if (owner := self._read() or {}).get("token") != self._me["token"]:
             raise UserError(
                 f"{self._store.url} is being trained by {_describe(owner)}; this process publishes nothing "
@@ -54,7 +47,7 @@ class OwnerLock:
             )
 
     def release(self) -> None:
-        """Give the lock back; leave it to its silence if the store cannot be reached."""
+        """Leave the lock to its silence if the store cannot be reached."""
         self._end.set()
         self._thread.join()
         try:
@@ -91,7 +84,6 @@ class OwnerLock:
         return json.dumps({**self._me, "time": time.time()}).encode()
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the owner in the lock; None if there is no lock."""
         try:
             owner = json.loads(self._store.read(NAME))
         except FileNotFoundError:
@@ -115,6 +107,6 @@ def _name_machine() -> str:
 
 
 def _has_died(owner: dict[str, Any]) -> bool:
-    """Return whether the owner was a process of this very machine that lives no more."""
+    """Whether the owner was a process of this very machine that lives no more."""
     here = owner.get("machine") and owner.get("machine") == _name_machine()
     return bool(here) and not Path(f"/proc/{owner.get('process')}").exists()

@@ -45,7 +45,6 @@ class Mirror:
     """The objects of a store, and the files that have their names in the folder `root`."""
 
     def __init__(self, store: ObjectStore, root: Path) -> None:
-        """Read nothing yet."""
         self.store, self.root = store, root
         # The objects that were there when we last looked, with their versions.
         self.objects: dict[str, str] = {}
@@ -53,16 +52,15 @@ class Mirror:
         self.equal: dict[str, list[str | int]] = {}
 
     def look(self, below: str = "") -> None:
-        """List the objects, or those below a folder."""
         self.objects = self.store.list(below)
 
     def is_equal(self, name: str) -> bool:
-        """Return whether file and object are both as they were when one was copied to the other."""
+        """Whether file and object are both as they were when one was copied to the other."""
         path = self.root / name
         return name in self.objects and path.is_file() and self.equal.get(name) == self._facts(name)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Fetch the objects whose files differ. Raises FileNotFoundError if one has been removed since."""
+        """Fetch the objects whose files differ; raises FileNotFoundError if one has been removed since."""
         wanted = [name for name in names if name in self.objects and not self.is_equal(name)]
         self.store.download((name, self.root / name) for name in wanted)
         self.note(wanted)
@@ -86,7 +84,6 @@ class Mirror:
 
 
 def cache_of(url: str) -> Path:
-    """Return the folder for local copies of what is at a URL."""
     digest = hashlib.blake2b(os.fsencode(url), digest_size=8).hexdigest()
     return user_cache_dir().resolve() / "stores" / digest
 
@@ -111,7 +108,6 @@ class _Copy(Mirror):
         self.owner_lock: OwnerLock | None = None
 
     def refresh(self, folder: Path) -> None:
-        """Make the copy equal to the store, unless this process owns the run."""
         if self.owner_lock is None:
             self.look()
             seen = self.seen()
@@ -124,16 +120,14 @@ class _Copy(Mirror):
             self.get(n for n in seen if not n.startswith(_CHECKPOINTS) or n.count("/") == 2)
 
     def fetch_folder(self, folder: Path, wanted: Callable[[str], bool]) -> None:
-        """Fetch the files of a folder that `wanted` selects by their names in it."""
         prefix = f"{self.name(folder)}/"
         absent = (n for n in self.seen() if n.startswith(prefix) and not (self.root / n).exists())
         self.get(n for n in absent if wanted(n[len(prefix) :]))
 
     def publish(self, folder: Path) -> None:
-        """Upload what has changed in a folder, and of the run outside of checkpoints, such as the log.
+        """Upload what has changed in a complete checkpoint or the run, and of the run outside of checkpoints.
 
-        Args:
-          folder: a complete checkpoint, or the run itself; only the latter makes a run that is not there.
+        Only the run itself makes a run that is not there.
         """
         if _CONFIG not in self.objects:
             if folder != self.root:
@@ -155,7 +149,6 @@ class _Copy(Mirror):
             self.sweep(_writing(within[:-1]))  # the parts of this one; a job may write others meanwhile
 
     def withdraw(self, folder: Path) -> None:
-        """Remove a checkpoint from the store."""
         self.remove(self.name(folder))
 
     def send_parts(self, folder: Path) -> None:
@@ -170,7 +163,6 @@ class _Copy(Mirror):
         self.store.download((n, self.root / n) for n in parts if not (self.root / n).exists())
 
     def check_owner(self) -> None:
-        """Raise UserError if this process has owned the run, and another one does now."""
         if self.owner_lock is not None:
             self.owner_lock.check()
 
@@ -181,7 +173,7 @@ class _Copy(Mirror):
                 self.remove(folder)
 
     def seen(self) -> set[str]:
-        """Return the names of the run's files in the store that are of use to somebody."""
+        """Names of the run's files in the store that are of use to somebody."""
         if _CONFIG not in self.objects:
             return set()
         names = (n for n in self.objects if not _is_hidden(n) and not n.startswith(_NOT_READ))
@@ -190,7 +182,7 @@ class _Copy(Mirror):
         }
 
     def files(self) -> list[str]:
-        """Return the names of the files that are here, without those that somebody is writing."""
+        """Names of the files that are here, without those that somebody is writing."""
         names = (self.name(path) for path in self.root.rglob("*") if path.is_file())
         return [name for name in names if not _is_hidden(name)]
 
@@ -218,7 +210,7 @@ _guard = threading.Lock()
 def _where_copied(
     method: Callable[Concatenate[_Copy, Path, P], None],
 ) -> Callable[Concatenate[Path, P], None]:
-    """Return a function that calls a method for the copy that a folder belongs to, if it belongs to one."""
+    """Call a method for the copy that a folder belongs to, if it belongs to one."""
 
     def call(folder: Path, *arguments: P.args, **options: P.kwargs) -> None:
         if (copy := _find(folder)) is not None:
@@ -238,12 +230,9 @@ collect_parts = _where_copied(_Copy.collect_parts)
 
 
 def open_copy(run: str | Path) -> Path:
-    """Return the folder of a run: that of a path, with its ~ expanded, or the local copy of the run at a URL.
+    """Folder of a run: that of a path, with its ~ expanded, or the local copy of the run at a URL.
 
     The copy is made equal to the store, but for the arrays of checkpoints, which follow when they are read.
-
-    Raises:
-      UserError: the store cannot be read.
     """
     if url := find_url(run):
         with _guard:
@@ -257,11 +246,7 @@ def open_copy(run: str | Path) -> Path:
 
 @contextlib.contextmanager
 def own_run(folder: Path) -> Iterator[None]:
-    """Hold the lock of the run in its store while the body runs; upload its changed files at the end.
-
-    Raises:
-      UserError: another process trains the run.
-    """
+    """Hold the lock of the run in its store while the body runs; upload its changed files at the end."""
     if (copy := _find(folder)) is None:
         yield
         return
@@ -283,12 +268,11 @@ def own_run(folder: Path) -> Iterator[None]:
 
 
 def to_url(folder: Path) -> str:
-    """Return a text that names a folder to all processes of a job, whose copies differ."""
+    """A text that names a folder to all processes of a job, whose copies differ."""
     return name_urls(str(folder))
 
 
 def to_local(text: str) -> Path:
-    """Return the folder that `to_url` has named in another process."""
     for url, copy in _copies.items():
         if f"{text}/".startswith(f"{url}/"):
             return copy.root / text[len(url) :].lstrip("/")
@@ -314,7 +298,7 @@ def _folder_of(name: str) -> str:
 
 
 def _take_folder(url: str) -> tuple[BinaryIO, Path]:
-    """Return an empty folder for a copy that no other process uses, and the lock that keeps it so."""
+    """An empty folder for a copy that no other process uses, and the lock that keeps it so."""
     for place in (cache_of(url) / str(number) for number in itertools.count()):
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -340,11 +324,7 @@ _EQUAL = ".equal.json"
 
 
 def fetch_input(path: str | Path) -> Path:
-    """Return the path with its ~ expanded; for a URL, a local copy of the file or folder there.
-
-    Raises:
-      UserError: there is nothing at the URL, or the store cannot be read.
-    """
+    """The path with its ~ expanded; for a URL, a local copy of the file or folder there."""
     if not (url := find_url(path)):
         return local_path(path)
     above, _, name = url.rpartition("/")
@@ -358,14 +338,10 @@ def fetch_input(path: str | Path) -> Path:
 def fetch_files(
     url: str, folder: Path, *, below: str = "", wanted: Collection[str] | None = None
 ) -> list[str]:
-    """Make the files of a folder equal to objects below a URL; return the names of all objects there.
+    """Make files equal to the `wanted` objects (None: all) below a URL; return the names of all objects.
 
     Files whose objects have the same version as when they were fetched are left as they are, and their times
     of change with them.
-
-    Args:
-      below: the name of an object, or of a folder; "": all objects.
-      wanted: the names of the objects to fetch; None: all of them.
     """
     mirror, record = Mirror(ObjectStore(url), folder), folder / _EQUAL
     try:
@@ -387,15 +363,7 @@ def fetch_files(
 
 
 def open_output(path: str | Path, *, empty: bool = False) -> Path:
-    """Return the path with its ~ expanded; for a URL, the path of a local file or folder until
-    `publish_output`.
-
-    Args:
-      empty: whether there must be nothing at the URL.
-
-    Raises:
-      UserError: there is something, or the store cannot be read.
-    """
+    """The path with its ~ expanded; for a URL, perhaps `empty`, a local path until `publish_output`."""
     if not (url := find_url(path)):
         return local_path(path)
     above, _, name = url.rpartition("/")

@@ -157,14 +157,8 @@ def connect(
 ) -> None:
     """Join the processes of a job; do nothing if no argument is given. Call it before any computation.
 
-    Args:
-      coordinator: HOST:PORT at which process 0 can be reached.
-      processes: number of processes.
-      process: index of this process, from 0.
-      detect: let JAX detect the three values, on Slurm, GKE, TPU pods and under Open MPI.
-
-    Raises:
-      UserError: inconsistent arguments, or processes that cannot connect in time.
+    `coordinator` is HOST:PORT of process 0. With `detect`, JAX finds the three values, on Slurm, GKE, TPU
+    pods and under Open MPI.
     """
     given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [name for name, value in given.items() if value is None]
@@ -260,24 +254,22 @@ def _first_line(error: Exception) -> str:
 
 
 def is_first() -> bool:
-    """Return whether this is process 0, which writes files and prints messages."""
+    """Process 0 writes files and prints messages."""
     return process_index() == 0
 
 
 def process_index() -> int:
-    """Return the index of this process, from 0; raise UserError if JAX finds no devices."""
     find_devices()
     return jax.process_index()
 
 
 def process_count() -> int:
-    """Return the number of processes of the job; raise UserError if JAX finds no devices."""
     find_devices()
     return jax.process_count()
 
 
 def exchange(message: bytes) -> list[bytes]:
-    """Return the messages of all processes, by process index; all processes call it together."""
+    """The messages of all processes, by process index; all processes call it together."""
     if jax.process_count() == 1:
         return [message]
     from jax.experimental import multihost_utils
@@ -290,20 +282,14 @@ def exchange(message: bytes) -> list[bytes]:
 
 
 def any_process(value: bool) -> bool:
-    """Return whether the value is true in any process; all processes call it together."""
+    """Whether the value is true in any process; all processes call it together."""
     return any(message == b"1" for message in exchange(b"1" if value else b"0"))
 
 
 def decide_once(decide: Callable[[], T]) -> T:
-    """Return what `decide` returns in process 0, in all processes; all processes call it together.
+    """In all processes the JSON values that `decide` returns in process 0; all processes call it together.
 
     Other processes do not call `decide`: what they would read from a shared disk may be older or newer.
-
-    Args:
-      decide: returns JSON values.
-
-    Raises:
-      UserError: `decide` raised it in process 0; then it is raised in all processes.
     """
     if process_count() == 1:
         return decide()
@@ -320,14 +306,9 @@ def decide_once(decide: Callable[[], T]) -> T:
 
 
 def work_in_all(work: Callable[[], T], *, what: str) -> T:
-    """Return `work()`, once it has succeeded in all processes; all processes call it together.
+    """Return `work()`, once it has succeeded in all processes: "process 1 of 2 cannot WHAT: ...".
 
-    Args:
-      what: the task, as in "process 1 of 2 cannot WHAT: ...".
-
-    Raises:
-      UserError: `work` raised it in some process; then it is raised in all processes, with the message of the
-        first of them.
+    All processes call it together.
     """
     if process_count() == 1:
         return work()
@@ -344,11 +325,7 @@ def work_in_all(work: Callable[[], T], *, what: str) -> T:
 
 
 def wait_for_all(name: str, *, seconds: float = _BARRIER_TIMEOUT) -> None:
-    """Block until all processes have reached this barrier; `name` distinguishes barriers.
-
-    Raises:
-      jax.errors.JaxRuntimeError: a process has not reached the barrier in time.
-    """
+    """Block until all processes have reached this barrier; `name` distinguishes barriers."""
     if jax.process_count() > 1:
         barrier = f"flaxformer_mt/{name}/{_count_visit(name)}"
         _client().wait_at_barrier(barrier, timeout_in_ms=int(1000 * seconds))
@@ -382,7 +359,7 @@ _barrier_visits: dict[str, int] = {}
 
 
 def _count_visit(name: str) -> int:
-    """Return how many times this process has reached a barrier: each barrier can be passed only once."""
+    """How many times this process has reached a barrier: each barrier can be passed only once."""
     _barrier_visits[name] = _barrier_visits.get(name, 0) + 1
     return _barrier_visits[name]
 

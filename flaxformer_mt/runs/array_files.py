@@ -1,8 +1,4 @@
-"""Tables of arrays as orbax items on disk: written by one process or by all, read into any sharding.
-
-The only module that imports orbax. An item is a folder; it knows neither the other files of a checkpoint nor
-how a checkpoint becomes visible.
-"""
+"""Tables of arrays as orbax items on disk: written by one process or by all, read into any sharding."""
 
 import asyncio
 import concurrent.futures
@@ -40,9 +36,6 @@ def write_item(folder: Path, leaves: Leaves) -> None:
 
     Orbax copies all numpy arrays twice before it writes them; arrays of a device, such as the CPU, it copies
     a few at a time. Large items are therefore written as arrays of the CPU device.
-
-    Raises:
-      OSError: the disk is full or read-only.
     """
     sizes = [np.asarray(leaf).nbytes for leaf in leaves.values()]
     options = {}
@@ -54,28 +47,17 @@ def write_item(folder: Path, leaves: Leaves) -> None:
 
 
 def _place_on_cpu(leaf: Any) -> Any:
-    """Return the array on the CPU device, in place if its memory is aligned; of a type that JAX lacks, as it
-    is.
-    """
+    """The array on the CPU device, in place if its memory is aligned; of a type that JAX lacks, as it is."""
     keeps_type = isinstance(leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(leaf.dtype) == leaf.dtype
     return jax.device_put(leaf, jax.devices("cpu")[0]) if keeps_type else leaf
 
 
 def start_shared_item(folder: Path, leaves: Leaves) -> Callable[[], None]:
-    """Start to write this process's shards of an item, which all processes write together.
+    """Start to write this process's shards of an item; return what waits until they are on disk.
 
     Returns once the shards are copied to the host, so that their buffers may be donated or overwritten. On
     accelerators this is the only copy in host memory. Of replicated arrays, each process writes a part.
-
-    Args:
-      folder: the item, an empty folder that all processes see.
-      leaves: arrays of any sharding, or numbers; the same paths, shapes and shardings in all processes.
-
-    Returns:
-      A function that waits until the shards are on disk.
-
-    Raises:
-      OSError: the disk is full or read-only; also raised by the function that is returned.
+    `folder` is empty, and all processes see it.
     """
     import orbax.checkpoint as ocp
     from etils import epath  # the paths of orbax, which brings it along
@@ -111,18 +93,15 @@ def finish_shared_item(folder: Path) -> None:
 
 
 def is_written_by(name: str, process: int) -> bool:
-    """Return whether a file of a shared item, by its path in it or above it, is written by this process."""
+    """Whether a file of a shared item, by its path in it or above it, is written by this process."""
     return f"ocdbt.process_{process}" in name.split("/")
 
 
 def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None) -> Leaves:
-    """Read arrays bit for bit; other processes take no part.
+    """Read the arrays `specs` bit for bit (orbax stores no empty ones); other processes take no part.
 
-    Args:
-      specs: of all arrays of the item, empty ones included, which orbax does not store.
-      likes: for each path, the target: an array is placed on the sharding of a jax.Array or ShapeDtypeStruct,
-        or the default device if that is None, and each device reads its shards only. None, and other kinds of
-        targets: numpy arrays.
+    By path, `likes` are targets: an array is placed on the sharding of a jax.Array or ShapeDtypeStruct, or
+    the default device if that is None, and each device reads its shards only. Other targets: numpy arrays.
     """
     import orbax.checkpoint as ocp
 
@@ -146,7 +125,7 @@ def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None
 
 
 def _own_copy(leaf: Any) -> Any:
-    """Return a leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
+    """A leaf whose memory nobody else overwrites, in a form in which all processes can write it."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return np.array(leaf, copy=True)  # equal in all processes; the first one writes it
     if not shares_host_memory(leaf):
@@ -170,11 +149,7 @@ def _raise_storage_errors(folder: Path) -> Iterator[None]:
 
 
 def _ignore_late_writes() -> None:
-    """Hide what the storage library below orbax prints when one of several writes has failed.
-
-    Orbax then closes its event loop, and each other write that ends later calls it, in a thread of its own:
-    Python prints that traceback. The error itself is raised where orbax was called.
-    """
+    """Hide the traceback of a write that ends after another one has failed, and orbax has closed its loop."""
     previous = sys.unraisablehook
     if getattr(previous, "ignores_late_writes", False):
         return
@@ -222,10 +197,7 @@ _DATABASE = "manifest.ocdbt"
 
 
 def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
-    """Read the arrays of an orbax item that `specs` names; None if the item has another layout.
-
-    The caller has verified the digests of the files.
-    """
+    """Arrays `specs` of an orbax item, already verified; None if the item has another layout."""
     if not (folder / _DATABASE).is_file() or any("." in path for path in specs):
         return None
     import tensorstore

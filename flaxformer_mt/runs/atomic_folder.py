@@ -1,13 +1,11 @@
 """Atomic folders: a folder becomes visible only when it is complete, and its manifest reveals later damage.
 
-Contains the manifest of a folder (file names, sizes and digests; written last) and the renames that publish a
-finished folder. The contents of the files are left to the caller.
-
 A folder NAME is written as `.writing-NAME`, or as `.writing-NAME-` with a random number, sealed with its
-manifest, and renamed to NAME. An older NAME that it replaces is called `.replaced-NAME` between the two
-renames. A folder to delete is called `.removed-NAME` while its files are deleted. A process killed at any
-moment therefore leaves hidden folders, which `sweep_folders` removes, and every visible folder is complete.
-In the copy of a run in an object store, the folder is then uploaded, and so is its removal.
+manifest (file names, sizes and digests), and renamed to NAME. An older NAME that it replaces is called
+`.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME` while its files are
+deleted. A process killed at any moment therefore leaves hidden folders, which `sweep_folders` removes, and
+every visible folder is complete. In the copy of a run in an object store, the folder is then uploaded, and
+so is its removal.
 """
 
 import functools
@@ -40,10 +38,7 @@ class FileDigest(TypedDict):
 
 
 def begin_folder(final: Path, *, unique: bool = False) -> Path:
-    """Create the empty hidden folder in which `final` is written; delete one left by an earlier attempt.
-
-    With `unique`, its name is used only once, and what earlier attempts left is for `sweep_folders`.
-    """
+    """Create the empty hidden folder in which `final` is written; a `unique` name is used only once."""
     suffix = f"-{secrets.token_hex(8)}" if unique else ""
     temporary = final.with_name(_WRITING + final.name + suffix)
     _delete(temporary)
@@ -52,7 +47,7 @@ def begin_folder(final: Path, *, unique: bool = False) -> Path:
 
 
 def digest_files(folder: Path, *, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, FileDigest]:
-    """Flush the files of `folder` to disk; return their digests by their names relative to `folder`."""
+    """Flush the files to disk; return their digests by their names relative to `folder`."""
     files: dict[str, FileDigest] = {}
     for name, path in _walk_files(folder):
         if wanted(name):
@@ -70,12 +65,9 @@ def seal_folder(
     wanted: Callable[[str], bool] = lambda name: True,
     written: Mapping[str, FileDigest] = MappingProxyType({}),
 ) -> None:
-    """Flush all files of `folder` to disk, then write the manifest that lists them.
+    """Flush all `wanted` files to disk, then write the manifest, with JSON values, that lists them.
 
-    Args:
-      facts: JSON values that the manifest stores in addition to the list of files.
-      wanted: selects the files by their name relative to `folder`.
-      written: files that another process has flushed, with what it has written.
+    `written` are files that another process has flushed, with what it has written.
     """
     files = dict(written) | digest_files(folder, wanted=lambda name: wanted(name) and name not in written)
     files = dict(sorted(files.items()))
@@ -85,10 +77,7 @@ def seal_folder(
 
 
 def publish_folder(final: Path, written: Path | None = None) -> None:
-    """Rename the sealed folder `written` to `final`, replacing whatever has that name.
-
-    None is the folder `.writing-NAME`.
-    """
+    """Rename the sealed folder `written`, by default `.writing-NAME`, to `final`, replacing that."""
     temporary = final.with_name(_WRITING + final.name) if written is None else written
     replaced = final.with_name(_REPLACED + final.name)
     if os.path.lexists(final):
@@ -117,10 +106,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def sweep_folders(parent: Path) -> None:
-    """Remove the hidden folders that a killed process left in `parent`.
+    """Remove the hidden folders that a killed process left; only the writer of `parent` may call it.
 
-    Restores a folder that was renamed to be replaced, but whose replacement was never published. Only the one
-    process that writes to `parent` may call this function.
+    Restores a folder that was renamed to be replaced, but whose replacement was never published.
     """
     if not parent.is_dir():
         return
@@ -135,16 +123,12 @@ def sweep_folders(parent: Path) -> None:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return the `facts` given to `seal_folder`. Raises ValueError if the manifest is absent or damaged."""
+    """The `facts` given to `seal_folder`; raises ValueError if the manifest is absent or damaged."""
     return _read_manifest(folder)["facts"]
 
 
 def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> str:
-    """Compare the files of `folder` with its manifest; return the first difference as text, "" if none.
-
-    Args:
-      wanted: selects the files to compare by their name relative to `folder`, such as `params/_METADATA`.
-    """
+    """Compare the `wanted` files with the manifest; return the first difference as text, "" if none."""
     working_copies.fetch(folder, wanted)
     try:
         manifest = _read_manifest(folder)
@@ -185,9 +169,7 @@ def _write_manifest(folder: Path, body: dict[str, Any]) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _parse_manifest(text: bytes) -> dict[str, Any]:
-    """Return the contents of a manifest, not to be changed: a command reads the same manifest
-    several times.
-    """
+    """Not to be changed: a command reads the same manifest several times."""
     changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
     try:
         body = json.loads(text)
@@ -227,7 +209,6 @@ def _digest_body(body: dict[str, Any]) -> str:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder, or a link or file in its place; do nothing if there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -1,8 +1,4 @@
-"""Index of a run's checkpoints: the steps, the best, the newest, the damaged, and which ones to delete.
-
-Contains the layout RUN/checkpoints/STEP/ and the messages about absent and damaged checkpoints. Reads the
-progress and the manifest of a checkpoint; the arrays are left to runs/checkpoints.py.
-"""
+"""Index of a run's checkpoints: the steps, the best, the newest, the damaged, and which ones to delete."""
 
 import copy
 import difflib
@@ -32,25 +28,19 @@ class CheckpointIndex:
         self._best_metric = best_metric
 
     def folder(self, name: int | str) -> Path:
-        """Return the path of a checkpoint, whether or not it exists."""
+        """The path of a checkpoint, whether or not it exists."""
         return self.directory / str(name)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, damaged ones included, in ascending order.
-
-        Every entry named as a step counts, also a file, which is a damaged checkpoint; 007 is not a step.
-        """
+        """Steps of all checkpoints, damaged ones included, ascending; 007 is not a step."""
         if not self.directory.is_dir():
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))
 
     def best(self) -> int | None:
-        """Return the step with the best score, the earliest of equal ones; None if no checkpoint has a score.
+        """The step with the best score, the earliest of equal ones; None if no checkpoint has a score.
 
         The score of a damaged checkpoint is unknown: the best is then what a later checkpoint recorded.
-
-        Raises:
-          UserError: a damaged checkpoint is newer than all others, so that the best is unknown.
         """
         steps = self.steps()
         damages = {step: damage for step in steps if (damage := self._find_damage(self.folder(step), ()))}
@@ -67,11 +57,9 @@ class CheckpointIndex:
         )
 
     def removable(self, step: int, *, keep_last: int) -> list[int]:
-        """Return the steps to delete once `step` is written: all up to it but the `keep_last` newest and the
-        best.
+        """The steps to delete once `step` is written: all up to it but the `keep_last` newest and the best.
 
         The imported model, from which a run was trained further, is never deleted.
-
         An interim checkpoint, saved only because the run was asked to stop, is deleted as soon as a later one
         exists, and is excluded from the `keep_last` newest. A run that was stopped and resumed therefore
         keeps (and averages) the same checkpoints as an uninterrupted run. Steps after `step` remain from a
@@ -84,11 +72,6 @@ class CheckpointIndex:
         return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of([IMPORTED_STEP, *steps])})
 
     def resolve(self, which: int | str) -> Path:
-        """Return the folder of the checkpoint "best", "last", "average" or a step.
-
-        Raises:
-          UserError: the checkpoint is absent; the message lists the existing ones.
-        """
         word = str(which)
         name: int | str | None
         if word == "best":
@@ -110,7 +93,7 @@ class CheckpointIndex:
         return self.folder(name)
 
     def describe(self) -> str:
-        """List the checkpoints for messages: `RUN/checkpoints has 500, 1000, average (best: 500)`."""
+        """`RUN/checkpoints has 500, 1000, average (best: 500)`."""
         names = list(map(str, self.steps()))
         if self.folder(AVERAGE_NAME).is_dir():
             names.append(AVERAGE_NAME)
@@ -131,13 +114,7 @@ class CheckpointIndex:
         )
 
     def find_newest_undamaged(self) -> tuple[int | None, str]:
-        """Return the newest undamaged step, and a warning that names newer, damaged steps.
-
-        The step is None if there is no checkpoint; the warning is "" if no checkpoint is damaged.
-
-        Raises:
-          UserError: checkpoints exist, but all of them are damaged.
-        """
+        """The newest undamaged step (None: no checkpoint), and a warning of newer, damaged steps, or ""."""
         damages: list[str] = []
         for step in reversed(self.steps()):
             damage = self._find_damage(self.folder(step))
@@ -159,10 +136,7 @@ class CheckpointIndex:
         return max(known, key=lambda step: (known[step], -step), default=None)
 
     def _find_damage(self, folder: Path, parts: Iterable[str] | None = None) -> str:
-        """Return the damage to the progress and to `parts` (None: to all files), or "".
-
-        A folder that holds the checkpoint of another step counts as damaged.
-        """
+        """Damage to the progress and `parts` (None: all files), or ""; another step counts as damage."""
         wanted = None if parts is None else {_OLD_PROGRESS, *parts}
         damage = atomic_folder.find_damage(
             folder, lambda file: wanted is None or file.split("/")[0] in wanted
@@ -180,7 +154,6 @@ class CheckpointIndex:
         return self._read_undamaged(step).get("interim") is True
 
     def _read_undamaged(self, step: int) -> dict[str, Any]:
-        """Return the progress of a checkpoint; {} if it is damaged."""
         return {} if self._find_damage(self.folder(step), ()) else read_progress(self.folder(step))
 
     def _explain_absence(self, word: str) -> str:
@@ -201,13 +174,13 @@ def _name_undamaged(step: int | None) -> str:
 
 
 def _read_recorded_best(folder: Path) -> int | None:
-    """Return the best step so far, as training recorded it in a checkpoint."""
+    """The best step so far, as training recorded it in a checkpoint."""
     step = read_progress(folder).get("best_step")
     return step if isinstance(step, int) else None
 
 
 def read_progress(folder: Path) -> dict[str, Any]:
-    """Read the training progress that the checkpoint in `folder` stores, which the caller may change."""
+    """Training progress that the checkpoint in `folder` stores, which the caller may change."""
     facts = atomic_folder.read_facts(folder)
     if "progress" in facts:
         return copy.deepcopy(facts["progress"])

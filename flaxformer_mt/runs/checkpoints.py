@@ -1,7 +1,6 @@
 """Checkpoints: named trees of arrays, and the training progress, in RUN/checkpoints/STEP/.
 
-Row 11 of the data path. Copies trees to the host to write them, and places the arrays that it reads according
-to the sharding of the target; accepts any tree of arrays. array_files.py contains the form of arrays on disk.
+Row 11 of the data path.
 
     RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item per tree, as nested dicts of arrays
                           manifest.json            size and digest of each file, dtype and shape of each leaf,
@@ -68,13 +67,7 @@ def seal_checkpoint(
     progress: dict[str, Any],
     written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
 ) -> None:
-    """Write the manifest into a folder that has all arrays.
-
-    Args:
-      specs: dtypes and shapes of all arrays, by the name of their tree.
-      progress: JSON values.
-      written: files that another process has flushed, with what it has written.
-    """
+    """Write the manifest into a folder of arrays; `written`: files that other processes have flushed."""
     atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
 
 
@@ -84,8 +77,6 @@ def without_empty(leaves: Leaves) -> Leaves:
 
 
 class SharedSave:
-    """The part of one process in a checkpoint."""
-
     def __init__(
         self,
         trees: dict[str, Leaves],
@@ -95,15 +86,9 @@ class SharedSave:
     ) -> None:
         """Copy this process's shards to the host and start to write them; all processes call it together.
 
-        Args:
-          trees: the items, by name; without empty arrays.
-          begin: makes the hidden folder, with an empty folder for each item, on a file system that all
-            processes share; called in process 0.
-          publish: makes the folder visible, given the digests of files that their writers have flushed;
-            called in process 0, once all shards are on disk.
-
-        Raises:
-          UserError: `begin` raised it; then all processes raise it.
+        In process 0, `begin` makes the hidden folder, with an empty folder for each item, on a file system
+        that all processes share; `publish`, given the digests of files, makes it visible once all shards are
+        on disk.
         """
         folder = decide_once(lambda: working_copies.to_url(begin()))
         self._folder, self._names = working_copies.to_local(folder), list(trees)
@@ -119,11 +104,7 @@ class SharedSave:
             self._error = error
 
     def complete(self) -> None:
-        """Wait until the checkpoint is published; a thread of each process calls it.
-
-        Raises:
-          OSError: some process could not write.
-        """
+        """Wait until the checkpoint is published; a thread of each process calls it."""
         problem = let_first_conclude("save", json.dumps(self._finish_own_shards()), self._conclude)
         if self._error is not None and not isinstance(self._error, OSError):
             raise self._error
@@ -131,7 +112,6 @@ class SharedSave:
             raise OSError(problem)
 
     def _finish_own_shards(self) -> dict[str, Any]:
-        """Wait until the shards of this process are on disk; return its report."""
         try:
             for wait in self._waits:
                 wait()
@@ -187,13 +167,10 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, *, keep_last: int = 5, best_metric: str = "bleu") -> None:
-        """Store the options, without reading or writing any file.
+        """`keep_last` newest checkpoints are kept, besides the best and an imported model.
 
-        Args:
-          run_dir: the run directory; its folder `checkpoints` may be absent.
-          keep_last: the number of newest checkpoints to keep, in addition to the best and an imported model.
-          best_metric: the entry of `progress["metrics"]` that decides which checkpoint is the best; higher is
-            better, except for loss.
+        `best_metric` is the entry of `progress["metrics"]` that decides which checkpoint is the best; higher
+        is better, except for loss.
         """
         if keep_last < 1:
             raise ValueError(f"keep_last is {keep_last}; it must be at least 1")
@@ -207,16 +184,10 @@ class Checkpoints:
         self._error: Exception | None = None
 
     def save(self, step: int, trees: dict[str, PyTree], progress: dict[str, Any]) -> None:
-        """Save checkpoint `step`, then delete the checkpoints that are no longer kept.
+        """Save or replace checkpoint `step`, then delete the checkpoints that are no longer kept.
 
-        Args:
-          step: the training step; an existing checkpoint of this step is replaced.
-          trees: by name, such as {"params": ..., "opt_state": ...}; leaves are arrays of any sharding, or
-            numbers. Their buffers may be donated or overwritten as soon as this method returns.
-          progress: JSON values, which `restore` returns.
-
-        Raises:
-          UserError: an earlier checkpoint could not be written, for example because the disk is full.
+        Leaves of trees are arrays of any sharding, or numbers. Their buffers may be donated or overwritten as
+        soon as this method returns. `progress` are JSON values, which `restore` returns.
         """
         self._join_writer()
         progress = json.loads(json.dumps(progress))  # as it is now, and as it is read
@@ -251,14 +222,8 @@ class Checkpoints:
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
         """Read trees bit for bit with the shardings of `targets`; return the trees and the progress.
 
-        Args:
-          which: "best", "last", "average" or a step.
-          targets: by name, trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on
-            the default device; numpy leaves stay on the host. Other stored trees are skipped.
-
-        Raises:
-          UserError: the checkpoint is absent, damaged, or differs from the targets in structure, shape or
-          dtype.
+        Targets are trees of jax.ShapeDtypeStruct or arrays. Leaves without a sharding are placed on the
+        default device; numpy leaves stay on the host. Other stored trees are skipped.
         """
         folder = self.resolve(which)
         wanted = {name: make_specs(flatten_tree(target)) for name, target in targets.items()}
@@ -270,21 +235,11 @@ class Checkpoints:
         return trees, read_progress(folder)
 
     def read_specs(self, which: int | str) -> dict[str, Specs]:
-        """Return the types and shapes of all arrays of a checkpoint, by tree and path.
-
-        Raises:
-          UserError: the checkpoint is absent or damaged.
-        """
         folder = self.resolve(which)
         self._index.check_undamaged(folder, ())
         return atomic_folder.read_facts(folder)["trees"]
 
     def parameter_bytes(self, which: int | str) -> int:
-        """Return the bytes of the parameters that `restore_params` reads.
-
-        Raises:
-          UserError: the checkpoint is absent or damaged.
-        """
         likes = map(make_like, self._inference_tree(self.resolve(which))[1].values())
         return sum(like.size * like.dtype.itemsize for like in likes)
 
@@ -298,13 +253,7 @@ class Checkpoints:
         """Read the parameters for evaluation and translation, and the progress.
 
         They are the moving average if the checkpoint has one, with optim.lora's factors merged, regardless of
-        the devices that they were saved from: nested dicts of arrays.
-
-        Args:
-          sharding_of: the sharding of an array, by its path and shape. None: the default device.
-
-        Raises:
-          UserError: the checkpoint is absent or damaged, or not finite, without `allow_nonfinite`.
+        the devices that they were saved from: nested dicts of arrays. `sharding_of` maps path and shape.
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
@@ -322,15 +271,10 @@ class Checkpoints:
     def average(self, last: int, *, allow_nonfinite: bool = False) -> Path:
         """Write the mean of the inference parameters of the `last` newest checkpoints as `average`.
 
-        Step 0, the model that an imported run or one with --init starts from, does not count.
-
-        Sums in float64 and casts back to the dtype of the parameters; leaves that are not floating-point are
-        taken from the newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps":
-        [...], "averaged_tree": "params" or "ema_params"}.
-
-        Raises:
-          UserError: there are fewer checkpoints than `last`, or one of them is damaged, differs in shape, or
-            has NaN or infinite parameters and not `allow_nonfinite`.
+        Step 0, the model that an imported run or one with --init starts from, does not count. Sums in float64
+        and casts back to the dtype of the parameters; leaves that are not floating-point are taken from the
+        newest checkpoint. The progress of `average` is {"step": newest, "averaged_steps": [...],
+        "averaged_tree": "params" or "ema_params"}.
         """
         steps = [step for step in self.steps() if step > IMPORTED_STEP]
         if not 1 <= last <= len(steps):
@@ -353,30 +297,22 @@ class Checkpoints:
         return final
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, damaged ones included, in ascending order."""
         self._join_writer()
         return self._index.steps()
 
     def latest(self) -> int | None:
-        """Return the newest step; None if there is no checkpoint."""
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """Return the step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has
-        it.
-        """
+        """The step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has it."""
         self._join_writer()
         return self._index.best()
 
     def newest_undamaged(self) -> int | None:
-        """Return the newest undamaged step, from which training resumes; None if there is no checkpoint.
+        """The newest undamaged step, from which training resumes; None if there is no checkpoint.
 
         First removes what a killed process left behind, checkpoints that it would have deleted included, so
-        only the training process may call this method. Sets `warning` to the names of newer, damaged
-        checkpoints.
-
-        Raises:
-          UserError: checkpoints exist, but all of them are damaged.
+        only the training process may call it. Sets `warning` to the names of newer, damaged checkpoints.
         """
         self._join_writer()
         self._sweep()
@@ -386,11 +322,6 @@ class Checkpoints:
         return step
 
     def resolve(self, which: int | str) -> Path:
-        """Return the folder of the checkpoint "best", "last", "average" or a step (a number or its digits).
-
-        Raises:
-          UserError: the checkpoint is absent; the message lists the existing ones.
-        """
         self._join_writer()
         return self._index.resolve(which)
 

@@ -1,6 +1,5 @@
 """Trained models: the config, the vocabularies and the parameters of one checkpoint of a run directory.
 
-Contains the choice of the default checkpoint, and the check that config, vocabularies and parameters match.
 The parameters always have one subtree per layer, also if they were trained with model.scan_layers.
 """
 
@@ -37,8 +36,6 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The parameters of a model, with the config and the vocabularies that they were trained with."""
-
     # The config of the run, with model.scan_layers False, since the parameters are not stacked, and with
     # model.dtype as it is to be used.
     config: Config
@@ -57,7 +54,7 @@ class TrainedModel:
     several_sentences: float | None = None
 
     def make_model(self, **changes: Any) -> "Model":
-        """Build the network of the parameters; `changes` replace fields of its config, such as dtype."""
+        """`changes` replace fields of the network's config, such as dtype."""
         from flaxformer_mt.model import make_model
 
         config = dataclasses.replace(self.config.model, **changes)
@@ -69,7 +66,7 @@ class TrainedModel:
         )
 
     def find_shapes(self) -> dict[str, list[int]]:
-        """Find the path and the shape of each parameter of the network; traces it once on this machine."""
+        """Path and shape of each parameter of the network; traces it once on this machine."""
 
         def trace() -> dict[str, list[int]]:
             from flaxformer_mt.model import init_params
@@ -90,22 +87,12 @@ def load_trained(
     may_split: bool = False,
     warn: Warn = warn_user,
 ) -> TrainedModel:
-    """Load a trained model from a run directory.
+    """Load a trained model; several processes call it together, and the first one chooses the checkpoint.
 
-    Several processes call it together: the first one chooses the checkpoint that all of them read, because
-    training may write another one meanwhile.
-
-    Args:
-      checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config, or, if that
-        checkpoint is absent (training is still running, or was interrupted), best or last, with a warning.
-      dtype: the data type of activations and products. None: that of the run's config, or float32 on a CPU
-        without instructions for bfloat16.
-      allow_nonfinite: whether parameters may be NaN or infinite.
-      may_split: whether to split parameters that are too large for one device over all devices.
-
-    Raises:
-      UserError: the run directory or the checkpoint is absent, or the parameters do not match the config, or
-        are not finite.
+    `checkpoint` is best, last, average or a step; None: train.final_checkpoint or, if that is absent
+    (training is still running, or was interrupted), best or last, with a warning. `dtype` of activations and
+    products: None is that of the run's config, or float32 on a CPU without instructions for bfloat16.
+    `may_split`: whether to split parameters that are too large for one device over all devices.
     """
     run_dir = working_copies.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -147,7 +134,6 @@ def load_trained(
 
 
 def load_named(name: str, **options: Any) -> TrainedModel:
-    """Load the model that RUN or RUN@CHECKPOINT names; see `load_trained`."""
     run, checkpoint = split_checkpoint(name)
     return load_trained(working_copies.open_copy(run), checkpoint=checkpoint, **options)
 
@@ -165,7 +151,7 @@ def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> 
 
 
 def compare_shapes(expected: Mapping[str, Sequence[int]], params: Any) -> list[str]:
-    """Return a line for each parameter that is absent, superfluous, or has another shape than expected."""
+    """A line for each parameter that is absent, superfluous, or has another shape than expected."""
     ours = {path: tuple(shape) for path, shape in expected.items()}
     theirs = {path: tuple(shape) for path, shape in _find_shapes(params).items()}
     return [
@@ -180,7 +166,7 @@ def _find_shapes(tree: Any) -> dict[str, list[int]]:
 
 
 def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
-    """Return `wanted` if it exists or no checkpoint exists; else best or last, with a warning."""
+    """`wanted` if it exists or no checkpoint exists; else best or last, with a warning."""
     if wanted == "average":
         present = (checkpoints.directory / "average").is_dir()
     else:
@@ -198,12 +184,7 @@ def write_new_run(
 ) -> None:
     """Write config, vocabularies and checkpoint 0; with several processes, all of them call it together.
 
-    Args:
-      params: nested dicts of arrays, the same in all processes, of which the first writes them.
-      origin: the `format` and the `path` that the parameters come from.
-
-    Raises:
-      UserError: the directory cannot be written to, or is a run with another config.
+    `params` are the same nested dicts in all processes; `origin` has the `format` and the `path`.
     """
 
     def write() -> None:

@@ -1,7 +1,5 @@
 """The run directory: the files of one experiment, and whether a command may resume it with a given config.
 
-Contains the comparison of a run's config with a new one, and the reading and writing of report.json.
-
 RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/ · translations/ · report.json
      target_lengths.json · history.jsonl if the config has changed · profile/ if a profile was requested
 """
@@ -77,11 +75,9 @@ _EXTENDABLE_SCHEDULES = ("noam", "inverse_sqrt", "constant")
 
 
 def check_run(run_dir: Path, config: Config) -> None:
-    """Raise UserError if the run was trained with another config, or has lost its own.
+    """Raise UserError with each field that differs if the run was trained with another config, or has none.
 
-    The message names each differing field. A run without updates takes any config.
-
-    Writes nothing; accepts a run directory that is absent.
+    A run without updates takes any config. Writes nothing; the run directory may be absent.
     """
     path = local_path(run_dir) / "config.json"
     if run_dir.exists() and not run_dir.is_dir():
@@ -112,7 +108,7 @@ def check_run(run_dir: Path, config: Config) -> None:
 
 
 def _give_reason(line: str, old: Config, new: Config) -> str:
-    """Return the line of a differing field; of train.steps with the reason why it cannot change."""
+    """The line of a differing field; of train.steps with the reason why it cannot change."""
     if not line.startswith("train.steps:"):
         return line
     if new.train.steps < old.train.steps:
@@ -125,7 +121,6 @@ def _give_reason(line: str, old: Config, new: Config) -> str:
 
 
 def _describe_remedies(run_dir: Path, differences: list[str], new: Config) -> str:
-    """How to go on after a refusal, on one line."""
     remedies = (
         "The updates so far were made with the old values. To resume, restore the old values; to train anew, "
         "give another --run=DIR or delete the directory"
@@ -140,7 +135,7 @@ def _describe_remedies(run_dir: Path, differences: list[str], new: Config) -> st
 
 
 def _write_flag(name: str, value: Any) -> str:
-    """Return the flag that gives a field this value: `--config.data.weights=1.0,2.5`."""
+    """`--config.data.weights=1.0,2.5`."""
     items = value if isinstance(value, tuple) else (value,)
     if name == "data.stages" and items:
         return f"--config.{name}=FILE.yaml"
@@ -151,11 +146,7 @@ def open_run(run_dir: Path, config: Config) -> None:
     """Check the run as `check_run` does, create its directory, and write the config into it.
 
     A changed config is recorded in history.jsonl; if the run has been trained, a warning says what changes.
-    Call this function after the data has been read, so that a run whose data are invalid leaves no directory
-    behind.
-
-    Raises:
-      UserError: the run was made with another config, or the directory is not writable.
+    Call it after the data has been read, so that a run whose data are invalid leaves no directory behind.
     """
     check_run(run_dir, config)
     path = run_dir / "config.json"
@@ -197,16 +188,14 @@ def _record_change(run_dir: Path, old: Config, new: Config) -> None:
 
 
 def _newest_step(run_dir: Path) -> int | None:
-    """Return the step of the newest checkpoint, damaged ones included; None if there is none."""
+    """Damaged checkpoints included."""
     checkpoints = run_dir / "checkpoints"
     names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
     return max((int(name) for name in names if is_step(name)), default=None)
 
 
 def is_step(name: str) -> bool:
-    """Return whether an entry of the checkpoints folder is named as a step, in digits and without leading
-    zeros.
-    """
+    """In digits and without leading zeros."""
     return name.isascii() and name.isdigit() and len(name) <= STEP_DIGITS and name == str(int(name))
 
 
@@ -217,7 +206,7 @@ def sweep_run(run_dir: Path) -> None:
 
 
 def _is_untrained_import(run_dir: Path) -> bool:
-    """Return whether the imported model is the run's only checkpoint; training writes later steps."""
+    """Whether the imported model is the run's only checkpoint; training writes later steps."""
     return _newest_step(run_dir) == IMPORTED_STEP
 
 
@@ -229,7 +218,7 @@ def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
 
 
 def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:
-    """Return whether a run with this report has nothing left to train under this config.
+    """Whether a run with this report has nothing left to train under this config.
 
     A run that stopped early goes on if the config has more patience than the run had, or stops no more.
     """
@@ -241,7 +230,7 @@ def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:
 
 
 def read_report(run_dir: Path) -> dict[str, Any] | None:
-    """Read the report of a finished run; None if absent. Raises UserError if the file is damaged."""
+    """The report of a finished run; None if absent."""
     path = run_dir / "report.json"
     try:
         report = read_json_object(path)
@@ -255,7 +244,6 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:
-    """Write report.json atomically."""
     write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode())
 
 
@@ -264,13 +252,7 @@ _NAME = ".lock"
 
 @contextlib.contextmanager
 def lock_run(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run while the body runs; create the run directory if it is absent.
-
-    Directories that this function creates and that are empty afterwards are removed again.
-
-    Raises:
-      UserError: another process holds the lock, or the directory is not writable.
-    """
+    """Hold the lock of a run; create the run directory if absent, and remove it again if it stays empty."""
     absent = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -317,7 +299,6 @@ def _read_owner(path: Path) -> str:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove the folders, innermost first, up to the first that is not empty."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()
@@ -330,25 +311,20 @@ def seal_vocabs(folder: Path) -> None:
 
 
 def _is_vocabulary(name: str) -> bool:
-    """Tell whether a file is a vocabulary's; another process may be writing the same under hidden names."""
+    """Another process may be writing the same under hidden names."""
     path = PurePath(name)
     pretrained = name == FACTS_NAME or path.parent.name == FILES_NAME
     return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
 
 
 def find_vocab_damage(folder: Path) -> str:
-    """Return what differs from the manifest, as text; "" if nothing differs, or if there is no manifest."""
+    """What differs from the manifest, as text; "" if nothing differs, or if there is no manifest."""
     if not (folder / atomic_folder.MANIFEST_NAME).exists():
         return ""
     return atomic_folder.find_damage(folder)
 
 
 def load_sealed_vocabs(folder: Path) -> Vocabs:
-    """Load the vocabularies of a run.
-
-    Raises:
-      UserError: the vocabularies are absent or damaged.
-    """
     if damage := find_vocab_damage(folder):
         raise UserError(
             f"the vocabulary {folder} is damaged: {damage}; restore its files from a copy of the run, or "

@@ -1,9 +1,4 @@
-"""Lengths of translations that are learned from the training set: RUN/target_lengths.json.
-
-Contains the line above nearly all target lengths, the distribution that the file shows to its reader, and the
-file's reading and writing, with the share of lines of several sentences in it. It does not know how a search
-uses them.
-"""
+"""Lengths of translations that are learned from the training set: RUN/target_lengths.json."""
 
 import json
 import math
@@ -48,13 +43,10 @@ class TargetLengths(NamedTuple):
 
 
 def fit_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> TargetLengths | None:
-    """Fit the line with 99.9% of the pairs below it that is lowest on average; None for few pairs.
+    """Fit the line with 99.9% of the pairs [N] below it that is lowest on average; None for few pairs.
 
     The slope is at least the mean ratio of the lengths, so that the line holds for sources that are longer
     than those of the training set.
-
-    Args:
-      source_lengths, target_lengths: numbers of tokens [N], eos included.
     """
     sources, targets = _thin_out(source_lengths), _thin_out(target_lengths)
     if len(source_lengths) < _MIN_PAIRS or not sources.all():
@@ -76,7 +68,7 @@ def _thin_out(lengths: np.ndarray) -> np.ndarray:
 
 
 def describe_target_lengths(source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, Any] | None:
-    """Describe the line and the distribution of target lengths as JSON values; None for few pairs."""
+    """The line and the distribution of target lengths as JSON values; None for few pairs."""
     line = fit_target_lengths(source_lengths, target_lengths)
     if line is None:
         return None
@@ -104,11 +96,7 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
 
 
 def read_target_lengths(run_dir: Path) -> TargetLengths | None:
-    """Read the line of a run; None if it has none.
-
-    Raises:
-      UserError: the file is damaged, or cannot be read.
-    """
+    """The line of a run; None if it has none."""
 
     def read(found: dict[str, Any]) -> TargetLengths:
         line = TargetLengths(*(float(found[name]) for name in TargetLengths._fields))
@@ -120,11 +108,7 @@ def read_target_lengths(run_dir: Path) -> TargetLengths | None:
 
 
 def read_several_sentences(run_dir: Path) -> float | None:
-    """Read the share of training lines with several sentences; None if the run does not say.
-
-    Raises:
-      UserError: the file is damaged, or cannot be read.
-    """
+    """The share of training lines with several sentences; None if the run does not say."""
 
     def read(found: dict[str, Any]) -> float | None:
         if "several_sentences" not in found:  # written by an earlier version
@@ -138,7 +122,6 @@ def read_several_sentences(run_dir: Path) -> float | None:
 
 
 def _read(run_dir: Path, read: Callable[[dict[str, Any]], Found]) -> Found | None:
-    """Return what `read` makes of the content of the file; None if there is none."""
     path = run_dir / FILE_NAME
     try:
         return read(read_json_object(path))

@@ -1,8 +1,4 @@
-"""The progress of training as a human sees it: one line, updated in place on a terminal, and messages.
-
-Owns rich's progress bar. Contains the values that a line shows, and those that a narrow terminal
-does without.
-"""
+"""Progress as a human sees it, by rich: lines that are updated in place on a terminal, and messages."""
 
 import contextlib
 import functools
@@ -54,8 +50,6 @@ _SHOWN_ABOVE = {"data_wait": 0.01}
 
 
 class Sample(NamedTuple):
-    """One sentence of an evaluation."""
-
     source: str
     reference: str
     translation: str
@@ -81,10 +75,7 @@ def format_train_line(
     *,
     width: int | None = None,
 ) -> str:
-    """Format a progress line: `step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`.
-
-    In `width` columns, the less important values are left out before the time left is.
-    """
+    """`step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`; some values give way to `width`."""
     left = [f"{format_duration(seconds_left)} left"] if math.isfinite(seconds_left) else []
     for omitted in range(len(_OMITTED) + 1):
         kept = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
@@ -95,7 +86,7 @@ def format_train_line(
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration as `0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
+    """`0:07`, `12:31` (minutes and seconds), `3 h 05 min` or `2 d 03 h`."""
     seconds = round(seconds)
     if seconds < 3600:
         return f"{seconds // 60}:{seconds % 60:02}"
@@ -105,7 +96,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_values(values: Mapping[str, Any]) -> list[str]:
-    """Return the values that a line shows, formatted, in their order; BLEU of each direction at the end."""
+    """The values that a line shows, formatted, in their order; BLEU of each direction at the end."""
     directions = [name for name in values if name.startswith("bleu_")]
     return [
         template.format(values[name])
@@ -121,21 +112,18 @@ class Display:
     silent_seconds = math.inf
 
     def width(self) -> int | None:
-        """Return the columns for a line that is updated in place; None where every line stays."""
+        """Columns for a line that is updated in place; None where every line stays."""
         return None
 
-    def show(self, line: str, step: int) -> None:
-        """Show the progress line."""
+    def show(self, line: str, step: int) -> None: ...
 
     def say(self, text: str, *, cut: bool = False) -> None:
         """Show a message above the progress line; `cut` limits it to one line of a terminal."""
 
     def busy(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Show what the context does, if it takes some time."""
         return contextlib.nullcontext()
 
-    def close(self) -> None:
-        """End the display."""
+    def close(self) -> None: ...
 
 
 class _PlainDisplay(Display):
@@ -171,7 +159,7 @@ class _LiveDisplay(Display):
         self._progress.refresh()
 
     def width(self) -> int | None:
-        """Return the columns beside the bar and the space that follows it."""
+        """Beside the bar and the space that follows it."""
         return self._progress.console.width - _BAR - 1
 
     def show(self, line: str, step: int) -> None:
@@ -184,7 +172,6 @@ class _LiveDisplay(Display):
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[None]:
-        """Show the text in place of the line, with a sign that moves, while the context is busy."""
         line, done = self._progress.tasks[0].description, threading.Event()
 
         def move() -> None:
@@ -207,24 +194,19 @@ class _LiveDisplay(Display):
 
 
 def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Display:
-    """Make the display for a stream: silent for None, live on a terminal, plain elsewhere."""
+    """Silent for None, live on a terminal, plain elsewhere."""
     if stream is None:
         return Display()
     return _LiveDisplay(stream, start_step, total_steps) if is_live(stream) else _PlainDisplay(stream)
 
 
 def is_live(stream: TextIO) -> bool:
-    """Return whether lines can be updated in place: on a terminal that has cursor movements."""
+    """Whether lines can be updated in place: on a terminal that has cursor movements."""
     return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def make_bar(stream: TextIO, *, refreshes_itself: bool, transient: bool) -> Any:
-    """Make a rich `Progress`: a bar, and beside it the description of its task, as one line.
-
-    Args:
-      refreshes_itself: whether a thread draws it ten times a second.
-      transient: whether it disappears when it ends.
-    """
+    """A rich `Progress`: a bar, and the description of its task, as one line; `transient` ones disappear."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
@@ -256,13 +238,10 @@ class WorkProgress:
 
     @contextlib.contextmanager
     def part(self, name: str, *, total: int | None = None, unit: str = "pairs") -> Iterator[Count]:
-        """Show one part while the context lasts, and yield what counts its items.
+        """Show one part, as "tokenizing", while the context lasts, and yield what counts its items.
 
-        The first call of what it yields counts the items that an earlier process has done; 0: none.
-
-        Args:
-          name: what is being done, as in "tokenizing".
-          total: the number of items; None: unknown, and nothing is counted.
+        The first call of what it yields counts the items that an earlier process has done; 0: none. Without a
+        total nothing is counted.
         """
         stream = self._stream
         if stream is None:
@@ -297,9 +276,9 @@ class Rate:
         self._said = 0.0
 
     def add(self, items: int) -> str:
-        """Count items that are done; what the first call counts was done by an earlier process.
+        """Count items; return `4,000/10,000 pairs | 200 pairs/s | 0:30 left`, or "" while it is too early.
 
-        Returns a line such as `4,000/10,000 pairs | 200 pairs/s | 0:30 left`; "" while it is too early.
+        What the first call counts was done by an earlier process.
         """
         now = self._clock()
         self.done += items

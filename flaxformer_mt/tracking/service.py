@@ -1,7 +1,4 @@
-"""What records a run beside its own files: TensorBoard, Weights & Biases, MLflow.
-
-Contains what each of them does, and the identity under which a resumed run goes on in a service.
-"""
+"""Services that record a run beside its own files (TensorBoard, Weights & Biases, MLflow)."""
 
 import importlib
 import json
@@ -23,17 +20,13 @@ class Service:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Record numbers by name, such as train/loss."""
 
-    def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Record the config by dotted names."""
+    def log_config(self, fields: Mapping[str, Any]) -> None: ...
 
-    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record translations of a few sentences."""
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None: ...
 
-    def log_report(self, page: Path) -> None:
-        """Record the page about the finished run."""
+    def log_report(self, page: Path) -> None: ...
 
-    def close(self, *, failed: bool) -> None:
-        """End the record, of training that came to its end or did not."""
+    def close(self, *, failed: bool) -> None: ...
 
 
 class Identity:
@@ -43,11 +36,9 @@ class Identity:
         self.run_dir, self._service, self._path = run_dir, service, run_dir / _NAME
 
     def read(self) -> str | None:
-        """Return the identity; None of a run that the service does not know."""
         return self._read_all().get(self._service)
 
     def write(self, identity: str) -> None:
-        """Keep the identity for the process that resumes the run."""
         write_atomically(self._path, json.dumps(self._read_all() | {self._service: identity}).encode())
 
     def _read_all(self) -> dict[str, str]:
@@ -59,11 +50,6 @@ class Identity:
 
 
 def import_service(name: str) -> Callable[[Identity], Service]:
-    """Import the service of this name; return what begins, or goes on with, the record of a run in it.
-
-    Raises:
-      UserError: its package is not installed, or cannot be imported, as wandb without a home folder.
-    """
     try:
         make: Callable[[Identity], Service] = importlib.import_module(
             f"flaxformer_mt.tracking.{name}_run"
@@ -81,11 +67,7 @@ def import_service(name: str) -> Callable[[Identity], Service]:
 
 
 def open_service(name: str, run_dir: Path) -> Service:
-    """Begin, or go on with, the record of a run in the service of this name.
-
-    Raises:
-      UserError: its package is not installed, or it refuses to begin, as wandb without a login.
-    """
+    """Begin, or go on with, the record of a run in a service."""
     make = import_service(name)
     try:
         return make(Identity(run_dir, name))

@@ -1,4 +1,4 @@
-"""Records a run for TensorBoard, in RUN/tensorboard. The only module that imports tensorboardX."""
+"""Records a run for TensorBoard, in RUN/tensorboard."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +16,6 @@ _SCALAR = (bool, int, float, str)
 
 
 class Run(Service):
-    """The files of TensorBoard."""
-
     def __init__(self, run_dir: Path, start_step: int) -> None:
         """Open a file that replaces what was recorded after `start_step`."""
         self._start_step = start_step
@@ -30,12 +28,11 @@ class Run(Service):
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers by name."""
         for name, value in values.items():
             self._board.add_scalar(name, value, step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Record the config, by dotted names, as a text and as hyperparameters."""
+        """As a text and as hyperparameters."""
         plain = {
             name: value if isinstance(value, _SCALAR) else _spell(value) for name, value in fields.items()
         }
@@ -46,13 +43,11 @@ class Run(Service):
             self._board.file_writer.add_summary(summary, self._start_step)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record translations as a table."""
         rows = [f"| {' | '.join(map(_escape, sample))} |" for sample in samples]
         table = ["| source | reference | translation |", "|---|---|---|", *rows]
         self._board.add_text("valid/translations", "\n".join(table), step)
 
     def close(self, *, failed: bool) -> None:
-        """Close the files."""
         if self._end_of_session is not None:
             self._board.file_writer.add_summary(self._end_of_session)
         self._board.close()
@@ -63,5 +58,4 @@ def _spell(value: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return a text for a cell of a Markdown table."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")

@@ -1,7 +1,6 @@
 """Training metrics: metrics.jsonl for programs, other trackers, and progress lines for the user.
 
-Row 10 of the data path. Takes plain numbers by name. The lines on the terminal are in progress_display.py,
-what TensorBoard, wandb and MLflow get in a module for each.
+Row 10 of the data path.
 
     RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
     RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
@@ -38,7 +37,7 @@ _RATE_WINDOW = 10
 
 
 class Tracker:
-    """Records a run's metrics in its directory and shows them; a context manager.
+    """Records a run's metrics in its directory and shows them on `stream`; a context manager.
 
     Without a directory it records and shows nothing: of several processes only one does.
     A terminal shows one progress line that is updated in place; other streams get a line for each `log`.
@@ -55,20 +54,7 @@ class Tracker:
         stream: TextIO | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Open the files and remove the records of steps after `start_step`, which training repeats.
-
-        Args:
-          run_dir: created if absent; None: nothing is recorded and shown.
-          total_steps: the step at which training ends.
-          start_step: the step from which training resumes; 0 starts new files.
-          tensorboard: whether to write RUN/tensorboard/.
-          trackers: the names of other services that record the run.
-          stream: where progress lines go; None: nowhere.
-          clock: the time, in seconds, by which the time left is estimated. None: the real one.
-
-        Raises:
-          UserError: the package of a service is not installed.
-        """
+        """Open the files and remove the records of steps after `start_step`, which training repeats."""
         self._clock = clock or time.monotonic
         self._total_steps, self._start_step = total_steps, start_step
         self._shown_at = time.monotonic()
@@ -93,15 +79,9 @@ class Tracker:
             self.message(f"removed {lines} from {run_dir / _METRICS_NAME}")
 
     def log(self, step: int, split: str, values: Mapping[str, Any]) -> None:
-        """Record the values of a split at a step, and show the most important values.
+        """Record the numbers and texts of a split, such as "train" or "epoch", and show the important ones.
 
-        Args:
-          step: the number of updates so far.
-          split: "train", "valid", or another name such as "epoch"; a value of the same name is shown with it.
-          values: numbers (Python's, or scalars of numpy or jax) and texts by name. Shown are loss,
-            perplexity, accuracy, padding, utilization and data_wait (fractions of 1; data_wait only above
-            1%), learning_rate, tokens_per_second, bleu and chrf.
-            A non-finite number is null in metrics.jsonl and absent from TensorBoard.
+        A non-finite number is null in metrics.jsonl and absent from TensorBoard.
         """
         if self._file is None:
             return
@@ -126,19 +106,13 @@ class Tracker:
             self.message(" | ".join([f"{name} @{step}", *format_values(plain)]))
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Record the config, by dotted names, in the trackers."""
         self._record(lambda service: service.log_config(fields))
 
     def log_report(self, page: Path) -> None:
-        """Record the page about the finished run in the trackers."""
         self._record(lambda service: service.log_report(page))
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record translations of a few sentences in the trackers, and show them, one a line.
-
-        Args:
-          samples: source, reference and translation of each sentence.
-        """
+        """Record translations of a few sentences in the trackers, and show them, one a line."""
         if not samples:
             return
         self._record(lambda service: service.log_samples(step, samples))
@@ -147,14 +121,11 @@ class Tracker:
             self._display.say(line, cut=True)
 
     def message(self, text: str) -> None:
-        """Show a message to the user, above the progress line."""
         self._shown_at = time.monotonic()
         self._display.say(text)
 
     def is_silent(self) -> bool:
-        """Return whether nothing has been shown for so long that a user may wonder; `show_step` ends the
-        silence.
-        """
+        """Whether nothing has been shown for so long that a user may wonder; `show_step` ends the silence."""
         return time.monotonic() - self._shown_at > self._display.silent_seconds
 
     def show_step(self, step: int) -> None:
@@ -178,7 +149,7 @@ class Tracker:
         self._display.show(line, step)
 
     def close(self, *, failed: bool = False) -> None:
-        """Close the files, the trackers and the display; a second call does nothing."""
+        """A second call does nothing."""
         self._display.close()
         if self._file is not None:
             self._file.close()
@@ -220,11 +191,7 @@ class Tracker:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out.
-
-    Raises:
-      UserError: the file does not exist, or a line in it is damaged.
-    """
+    """Read the records of RUN/metrics.jsonl in order; an incomplete last line is left out."""
     path = Path(run_dir) / _METRICS_NAME
     if not path.is_file():
         raise UserError(f"{path} does not exist; train in {run_dir} first, or name another run directory")

@@ -1,7 +1,6 @@
-"""Records a run with Weights & Biases. The only module that imports wandb.
+"""Records a run with Weights & Biases, as its own settings say: WANDB_PROJECT, WANDB_MODE=offline and others.
 
-The settings of wandb decide where it goes: WANDB_PROJECT, WANDB_MODE=offline, WANDB_BASE_URL and others. Its
-files lie in RUN/wandb.
+Its files lie in RUN/wandb.
 """
 
 import os
@@ -16,10 +15,7 @@ from flaxformer_mt.tracking.service import Identity, Service
 
 
 class Run(Service):
-    """A run of wandb."""
-
     def __init__(self, identity: Identity) -> None:
-        """Begin the run, or go on with the one of this identity."""
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "flaxformer_mt"),
             name=identity.run_dir.absolute().name,
@@ -33,24 +29,19 @@ class Run(Service):
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers by name."""
         self._run.log({**values, "step": step})
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
-        """Record the config by dotted names."""
         self._run.config.update(dict(fields), allow_val_change=True)
 
     def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Record translations as a table."""
         table = wandb.Table(columns=list(Sample._fields), data=[list(sample) for sample in samples])
         self._run.log({"valid/translations": table, "step": step})
 
     def log_report(self, page: Path) -> None:
-        """Record the page as an artefact."""
         artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
         artifact.add_file(str(page))
         self._run.log_artifact(artifact)
 
     def close(self, *, failed: bool) -> None:
-        """End the run."""
         self._run.finish(exit_code=int(failed))

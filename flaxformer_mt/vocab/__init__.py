@@ -1,9 +1,4 @@
-"""Text to ids and back: vocabularies as SentencePiece models, those of pretrained models, and sampling.
-
-`vocabulary` trains, loads and applies a model, `pretrained` applies the tokenizers of pretrained models,
-`vocabs` has both sides of a run, `subword_sampling` draws segmentations at random, and `model_file` reads
-pieces and settings from the bytes of a model.
-"""
+"""Text to ids and back: SentencePiece models, the tokenizers of pretrained models, and sampling."""
 
 from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
 from flaxformer_mt.vocab.vocabs import Vocabs, load_vocabs, make_vocabs

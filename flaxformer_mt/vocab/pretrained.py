@@ -28,7 +28,7 @@ from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, join_lines
 
 
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
-    """Return the ids to keep, ascending: those that are used, those that must be, and single characters.
+    """Ids to keep, ascending: those that are used, those that must be, and single characters.
 
     Characters are those of used pieces, with and without a space before them, so that any text of these
     characters can be written; and the pieces of bytes.
@@ -44,10 +44,8 @@ def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collect
 
 
 class CutPieces:
-    """The ids of a cut vocabulary for those of the original one."""
-
     def __init__(self, kept: Sequence[int], pieces: Sequence[str], unknown: int) -> None:
-        """Take the original id of each id, the original pieces, and the id for what cannot be written."""
+        """kept: the original id of each id; unknown: the id for what cannot be written."""
         self._new = {old: number for number, old in enumerate(kept)}
         self._pieces, self._unknown = pieces, unknown
         self._by_name = {pieces[old]: number for old, number in self._new.items() if old < len(pieces)}
@@ -55,7 +53,7 @@ class CutPieces:
         self._write = functools.lru_cache(maxsize=1 << 16)(self._write_with_others)
 
     def renumber(self, ids: Iterable[int]) -> list[int]:
-        """Return the ids of a text; a piece that was left out becomes the longest ones that make it up."""
+        """A piece that was left out becomes the longest ones that make it up."""
         found: list[int] = []
         for old in ids:
             number = self._new.get(old)
@@ -110,7 +108,7 @@ class PretrainedFacts:
     kept: tuple[int, ...] | None = None
 
     def check(self, name: str) -> None:
-        """Raise UserError, which names the file, if an id is outside the vocabulary or a value is wrong."""
+        """Raise UserError if an id is outside the vocabulary or a value is wrong."""
         ids = {field: getattr(self, field) for field in ("pad_id", "bos_id", "eos_id", "unk_id")}
         ids |= {f"first_ids {number}": number for number in self.first_ids} | dict(self.tags)
         if type(self.size) is not int or not 1 <= self.size <= 1 << 24:
@@ -140,11 +138,6 @@ class PretrainedVocab(Vocab):
     def __init__(
         self, facts: PretrainedFacts, files: Mapping[str, bytes], *, name: str = "the vocabulary"
     ) -> None:
-        """Make the segmenter; error messages refer to the files as those of `name`.
-
-        Raises:
-          UserError: a file is missing or damaged, or contradicts the facts.
-        """
         facts.check(name)
         self.facts, self.files = facts, dict(files)
         self._segmenter = make_segmenter(facts.kind, files, name=name)
@@ -194,11 +187,6 @@ class PretrainedVocab(Vocab):
 
     @classmethod
     def load_files(cls, directory: Path) -> "PretrainedVocab":
-        """Load what `save_files` wrote.
-
-        Raises:
-          UserError: a file is missing or damaged.
-        """
         path = directory / FACTS_NAME
         try:
             stored = read_json_object(path)
@@ -222,10 +210,7 @@ class PretrainedVocab(Vocab):
     def tokenize_all(
         self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
     ) -> list[np.ndarray]:
-        """Return the ids of many texts, each as an int32 array that ends in eos; see `Vocab.tokenize_all`.
-
-        Segmenters choose the number of threads themselves.
-        """
+        """See `Vocab.tokenize_all`; segmenters choose the number of threads themselves."""
         if sampling:
             raise UserError(
                 f"vocab.sampling is {sampling}, but a pretrained model segments text in one way; set it to 0"
@@ -244,11 +229,7 @@ class PretrainedVocab(Vocab):
         ]
 
     def cut(self, texts: Iterable[str], *, tags: Collection[str] | None = None) -> "PretrainedVocab":
-        """Return the vocabulary of the pieces that these texts have; see `choose_pieces`.
-
-        Args:
-          tags: the language tags that are kept. None: all.
-        """
+        """The vocabulary of the pieces of these texts, and of these tags (None: all)."""
         facts = self.facts
         if facts.kept is not None:
             raise UserError("the vocabulary was cut before; cut that of the original model")
@@ -271,7 +252,7 @@ class PretrainedVocab(Vocab):
         return PretrainedVocab(changed, self.files)
 
     def _split_tag(self, text: str) -> tuple[tuple[int, ...], str]:
-        """Split a text in the id of the tag that it begins with, if there is one, and the rest."""
+        """Id of the tag that a text begins with, if there is one, and the rest."""
         if not self.facts.target_tags:  # the segmenter knows the tags, which are text
             return (), text
         first, _, rest = text.lstrip().partition(" ")
@@ -279,7 +260,7 @@ class PretrainedVocab(Vocab):
         return ((), text) if number is None else ((number,), rest)
 
     def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids` up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""
+        """Text of `ids` up to the first eos, without pad, bos and tags."""
         tokens = np.asarray(ids).tolist()
         if self.eos_id in tokens:
             tokens = tokens[: tokens.index(self.eos_id)]
@@ -289,15 +270,11 @@ class PretrainedVocab(Vocab):
         return join_lines(self._segmenter.decode(plain))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
         return [self._names[token] for token in np.asarray(ids).tolist()]
 
 
 def read_tags(directory: Path) -> dict[str, int]:
-    """Return the ids of the language tags of a run's vocabulary, by name; none if it is not a pretrained one.
-
-    The folder may be absent or damaged: whoever loads the vocabulary says so.
-    """
+    """Ids of the language tags of a run's vocabulary; none if it is absent or not a pretrained one."""
     try:
         tags = read_json_object(directory / FACTS_NAME).get("tags")
     except (ValueError, OSError):

@@ -1,7 +1,6 @@
 """How the vocabularies of pretrained models segment text: tokenizer.json, SentencePiece with ids, or bytes.
 
-Contains the only import of `tokenizers`. A segmenter knows nothing of special symbols and of tags, which
-pretrained.py adds.
+Special symbols and tags are added in pretrained.py.
 """
 
 import json
@@ -31,19 +30,13 @@ class Segmenter(Protocol):
 
     pieces: list[str]
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text."""
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of ids."""
+    def decode(self, ids: list[int]) -> str: ...
 
 
 def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segmenter:
-    """Make the segmenter of a kind from the bytes of its files, by name; `name` names the folder in messages.
-
-    Raises:
-      UserError: a file is missing or damaged, or the package tokenizers is not installed.
-    """
+    """Make a segmenter from the bytes of its files, by name; `name` names the folder in messages."""
     if kind == "json":
         return JsonSegmenter(_take(files, TOKENIZER_JSON, name), name=f"{name}/{TOKENIZER_JSON}")
     if kind == "bytes":
@@ -72,7 +65,6 @@ class JsonSegmenter:
     """A tokenizer of the library `tokenizers`. Names of special symbols inside a text are plain text."""
 
     def __init__(self, content: bytes, *, name: str) -> None:
-        """Load the bytes of a tokenizer.json."""
         with importing("huggingface", what=name):
             import tokenizers
         try:
@@ -91,12 +83,10 @@ class JsonSegmenter:
             self.pieces = [piece.replace(_BYTE_SPACE, SPACE) for piece in self.pieces]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text."""
         found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [one.ids for one in found]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids, without special symbols."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
 
@@ -104,15 +94,12 @@ class SentencePieceSegmenter:
     """A SentencePiece model whose pieces have other ids; those of no piece are in no text."""
 
     def __init__(self, processor: Any, ids: list[int], pieces: list[str]) -> None:
-        """Take a processor, the id of each of its pieces, and the name of each id."""
         self._processor, self._ids, self.pieces = processor, ids, pieces
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text."""
         return [[self._ids[number] for number in one] for one in self._processor.encode(list(texts))]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids."""
         names = [self.pieces[number] for number in ids if number < len(self.pieces)]
         return self._processor.decode_pieces(names)
 
@@ -121,17 +108,15 @@ class ByteSegmenter:
     """The bytes of UTF-8 (ByT5); ids beyond those of bytes have no text."""
 
     def __init__(self) -> None:
-        """Name the bytes: letters and marks of ASCII by themselves, a space as SentencePiece does."""
         printable = [chr(byte) if 0x21 <= byte < 0x7F else f"<0x{byte:02X}>" for byte in range(256)]
         printable[0x20] = SPACE
         self.pieces = ["<pad>", "</s>", "<unk>", *printable]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text."""
         return [[byte + _BYTES_FROM for byte in text.encode("utf-8")] for text in texts]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of ids; bytes that are no UTF-8 are left out."""
+        """Bytes that are no UTF-8 are left out."""
         known = bytes(number - _BYTES_FROM for number in ids if 0 <= number - _BYTES_FROM < 256)
         return known.decode("utf-8", errors="ignore")
 

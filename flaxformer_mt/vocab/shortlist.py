@@ -1,7 +1,6 @@
 """A vocabulary shortlist: the target pieces that may translate a source, found by its pieces.
 
-Contains the text file of a shortlist, which is CTranslate2's vocabulary map (vmap.txt), and the candidates of
-a sentence. data/lexical_table.py learns shortlists from a training set.
+Its text file is CTranslate2's vocabulary map (vmap.txt). data/lexical_table.py learns shortlists.
 """
 
 import hashlib
@@ -21,20 +20,12 @@ _MAX_BYTES = 1 << 30
 
 
 class Shortlist:
-    """Candidates of sentences: those of each n-gram of their source, and those of all sentences.
-
-    common: ids that are candidates for all sentences. fingerprint: hex digest of the rules.
-    """
+    """Candidates of sentences: those of each n-gram of their source, and those of all (`common`)."""
 
     def __init__(
         self, rules: dict[tuple[int, ...], np.ndarray], common: Sequence[int] | np.ndarray, vocabs: Vocabs
     ) -> None:
-        """Store the rules.
-
-        Args:
-          rules: n-gram of source ids -> target ids, most probable first.
-          common: target ids that are candidates for all sentences; eos and the unknown symbol always are.
-        """
+        """rules: n-gram of source ids -> target ids, most probable first. eos and unk are common."""
         target = vocabs.target
         self._rules = rules
         special = [target.eos_id] + ([target.unk_id] if target.unk_id >= 0 else [])
@@ -45,13 +36,7 @@ class Shortlist:
 
     @classmethod
     def read(cls, path: str | Path, vocabs: Vocabs) -> "Shortlist":
-        """Read a file of lines `n-gram of source pieces<TAB>target pieces`, separated by spaces.
-
-        The line without source pieces has the candidates of all sentences.
-
-        Raises:
-          UserError: the file cannot be read, has lines of another form, or pieces that the vocabularies lack.
-        """
+        """Read lines `n-gram of source pieces<TAB>target pieces`; without n-gram: common ones."""
         try:
             text = read_file(path, most=_MAX_BYTES).decode("utf-8")
         except (OSError, ValueError) as error:
@@ -80,15 +65,11 @@ class Shortlist:
         return cls(rules, common, vocabs)
 
     def write(self, path: Path) -> None:
-        """Write the file atomically."""
         text = "".join(f"{line}\n" for line in self._lines())
         write_atomically(path, text.encode())
 
     def find(self, source: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the candidates for a source: the first of each n-gram, then the second, and so on.
-
-        An id may occur several times; candidates of all sentences are not added.
-        """
+        """Candidates for a source but the common ones: the first of each n-gram, then the second, ..."""
         ids = np.asarray(source).tolist()
         found = []
         for length in range(1, self._longest + 1):
@@ -111,7 +92,7 @@ class Shortlist:
 
 
 def _spell(vocab: Vocab) -> list[str]:
-    """Return the pieces by id, "" for those that a file cannot contain."""
+    """Pieces by id, "" for those that a file cannot contain."""
     return ["" if set(piece) & set(" \t\n") else piece for piece in vocab.pieces(range(vocab.size))]
 
 

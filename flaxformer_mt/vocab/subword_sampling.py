@@ -1,9 +1,7 @@
 """Subword regularization: segmentations of text drawn at random, as a function of a seed.
 
 Contains BPE dropout (Provilkov et al. 2020) and unigram sampling (Kudo 2018) over the pieces of a
-SentencePiece model. The generator of SentencePiece gives other numbers in every process, whatever its seed:
-no run could be repeated with it.
-
+SentencePiece model, whose own generator gives other numbers in every process, whatever its seed.
 Text is segmented in units, which are words unless a piece extends over the start of a word. Units repeat, so
 everything about a unit that is not random is computed once and remembered.
 """
@@ -43,7 +41,7 @@ class SubwordSampler(ABC):
     """Draws segmentations of normalized text, in which spaces are U+2581, over the pieces of a model."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
-        """Read the pieces, by id; `rate` is the dropout rate of merges (bpe) or alpha (unigram)."""
+        """`rate` is the dropout rate of merges (bpe) or alpha (unigram)."""
         self._rate = rate
         self._pieces = pieces
         self._ids = {
@@ -59,7 +57,7 @@ class SubwordSampler(ABC):
         self._segment = functools.lru_cache(_REMEMBERED)(self._compute)
 
     def sample(self, texts: Sequence[str], *, seed: np.random.SeedSequence, end: int) -> list[np.ndarray]:
-        """Return the ids of a random segmentation of each text, as int32 arrays that end in `end`."""
+        """Ids of a random segmentation of each text, as int32 arrays that end in `end`."""
         numbers = self._draw_numbers(np.random.Generator(np.random.PCG64(seed)))
         return [self._sample_text(text, numbers, end) for text in texts]
 
@@ -76,30 +74,26 @@ class SubwordSampler(ABC):
         return np.array([*ids, end], np.int32)
 
     def _encode(self, text: str) -> list[int]:
-        """Return the id of a piece; an unknown text gives its bytes if the model has pieces for them."""
+        """Id of a piece; an unknown text gives its bytes if the model has pieces for them."""
         number = self._ids.get(text, self._unknown)
         if number == self._unknown and len(self._byte_ids) == 256:
             return [self._byte_ids[byte] for byte in text.encode()]
         return [number]
 
     @abstractmethod
-    def _draw_numbers(self, generator: np.random.Generator) -> Iterator[float]:
-        """Yield the random numbers that `_sample_unit` consumes, without end."""
+    def _draw_numbers(self, generator: np.random.Generator) -> Iterator[float]: ...
 
     @abstractmethod
-    def _sample_unit(self, unit: str, numbers: Iterator[float]) -> Sequence[int]:
-        """Return the ids of a random segmentation of a unit."""
+    def _sample_unit(self, unit: str, numbers: Iterator[float]) -> Sequence[int]: ...
 
     @abstractmethod
-    def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple:
-        """Compute what is remembered of a unit."""
+    def _compute(self, unit: str, *arguments: tuple[int, ...]) -> tuple: ...
 
 
 class BpeDropout(SubwordSampler):
     """Segments by merges in the order of their scores, each of which is left out at the given rate."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
-        """Read the pieces; see `SubwordSampler`."""
         super().__init__(pieces, rate)
         self._defined = {piece.text for piece in pieces if piece.kind == USER_DEFINED}
         longest_first = sorted(map(re.escape, self._defined), key=len, reverse=True)
@@ -169,14 +163,12 @@ class UnigramSampling(SubwordSampler):
     """Draws from all segmentations, in proportion to their probabilities to the power alpha."""
 
     def __init__(self, pieces: Sequence[Piece], rate: float) -> None:
-        """Read the pieces; see `SubwordSampler`."""
         super().__init__(pieces, rate)
         scores = [piece.score for piece in pieces if piece.kind == NORMAL]
         self._lowest, self._highest = min(scores, default=0.0), max(scores, default=0.0)
         self._longest = max(map(len, self._ids), default=1)
 
     def _draw_numbers(self, generator: np.random.Generator) -> Iterator[float]:
-        """Yield uniform numbers from 0 to below 1."""
         while True:
             yield from generator.random(_DRAWN).tolist()
 
@@ -215,7 +207,6 @@ class UnigramSampling(SubwordSampler):
         return tuple(table)
 
     def _score(self, text: str) -> float | None:
-        """Return the log-probability of a piece; None if the text is not one."""
         piece = self._pieces[self._ids[text]] if text in self._ids else None
         if piece is None or piece.kind == UNUSED:
             return self._lowest - _UNKNOWN_PENALTY if len(text) == 1 else None

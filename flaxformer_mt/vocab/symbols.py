@@ -13,21 +13,18 @@ from flaxformer_mt.vocab.vocabulary import Vocab
 class Segmenter(Protocol):
     """A vocabulary that turns text into pieces."""
 
-    def tokenize(self, text: str) -> list[int]:
-        """Return the ids of a text, with eos."""
+    def tokenize(self, text: str) -> list[int]: ...
 
-    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the pieces of ids."""
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]: ...
 
 
 def is_one_piece(vocab: Segmenter, symbol: str) -> bool:
-    """Tell whether a vocabulary keeps a symbol whole; the space before it may be a piece of its own."""
+    """The space before a symbol may be a piece of its own."""
     pieces = vocab.pieces(vocab.tokenize(symbol)[:-1])
     return [piece.removeprefix(SPACE) for piece in pieces if piece != SPACE] == [symbol]
 
 
 def check_symbols(vocab: Segmenter, symbols: Sequence[str], *, name: str) -> None:
-    """Raise UserError if the given model `name` splits one of the symbols of the config."""
     if missing := [symbol for symbol in symbols if not is_one_piece(vocab, symbol)]:
         raise UserError(
             f"vocab.symbols has {missing[0]}, but {name} splits it into several pieces; leave it out, or "
@@ -36,11 +33,7 @@ def check_symbols(vocab: Segmenter, symbols: Sequence[str], *, name: str) -> Non
 
 
 def check_tags(vocab: Segmenter, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise UserError if the vocabulary of the sources splits the tag of a made data set.
-
-    Args:
-      parts: the report on each data set, which has its `tag` if its sources begin with one.
-    """
+    """Raise UserError if the vocabulary of the sources splits the `tag` of a made data set, in its report."""
     for part in parts:
         tag = part.get("tag", "")
         if tag and not is_one_piece(vocab, tag):
@@ -52,11 +45,6 @@ def check_tags(vocab: Segmenter, parts: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_language_tags(vocab: Vocab, tags: Iterable[str]) -> None:
-    """Check that the vocabulary has a piece for each tag, which stands before a text.
-
-    Raises:
-      UserError: a tag is several pieces, or unknown.
-    """
     for tag in tags:
         if tag in vocab.tags or " " in tag:  # a tag with spaces is text, as `translate English to German:`
             continue

@@ -22,7 +22,7 @@ class Vocabs:
     joint: bool
 
     def __post_init__(self) -> None:
-        """Refuse models with different pad ids: a batch has one pad id."""
+        """A batch has one pad id."""
         if self.source.pad_id != self.target.pad_id:
             raise UserError(
                 f"the source vocabulary has pad id {self.source.pad_id}, the target vocabulary "
@@ -30,10 +30,7 @@ class Vocabs:
             )
 
     def save(self, directory: str | Path) -> None:
-        """Write joint.model, or source.model and target.model if the two differ.
-
-        Of a pretrained model, the files of its tokenizer are written instead.
-        """
+        """Write joint.model, or source.model and target.model, or a pretrained model's files."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         if isinstance(self.target, PretrainedVocab):
@@ -47,11 +44,6 @@ class Vocabs:
 
     @classmethod
     def load(cls, directory: str | Path) -> "Vocabs":
-        """Load the vocabularies that `save` wrote.
-
-        Raises:
-          UserError: the models are absent or damaged, or both joint and separate models exist.
-        """
         directory = Path(directory)
         joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
         separate = source.is_file() and target.is_file()
@@ -74,7 +66,6 @@ class Vocabs:
 
 
 def load_vocabs(directory: str | Path) -> Vocabs:
-    """Load the vocabularies of a run; see `Vocabs.load`."""
     return Vocabs.load(directory)
 
 
@@ -83,12 +74,8 @@ def make_vocabs(
 ) -> Vocabs:
     """Load the vocabularies in `directory`; if it has none, save the given models or trained ones there.
 
-    Training is deterministic: the same pairs and config give the same bytes. With `target_only` one model is
-    trained on the targets, whatever `config.joint` says. The models of a joint vocabulary have the same
-    pieces, and differ in the normalization of the text.
-
-    Raises:
-      UserError: the saved or given models contradict `config`, or `pairs` are too few for it.
+    Training is deterministic: the same pairs and config give the same bytes. The models of a joint vocabulary
+    have the same pieces, and differ in the normalization of the text.
     """
     directory = Path(directory)
     if target_only:

@@ -1,7 +1,6 @@
 """Text to ids and back: training, loading and saving of one SentencePiece model.
 
-Row 2 of the data path, and the only importer of sentencepiece. Contains the ids of pad, bos, eos and unk.
-corpus/ reads text files, and data/ makes batches.
+Row 2 of the data path. Contains the ids of pad, bos, eos and unk.
 """
 
 import functools
@@ -46,7 +45,7 @@ _JOINERS = frozenset("\u200c\u200d")
 
 
 def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the rules of a normalization with rules that delete invisible characters, and keep joiners."""
+    """Rules of a normalization, with rules that delete invisible characters, and keep joiners."""
     kept = {text: replacement for text, replacement in rules if text not in _JOINERS}
     return kept | dict.fromkeys(sorted(INVISIBLE), "")
 
@@ -66,16 +65,12 @@ _ONLY_FATAL = 3
 class TextPairs(Protocol):
     """Sized, iterable pairs, each with `.source` and `.target`; words in `tags`, if any, become pieces."""
 
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        ...
+    def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Any]:
-        """Return the pairs in order."""
-        ...
+    def __iter__(self) -> Iterator[Any]: ...
 
     def select(self, numbers: np.ndarray) -> "TextPairs":
-        """Return the pairs with these ascending numbers."""
+        """Pairs with these ascending numbers."""
         ...
 
 
@@ -94,11 +89,6 @@ class Vocab:
     num_forced: int = 0
 
     def __init__(self, model: bytes, *, name: str = "the vocabulary") -> None:
-        """Load a serialized model; error messages refer to it as `name`.
-
-        Raises:
-          UserError: `model` is not a SentencePiece model, or has no pad or eos symbol.
-        """
         self._processor = load_processor(model, name=name)
         self.size: int = self._processor.get_piece_size()
         self.pad_id: int = self._processor.pad_id()
@@ -123,11 +113,7 @@ class Vocab:
 
     @classmethod
     def load(cls, path: str | Path, *, name: str = "SentencePiece model") -> "Vocab":
-        """Load a `.model` file; `name` says in error messages where the path came from.
-
-        Raises:
-          UserError: the file is absent or unreadable, is not a model, or has no pad or eos symbol.
-        """
+        """Load a `.model` file; `name` says in error messages where the path came from."""
         try:
             model = read_file(path, most=_MODEL_BYTES)
         except (OSError, ValueError) as error:
@@ -140,27 +126,21 @@ class Vocab:
         return cls(model, name=f"{name} {path}")
 
     def save(self, path: Path) -> None:
-        """Write the model atomically: an existing file is replaced completely or not at all."""
+        """Write the model atomically."""
         write_atomically(path, self._model)
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the ids of `text`, with eos at the end and without bos; the empty text gives [eos]."""
+        """Ids of `text`, with eos at the end and without bos; the empty text gives [eos]."""
         return self.tokenize_all([text])[0].tolist()
 
     def tokenize_all(
         self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
     ) -> list[np.ndarray]:
-        """Return the ids of many texts, each as an int32 array that ends in eos.
+        """Ids of many texts, each as an int32 array that ends in eos.
 
-        Args:
-          texts: any strings.
-          sampling: subword regularisation, 0 for none: the merge dropout of a BPE model (Provilkov et al.
-            2020), or the smoothing alpha of samples from all segmentations of a unigram model (Kudo 2018).
-          seed: the seed of sampling; the same texts, sampling and seed give the same ids in every process.
-          threads: number of threads without sampling; -1: one for each core.
-
-        Raises:
-          UserError: a text is not valid Unicode, or `sampling` is on for a char or word model.
+        `sampling` is the merge dropout of a BPE model (Provilkov et al. 2020), or the smoothing alpha of
+        samples from all segmentations of a unigram model (Kudo 2018); 0: none. The same texts, sampling and
+        seed give the same ids in every process. `threads` are used without sampling; -1: one for each core.
         """
         if sampling and seed is None:
             raise ValueError("sampling needs a seed")
@@ -186,7 +166,7 @@ class Vocab:
         return self._samplers[rate].sample(normalized, seed=seed, end=self.eos_id)
 
     def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
-        r"""Return the text of `ids` up to the first eos, without pad and bos, always as a single line.
+        r"""Text of `ids` up to the first eos, without pad and bos, always as a single line.
 
         A model with byte fallback can produce any byte, so "\n" and "\r" are replaced by spaces.
         """
@@ -201,16 +181,11 @@ class Vocab:
         return join_lines(text.removeprefix(SPACE).replace(SPACE, " "))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the pieces of `ids` as strings, with special symbols, and spaces as U+2581."""
+        """Pieces as strings, with special symbols, and spaces as U+2581."""
         return [self._processor.id_to_piece(token) for token in np.asarray(ids).tolist()]
 
 
 def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePieceProcessor:
-    """Load a serialized SentencePiece model; error messages refer to it as `name`.
-
-    Raises:
-      UserError: the bytes are no such model, or one without pieces.
-    """
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     processor = sentencepiece.SentencePieceProcessor()
     try:
@@ -224,12 +199,10 @@ def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePiecePro
 
 
 def join_lines(text: str) -> str:
-    """Return a text as a single line: with spaces for line breaks."""
     return text.replace("\n", " ").replace("\r", " ")
 
 
 def check_unicode(texts: Iterable[str]) -> None:
-    """Raise UserError for the first text that is not valid Unicode."""
     for text in texts:
         try:
             text.encode("utf-8")
@@ -241,11 +214,7 @@ def check_unicode(texts: Iterable[str]) -> None:
 
 
 def train_model(config: VocabConfig, pairs: TextPairs, sides: tuple[str, ...]) -> bytes:
-    """Train a model without normalization on text that is normalized as that of its side.
-
-    Raises:
-      UserError: the text is too little for the config, or for the kind of model.
-    """
+    """Train without normalization on text that is normalized as that of its side."""
     lines, model = _Lines(config, pairs, sides), io.BytesIO()
     tags = getattr(pairs, "tags", ()) if "source" in sides else ()
     sentencepiece.set_min_log_level(_ONLY_FATAL)
@@ -284,7 +253,7 @@ def _normalization_of(config: VocabConfig, side: str) -> str:
 
 
 def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
-    """Return a model with the normalization of a side, which foreign programs apply too."""
+    """The model with the normalization of a side, which foreign programs apply too."""
     name = _normalization_of(config, side)
     rules = read_compiled_rules(_make_normalizer(name).serialized_normalizer_spec())
     return set_normalization(model, name, rules)
@@ -292,7 +261,6 @@ def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
 
 @functools.cache
 def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
-    """Make the normalizer of a name: its rules, and those that leave out what nobody sees."""
     sentencepiece.set_min_log_level(_ONLY_FATAL)
     # White space is left to the model, which treats it after its rules.
     options = ("add_dummy_prefix", "escape_whitespaces", "remove_extra_whitespaces")
@@ -305,7 +273,7 @@ def _make_normalizer(name: str) -> sentencepiece.SentencePieceNormalizer:
 
 
 class _Lines:
-    """The normalized sentences to train on, at most `max_sentences`, evenly spaced over the data.
+    """Normalized sentences to train on, at most `max_sentences`, evenly spaced over the data.
 
     error: the exception raised by reading the pairs, which SentencePiece would convert to its own error.
     """

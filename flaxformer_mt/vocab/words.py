@@ -1,7 +1,4 @@
-"""The words of a text that its pieces belong to.
-
-White space separates words, as aligners count them. Pure functions of strings, but for `number_pieces`.
-"""
+"""The words of a text that its pieces belong to; white space separates words, as aligners count them."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +9,7 @@ from flaxformer_mt.vocab.vocabulary import Vocab
 
 
 def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
-    """Return the index of the word of each piece of a text, whose ids are without eos; see `find_words`."""
+    """Index of the word of each piece of a text, whose ids are without eos."""
 
     def cut(words: list[str]) -> list[list[str]]:
         return [vocab.pieces(tokens[:-1]) for tokens in vocab.tokenize_all(words)]
@@ -21,19 +18,15 @@ def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
 
 
 def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list[list[str]]]) -> list[int]:
-    """Return, for each piece of a text, the index of its word; white space separates the words.
+    """For each piece of a text, the index of its word; `cut` returns the pieces of each word of a list.
 
-    Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ stands for SentencePiece's
-    space).
+    Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ is SentencePiece's space).
 
     Normalization may split a word ("½" becomes "1/2") or delete it. If the pieces therefore form another
     number of words than the text, each word of the text is tokenized alone to count the words that it
     becomes. If these counts do not add up either, for example because the vocabulary treats a space such as
     U+00A0 as a letter, only U+0020 separates words. As a last resort, all surplus words of the pieces are
     assigned to the last word of the text.
-
-    Args:
-      cut: returns the pieces of each word of a list.
     """
     numbers, total = _number_words(pieces)
     words = text.split()
@@ -48,7 +41,7 @@ def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list
 
 
 def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
-    """Return the index of the word in which each piece starts, and the number of words."""
+    """Index of the word in which each piece starts, and the number of words."""
     numbers: list[int] = []
     last, after_space = -1, True
     for piece in pieces:

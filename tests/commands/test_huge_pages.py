@@ -21,7 +21,7 @@ print(json.dumps(os.environ.get("GLIBC_TUNABLES")))
 
 def test_training_keeps_its_memory_where_few_cores_share_a_heap(monkeypatch):
     for cores, kept in ((1, True), (4, True), (5, False), (64, False)):
-        monkeypatch.setattr(launch, "core_count", lambda cores=cores: cores)
+        monkeypatch.setattr("flaxformer_mt.commands.launch.core_count", lambda cores=cores: cores)
         assert ("arena_max=1:" in choose_tunables(keep=True)) == kept
         assert choose_tunables(keep=False) == "glibc.malloc.hugetlb=1"
 

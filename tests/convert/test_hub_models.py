@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import random
 import re
 import shutil
@@ -191,7 +190,9 @@ WORDS = dict(
 )
 
 
-@pytest.mark.parametrize("name", MAKERS if os.environ.get("FLAXFORMER_MT_FUZZ") else ["nllb", "madlad"])
+@pytest.mark.parametrize(
+    "name", ["nllb", *(pytest.param(one, marks=pytest.mark.slow) for one in {*MAKERS} - {"nllb"})]
+)
 def test_translations_are_those_of_transformers(name, tmp_path):
     """With a model that has learned a little, so that its translations end. Beam search differs in one thing:
     there, ended hypotheses are replaced by the next best ones."""

@@ -1,7 +1,6 @@
 """`recipes/pipeline.sh`: each step once and in order, and the same files after SIGKILL at any moment.
 
-Commands are stood for by a script that writes the files of each; with FLAXFORMER_MT_PIPELINE=1 a tiny
-pipeline of the real commands is killed as well, which takes minutes.
+Commands are stood for by a script that writes the files of each; .ci/full kills a real pipeline as well.
 """
 
 import json
@@ -154,7 +153,7 @@ TIMES = (
 )
 
 
-@pytest.mark.skipif(not os.environ.get("FLAXFORMER_MT_PIPELINE"), reason="FLAXFORMER_MT_PIPELINE is not set")
+@pytest.mark.slow
 def test_the_real_commands_killed_at_moments_of_chance_give_the_same_files(data, tmp_path):
     pytest.importorskip("ctranslate2")
     (tmp_path / "config.py").write_text(

@@ -177,7 +177,6 @@ class Clause:
     slots: dict[str, Both] = field(default_factory=dict)
 
     def add(self, name: str, phrase: Phrase) -> "Clause":
-        """Add an object: the accusative, the dative, or the object of the verb's preposition."""
         preposition, _, case = self.verb.frame.rpartition("+")
         german, english = phrase.german[case if name == "object" else name], phrase.english[1]
         if name == "object":
@@ -227,7 +226,6 @@ class Clause:
         return _join(lead, *first, negation, often, verbs, self.english_rest(front))
 
     def english_rest(self, front: str = "") -> str:
-        """Return the English words after the verb."""
         slots = self.slots | {"after" if "it" in self.slots else "particle": ("", self.verb.particle)}
         return _join(*(slots[name][1] for name in _ENGLISH_ORDER if name in slots and name != front))
 
@@ -274,7 +272,6 @@ def ask(clause: Clause, word: Both = ("", "")) -> Both:
 
 
 def subordinate(main: Clause, word: Both, second: Clause, *, second_first: bool = False) -> Both:
-    """Make a main clause with a subordinate one, in either order."""
     german, english = f"{word[0]} {second.german('last')}", f"{word[1]} {second.english()}"
     if second_first:
         return _finish(f"{german} , {main.german('first')}", f"{english} , {main.english()}")
@@ -282,7 +279,6 @@ def subordinate(main: Clause, word: Both, second: Clause, *, second_first: bool 
 
 
 def try_to(main: Clause, infinitive: Clause) -> Both:
-    """Make a main clause with an infinitive of the same subject."""
     english = _join(main.english(), "to", infinitive.verb.english, infinitive.english_rest())
     return _finish(f"{main.german('second')} , {infinitive.german('zu')}", english)
 
@@ -343,7 +339,6 @@ def _grow_phrase(dice: Dice, kinds: Collection[str], case: str, other: Phrase, r
 
 
 def _grow_place(dice: Dice, verb: Verb) -> Both:
-    """Generate the place of a clause or, with verbs of motion, its destination."""
     goal = verb.frame == "goal"
     if dice.random() < 0.12:
         return ("nach Hause", "home") if goal else ("zu Hause", "at home")
@@ -443,7 +438,6 @@ def _grow_subordinate(dice: Dice) -> Both:
 
 
 def _grow_that(dice: Dice) -> Both:
-    """Generate a clause of saying or knowing, with an indirect question if somebody does not know."""
     verb, tense = dice.pick(_verbs_of("dass")), dice.pick({"present": 7, "past": 3})
     main = Clause(_grow_phrase(dice, PEOPLE, "nominative", IT, False), verb, tense)
     second = _grow_clause(dice, tenses={"past": 1} if tense == "past" else _TENSES)

@@ -40,11 +40,6 @@ class ToyDeEn(tfds.core.GeneratorBasedBuilder):
 
 
 def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
-    """Open a split of the set, generated under `cache` if missing; without a source language, targets alone.
-
-    Raises:
-      UserError: there is no such split, or a language is neither de nor en.
-    """
     if not set(filter(None, languages)) <= set(_LANGUAGES):
         raise UserError(
             f"toy_de_en is German and English, not {' -> '.join(filter(None, languages))}; "

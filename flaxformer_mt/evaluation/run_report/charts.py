@@ -53,7 +53,7 @@ class Chart(NamedTuple):
 
 
 def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
-    """Draw curves over the same axis; nothing if no curve has two finite points."""
+    """Curves over the same axis; None if no curve has two finite points."""
     kept = [line._replace(points=_choose_points(line.points)) for line in lines]
     kept = [line for line in kept if len(line.points) > 1]
     if not kept:
@@ -77,10 +77,7 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]
 
 
 def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
-    """Draw groups of bars, one of each run, with whiskers for their intervals; nothing without any.
-
-    Values are scores of at most 100.
-    """
+    """Groups of bars, one of each run, of scores up to 100, with whiskers for intervals; None without any."""
     bars = [bar for group in groups.values() for _, bar in group]
     if not bars:
         return []
@@ -110,8 +107,6 @@ def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_
 
 
 class _Scale:
-    """Maps values to places in the drawing."""
-
     def __init__(self, x_range: tuple[float, float], y_range: tuple[float, float]) -> None:
         self._x, self._y = x_range, y_range
 
@@ -128,7 +123,7 @@ class _Scale:
 
 
 def _choose_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return evenly spread finite points, the first and the last included."""
+    """Evenly spread finite points, the first and the last included."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     chosen = np.linspace(0, len(finite) - 1, min(len(finite), _MOST_POINTS)).round().astype(int)
     return [finite[number] for number in chosen]

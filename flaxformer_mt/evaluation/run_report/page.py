@@ -28,11 +28,7 @@ class Attention(NamedTuple):
 
 
 def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[int]) -> list[Attention]:
-    """Translate the sentences of these numbers, from 1, and return the weights that alignments use.
-
-    Raises:
-      UserError: there is no such sentence, or the model cannot be loaded.
-    """
+    """Translate the sentences of these numbers, from 1; return the weights that alignments use."""
     count = len(translations.sources)
     for number in numbers:
         if not 1 <= number <= count:
@@ -71,17 +67,8 @@ def report_runs(
 ) -> dict[str, Any]:
     """Write a page about runs, from the files that training and `evaluate` have written; return its facts.
 
-    Only the attention of sentences needs a model, that of the first run with translations.
-
-    Args:
-      output: the HTML file.
-      name: of the set of translations, RUN/translations/NAME.hypothesis.
-      attention: numbers of the sentences, from 1, whose attention is shown.
-      samples: bootstrap samples of the intervals.
-
-    Raises:
-      UserError: a run cannot be read, `output` is a folder or in one that cannot be written to, or there are
-        no such sentences.
+    `name` is that of the set, RUN/translations/NAME.hypothesis; `attention` the numbers of sentences, from 1,
+    for which the first run with translations is loaded; `samples` those of the bootstrap.
     """
     output = Path(output).expanduser()
     if output.is_dir():
@@ -101,7 +88,7 @@ def report_runs(
 
 
 def report_training(run_dir: Path) -> Path:
-    """Write RUN/report.html about a run whose training has written its report; return its path."""
+    """Write RUN/report.html about a run whose training has written its report."""
     report_runs([run_dir], run_dir / "report.html", samples=_SAMPLES_IN_TRAINING)
     return run_dir / "report.html"
 
@@ -109,7 +96,7 @@ def report_training(run_dir: Path) -> Path:
 def make_parts(
     runs: Sequence[RunFacts], *, name: str, attention: Sequence[int], samples: int
 ) -> dict[str, sections.Blocks]:
-    """Return the sections that have something to show, by their headings."""
+    """The sections that have something to show, by their headings."""
     compared = share_a_set(runs)
     if attention and not compared:
         raise UserError(
@@ -138,14 +125,12 @@ def make_parts(
 
 
 def _explain_absence(runs: Sequence[RunFacts], name: str) -> sections.Blocks:
-    """Return why no translations can be compared."""
     directions = [direction for run in runs for direction in run.by_direction]
     text = _BY_DIRECTION.format(f"{name}.{directions[0].name}") if directions else _NO_TRANSLATIONS
     return [("paragraph", text)]
 
 
 def make_page(runs: Sequence[RunFacts], parts: Mapping[str, sections.Blocks]) -> str:
-    """Return the page as HTML."""
     import jinja2
 
     templates = jinja2.Environment(

@@ -46,14 +46,6 @@ class RunFacts:
 
 
 def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
-    """Read the files of all runs.
-
-    Args:
-      name: of the set of translations, RUN/translations/NAME.hypothesis.
-
-    Raises:
-      UserError: a run is absent or named twice, a file of it is damaged, or there are too many.
-    """
     if not 1 <= len(run_dirs) <= MOST_RUNS:
         raise UserError(f"a page shows 1 to {MOST_RUNS} runs, but {len(run_dirs)} are given; leave some out")
     places = [run_dir.resolve() for run_dir in run_dirs]
@@ -64,7 +56,7 @@ def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
 
 
 def name_apart(places: Sequence[Path]) -> list[str]:
-    """Return the ends of different paths, as short as tells them apart: a/x and b/y are x and y."""
+    """The ends of different paths, as short as tells them apart: a/x and b/y are x and y."""
     length = 1
     while len({place.parts[-length:] for place in places}) < len(places):
         length += 1
@@ -99,7 +91,7 @@ def _find_translations(run_dir: Path, name: str) -> Translations:
 
 
 def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Return the runs whose translations are of the sentences of the first run that has any."""
+    """The runs whose translations are of the sentences of the first run that has any."""
     sets = [(run.translations.sources, run.translations.references) for run in runs]
     first = next((found for found in sets if found[0]), None)
     return [run for run, found in zip(runs, sets, strict=True) if found == first]
@@ -115,10 +107,7 @@ Blocks = list[tuple[str, Any]]
 
 
 class Table(NamedTuple):
-    """A table of texts, of runs, or of lists of lines; the first cell of a row is its heading.
-
-    numbers: the columns that are aligned on the right.
-    """
+    """A table of texts, of runs, or of lists of lines; the columns `numbers` are aligned on the right."""
 
     heading: Sequence[Any]
     rows: Iterable[Sequence[Any]]
@@ -134,13 +123,12 @@ class Sentence(NamedTuple):
 
 
 def _choose_score_options(run: RunFacts, references: Sequence[str], language: str) -> dict[str, Any]:
-    """Return how a run's config scores translations into a language, with these references."""
     options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
     return options | {"only": _METRICS}
 
 
 def _score(translations: Translations, samples: int, options: Mapping[str, Any]) -> dict[str, Bar]:
-    """Return each metric of translations; a single sentence has no interval."""
+    """Each metric; a single sentence has no interval."""
     samples = 0 if min(samples, len(translations.sources)) < 2 else samples
     systems = {"": translations.hypotheses}
     (scores,) = resample_scores(systems, translations.references, samples=samples, **options).systems
@@ -148,7 +136,7 @@ def _score(translations: Translations, samples: int, options: Mapping[str, Any])
 
 
 def make_summary(runs: Sequence[RunFacts], compared: Sequence[RunFacts], samples: int) -> Blocks:
-    """Return the scores of the compared runs with 95% intervals, and what training took."""
+    """The scores of the compared runs with 95% intervals, and what training took."""
     rows = []
     for run in runs:
         report, scores = run.report, dict[str, Bar]()
@@ -207,7 +195,7 @@ def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
 
 
 def write_bar(bar: Bar | None) -> str:
-    """Return a score with its interval, such as 37.10 ± 1.05."""
+    """37.10 ± 1.05."""
     if bar is None:
         return "–"
     return f"{bar.value:.2f}" + ("" if bar.interval is None else f" ± {bar.interval:.2f}")
@@ -225,9 +213,7 @@ def _time(seconds: float) -> str:
 
 
 def make_curves(runs: Sequence[RunFacts]) -> Blocks:
-    """Return losses, BLEU and learning rate over updates; dashed: of the validation set beside that of
-    training.
-    """
+    """Losses, BLEU and learning rate over updates; of the validation set dashed."""
     charts: list[Chart] = []
     for panel, title in _PANELS.items():
         lines = []
@@ -245,7 +231,7 @@ def make_curves(runs: Sequence[RunFacts]) -> Blocks:
 
 
 def make_length_scores(runs: Sequence[RunFacts], samples: int) -> Blocks:
-    """Return charts and a table of the scores of runs by source length; [] without runs."""
+    """Charts and a table of the scores of runs by source length."""
     bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in _METRICS}
     cells: dict[str, list[list[Any]]] = {}
     for run in runs:
@@ -270,13 +256,10 @@ def make_length_scores(runs: Sequence[RunFacts], samples: int) -> Blocks:
 
 
 def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks:
-    """Return a chart and a table of the scores of each direction, of runs of several.
+    """A chart and a table of the scores of each direction, of runs of several, for the set `name`.
 
     They have intervals if the run has translations of the direction; without them, those of the test set are
     the scores of its report.
-
-    Args:
-      name: of the set.
     """
     rows, bars = [], dict[str, list[tuple[int, Bar]]]()
     for run in runs:
@@ -307,7 +290,7 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks
 
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
-    """Return the words of both texts: marked "del" those of the old one only, "ins" those of the new."""
+    """The words of both texts: marked "del" those of the old one only, "ins" those of the new."""
     before, after = old.split(), new.split()
     parts: list[tuple[str, str]] = []
     for kind, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
@@ -321,8 +304,7 @@ def mark_words(old: str, new: str) -> list[tuple[str, str]]:
 
 
 def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
-    """Return the sentences whose chrF differs most between the first run and each other one, with words
-    marked.
+    """The sentences whose chrF differs most between the first run and each other one, with words marked.
 
     Of a single run: those with the lowest chrF, compared with their references.
     """
@@ -358,7 +340,7 @@ def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
 
 
 def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
-    """Return the fields of the configs that differ between the runs, or of one run from the default."""
+    """The fields of the configs that differ between the runs, or of one run from the default."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
         defaults = flatten(type(runs[0].config)())
@@ -373,7 +355,6 @@ def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
 
 
 def make_data(runs: Sequence[RunFacts]) -> Blocks:
-    """Return what became of the pairs of each data set."""
     rows = []
     for run in runs:
         for split, found in run.report.get("data", {}).items():
