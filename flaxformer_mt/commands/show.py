@@ -55,9 +55,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     source_size, target_size = sizes or plan_sizes(config)
     kind = device_kind or default_device_kind()
     network, layers = choose_scan(config, platform=default_platform(), device_kind=kind)
-    model = make_model(
-        network, source_size=source_size, target_size=target_size, platform=default_platform()
-    )
+    model = make_model(network, source_size=source_size, target_size=target_size, platform=default_platform())
     params = jax.eval_shape(lambda: init_training_params(model, config, config.seed))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)

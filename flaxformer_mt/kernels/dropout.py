@@ -64,7 +64,7 @@ def make_dropout_key(
 
 
 def make_hash_key(key: Array, part: Array | int = 0) -> Array:
-    """Make a key of this hash from any key of JAX: programs that draw by it compile in a third of the time."""
+    """Make a key of this hash from any key of JAX: programs that draw by it compile soon."""
     words = jax.random.bits(key, (_WORDS - 1,), jnp.uint32)
     return jax.random.wrap_key_data(jnp.append(words, jnp.asarray(part, jnp.uint32)), impl=_HASH)
 
@@ -89,7 +89,9 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
     return _hash_indices(key, shape)
 
 
-@functools.partial(jax.jit, static_argnums=1)  # one function in the text of a program for all arrays of a shape
+@functools.partial(
+    jax.jit, static_argnums=1
+)  # one function in the text of a program for all arrays of a shape
 def _hash_indices(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Hash the flat index of each entry in row-major order, in the array of all parts, modulo 2 ** 32."""
     size = math.prod(shape) % 2**32
@@ -104,7 +106,9 @@ def _hash_indices(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
     """Exchange the words, and mix the hash of a number into each: a program knows it when it is compiled."""
     twice = jnp.full(2, number, jnp.uint32)
-    words = jnp.asarray(hash_numbers(twice, np.asarray([[0x9E3779B9, 0x7F4A7C15], [0xF39CC060, 0x5CEDC834]], np.uint32)))
+    words = jnp.asarray(
+        hash_numbers(twice, np.asarray([[0x9E3779B9, 0x7F4A7C15], [0xF39CC060, 0x5CEDC834]], np.uint32))
+    )
     return jnp.stack([key[1] ^ words[0], key[0] ^ words[1], key[2]])
 
 

@@ -29,25 +29,8 @@ _COST_OF_COLUMNS = 3
 
 
 def multiply(spec: str, x: Array, y: Array) -> Array:
-    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated.
-
-    Heads and their features are one axis wherever they stay together, as in the paper's matrices: a TPU pads
-    the last axis of an array to 128, and would move all of it to another layout before and after a kernel.
-    """
-    sizes = dict(zip(spec.partition("->")[0].replace(",", ""), (*x.shape, *y.shape), strict=True))
-    result = spec.partition("->")[2]
-    for pair in ("HK", "HE"):
-        if spec.count(pair) == spec.count(pair[1]) == spec.count("H") > 0:
-            x_term, y_term = spec.partition("->")[0].split(",")
-            x, y = _join_axes(x, x_term, pair), _join_axes(y, y_term, pair)
-            spec = spec.replace(pair, "H")
-    product = jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
-    return product.reshape([sizes[axis] for axis in result])
-
-
-def _join_axes(x: Array, term: str, pair: str) -> Array:
-    place = term.find(pair)
-    return x if place < 0 else x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])
+    """Compute `jnp.einsum(spec, x, y)` with sums and a result in float32; it is not to be differentiated."""
+    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
 
 
 def multiply_on_cpu(spec: str, x: Array, y: Array) -> Array:
@@ -85,7 +68,25 @@ class Product:
         """
         x, y = jnp.asarray(x), jnp.asarray(y)
         rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
-        return _contract(self, spec.replace("...", rows), (x.dtype, y.dtype), parameter, x, y)
+        spec = spec.replace("...", rows)
+        if not parameter or is_split():
+            return _contract(self, spec, (x.dtype, y.dtype), parameter, x, y)
+        sizes = dict(zip("".join(_terms(spec)[:2]), (*x.shape, *y.shape), strict=True))
+        joined, (x, y) = _join_heads(spec, x, y)
+        result = _contract(self, joined, (x.dtype, y.dtype), parameter, x, y)
+        return result.reshape([sizes[axis] for axis in _terms(spec)[2]])
+
+
+def _join_heads(spec: str, *operands: Array) -> tuple[str, list[Array]]:
+    """Make one axis of heads and their features, as in the paper's matrices: abD,DHK->abHK is abD,DH->abH.
+
+    A TPU pads the last axis of an array to 128, and moves all of it from one layout to another.
+    """
+    joined = [
+        x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :]) if (place := term.find("H")) >= 0 else x
+        for x, term in zip(operands, _terms(spec), strict=False)
+    ]
+    return spec.replace("HK", "H").replace("HE", "H"), joined
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))

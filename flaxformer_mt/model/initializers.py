@@ -55,7 +55,7 @@ class Declared(AxisMetadata[Any]):
         return self.value
 
     def replace_boxed(self, val: Any) -> Any:
-        return self.replace(value=val)
+        return dataclasses.replace(self, value=val)
 
     def add_axis(self, index: int, params: Any) -> Any:
         return self

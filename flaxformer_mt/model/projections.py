@@ -4,7 +4,7 @@ The names and shapes of a projection's arrays are those that checkpoints and con
 """
 
 import math
-import jax.numpy as jnp
+
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike

@@ -84,7 +84,7 @@ class Stack(nn.Module):
         rate = config.embedding_dropout_rate
         self.embedding_dropout = Dropout(config.dropout_rate if rate is None else rate)
         if config.embedding_norm:
-            self.embedding_norm = make_norm(config)
+            self.embedding_norm = make_norm(config, self.kernels)
         block: Any = self.block
         if config.remat != "none":
             block = nn.remat(
@@ -97,7 +97,7 @@ class Stack(nn.Module):
         make: Any = functools.partial(block, config, self.kernels)
         self.layers = make() if config.scan_layers else [make() for _ in range(self.num_layers)]
         if _has_final_norm(config):
-            self.final_norm = make_norm(config)
+            self.final_norm = make_norm(config, self.kernels)
 
     def start(
         self, embedded: Array, positions: Array, *, length: int, packed: bool = False, deterministic: bool

@@ -36,7 +36,7 @@ from flaxformer_mt.parallel import (
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.shapes import Array, Batch, TeacherTokens
+from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
@@ -390,7 +390,7 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 def load_state(
     checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
 ) -> tuple[TrainState, TrainProgress]:
-    """Return the newest checkpoint's state on the devices of `parallel`, or where there is none the initial one.
+    """Return the newest checkpoint's state on the devices of `parallel`, or the initial one.
 
     The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
     of them read it or none.
