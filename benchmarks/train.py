@@ -101,6 +101,14 @@ def shrink(setting: Setting) -> Setting:
     )
 
 
+def choose_setting(options: argparse.Namespace) -> Setting:
+    """Return the setting that the flags name, with what they change."""
+    setting = SETTINGS[options.setting]
+    model = dataclasses.replace(setting.model, attention_dropout_rate=options.attention_dropout_rate)
+    setting = dataclasses.replace(setting, model=model)
+    return shrink(setting) if options.tiny else setting
+
+
 def make_config(setting: Setting, options: argparse.Namespace, batching: Any) -> Config:
     """Build the config: without gradient clipping, and with a constant learning rate, as in the peers."""
     toy = not options.text_dir
@@ -331,6 +339,9 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
         "--loss_chunk_tokens", type=int, help="loss chunk of our system; default: 512 on a CPU, 0 on a GPU"
     )
     parser.add_argument("--torch_compile", action="store_true", help="compile the peers, once for each shape")
+    parser.add_argument(
+        "--attention_dropout_rate", type=float, default=0.1, help="of our system; the peers have 0.1"
+    )
     parser.add_argument("--marian_attention", choices=("sdpa", "eager"), default="sdpa")
     parser.add_argument(
         "--peer_dtype", choices=("float32", "bfloat16"), help="dtype of the peers; bfloat16 means autocast"
@@ -365,8 +376,7 @@ def main() -> None:
         serve(options.worker, json.loads(options.task.read_text(encoding="utf-8")))
         return
     require_packages(options.systems)
-    setting = SETTINGS[options.setting]
-    print(json.dumps(measure(shrink(setting) if options.tiny else setting, options), indent=2))
+    print(json.dumps(measure(choose_setting(options), options), indent=2))
 
 
 if __name__ == "__main__":

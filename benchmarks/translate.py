@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "our_variants": our_variants(options),
             "precisions": options.precisions,
             "shortlist": str(options.shortlist or ""),
-            "target_lengths": None if forced or not options.run else read_target_lengths(options.run),
+            "target_lengths": None if forced or not options.run else read_target_lengths(options.run)[0],
         }
         path = folder / "task.json"
         path.write_text(json.dumps(task), encoding="utf-8")

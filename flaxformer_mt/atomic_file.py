@@ -6,15 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview, sync: bool = False) -> None:
-    """Write `.NAME.XXXXXXXX` beside the file, eight random digits, and rename it; the folder must exist.
-
-    Args:
-      parts: the content, one after the other.
-      sync: whether the content is on disk, whatever happens to the machine, before the file appears.
-
-    Raises:
-      OSError: the disk is full, or the folder cannot be written to; it names the file.
-    """
+    """Write `.NAME.XXXXXXXX` beside the file, eight random digits, and rename it; the folder must exist."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("wb") as file:

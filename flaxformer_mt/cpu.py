@@ -12,23 +12,22 @@ BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
 
 
 def core_count() -> int:
-    """Return the number of CPU cores that this process may use, or of all where the system cannot tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def bfloat16_instructions() -> list[str]:
     """Return the names of the processor's instruction sets for products of bfloat16 numbers; [] if none."""
-    facts = _read_processor_facts()
-    names = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # x86-64 and Arm
+    fields = _read_processor_facts()
+    names = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()  # x86-64 and Arm
     return [name for name in BFLOAT16_INSTRUCTIONS if name in names]
 
 
 def slow_bfloat16_reason() -> str | None:
     """Return why this processor multiplies bfloat16 no faster than float32, or None if it is faster."""
-    found = bfloat16_instructions()
-    if not found:
+    instructions = bfloat16_instructions()
+    if not instructions:
         return f"it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
-    if found == ["avx512_bf16"] and _read_processor_facts().get("vendor_id") == "GenuineIntel":
+    if instructions == ["avx512_bf16"] and _read_processor_facts().get("vendor_id") == "GenuineIntel":
         # Two units there multiply float32, one bfloat16: 72 GFLOP/s against 105 (docs/performance.md).
         return "avx512_bf16 of Intel's processors is slower than float32, and it has no amx_bf16"
     return None
@@ -36,12 +35,11 @@ def slow_bfloat16_reason() -> str | None:
 
 def describe_processor() -> list[str]:
     """Return what compiled programs for a CPU depend on: its architecture, model and instruction sets."""
-    facts = _read_processor_facts()
-    return [platform.machine(), *(facts.get(name, "") for name in ("model name", "flags", "Features"))]
+    fields = _read_processor_facts()
+    return [platform.machine(), *(fields.get(name, "") for name in ("model name", "flags", "Features"))]
 
 
 def processor_name() -> str:
-    """Return the name of the processor's model, or of its architecture where the system does not tell."""
     return _read_processor_facts().get("model name") or platform.processor() or platform.machine()
 
 

@@ -5,6 +5,7 @@ works where it is printed: with this Python, from this folder, whether the packa
 """
 
 import contextlib
+import difflib
 import errno
 import importlib.metadata
 import os
@@ -64,10 +65,10 @@ def find_url(path: str | Path) -> str:
 
     As a Path, it is gs:/bucket/run, which would be a local folder called `gs:`.
     """
-    found = re.match(r"([a-z][a-z0-9+.-]+):/+", str(path))
-    if found is None or Path(path).exists():
+    match = re.match(r"([a-z][a-z0-9+.-]+):/+", str(path))
+    if match is None or Path(path).exists():
         return ""
-    return f"{found[1]}://{'/' * (found[1] == 'file')}{str(path)[found.end() :].rstrip('/')}"
+    return f"{match[1]}://{'/' * (match[1] == 'file')}{str(path)[match.end() :].rstrip('/')}"
 
 
 def find_cloud_path(path: str | Path) -> str:
@@ -81,11 +82,6 @@ def find_cloud_path(path: str | Path) -> str:
 
 
 def local_path(path: str | Path) -> Path:
-    """Return the path with its ~ expanded.
-
-    Raises:
-      UserError: it is that of an object store, such as gs://bucket/run, or there is no home folder for its ~.
-    """
     if problem := find_cloud_path(path):
         raise UserError(problem)
     try:
@@ -95,11 +91,7 @@ def local_path(path: str | Path) -> Path:
 
 
 def folder_of_arrays(path: str | Path) -> Path:
-    """Return the path with its ~ expanded, of a run or a cache: the libraries that store arrays need UTF-8.
-
-    Raises:
-      UserError: as for `local_path`, or the name is not UTF-8.
-    """
+    """Return the path of a run or a cache: the libraries that store arrays need UTF-8."""
     folder = local_path(path)
     name = os.fsencode(folder.absolute())
     try:
@@ -126,9 +118,22 @@ def name_urls(text: str) -> str:
     return text
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the message of an error, at most 200 characters of it."""
+    return str(error).strip().partition("\n")[0][:200]
+
+
 def warn_user(message: str) -> None:
     """Issue a `FlaxformerWarning` that points to the library call that caused it."""
     warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)
+
+
+def suggest_sibling(path: Path, *, holds: str = "") -> str:
+    """Return "; did you mean PATH?" if something beside a path, which `holds` a file, has a similar name."""
+    siblings = path.parent.glob(f"*/{holds}" if holds else "*")
+    names = [one.parent.name if holds else one.name for one in siblings]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
 def command_line(*arguments: object) -> str:
@@ -136,8 +141,8 @@ def command_line(*arguments: object) -> str:
     words = name_urls(shlex.join(map(str, arguments)))
     script = Path(sys.argv[0])
     if script.name == _DISTRIBUTION and script.is_file():  # the installed program
-        found = shutil.which(_DISTRIBUTION)
-        same = found is not None and Path(found).resolve() == script.resolve()
+        program = shutil.which(_DISTRIBUTION)
+        same = program is not None and Path(program).resolve() == script.resolve()
         return f"{_DISTRIBUTION if same else shlex.quote(str(script.resolve()))} {words}"
     # Python finds a checkout from its own folder only, unless it is on the path.
     found_anywhere = any(path and Path(path).resolve() == _ROOT for path in sys.path[1:])
@@ -156,12 +161,7 @@ def install_command(*packages: str, extra: str = "") -> str:
 
 @contextlib.contextmanager
 def importing(extra: str, *, what: str) -> Iterator[None]:
-    """Import in the body: a missing package is a UserError that says how to install it.
-
-    Args:
-      extra: the extra that has the package.
-      what: what needs it, the first word of the message.
-    """
+    """Import in the body: a missing package is a UserError that says how to install it."""
     try:
         yield
     except ImportError as error:
@@ -188,9 +188,7 @@ def _requirements_of(extra: str) -> list[str]:
 
 
 def program_line(arguments: Sequence[str]) -> str:
-    """Return what a person types to start the program with these arguments, the first of which is
-    its script.
-    """
+    """Return what a person types to start the program with these arguments, its script first."""
     script = Path(arguments[0]).name
     start = ["python", "-m", "flaxformer_mt"] if script == "__main__.py" else [script]
     return shlex.join([*start, *arguments[1:]])

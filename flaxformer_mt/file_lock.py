@@ -1,8 +1,4 @@
-"""Locks of files, which the operating system releases when their owner ends in whatever way.
-
-The only module that imports fcntl. Knows neither what is written into a locked file nor how a refusal is
-worded.
-"""
+"""Locks of files, which the operating system releases when their owner ends in whatever way."""
 
 import errno
 import fcntl
@@ -23,17 +19,7 @@ class FileHasNoLock(Exception):
 
 
 def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file or folder until it is closed, in place of a lock that this process has on it.
-
-    Args:
-      file: its descriptor.
-      shared: together with others that ask for the same, instead of alone.
-      wait: until the others release it.
-
-    Raises:
-      BlockingIOError: another process has locked it, without `wait`.
-      FileHasNoLock: the file system has no locks; the caller decides whether to go on without one.
-    """
+    """Lock an open file or folder until it is closed, in place of a lock that this process has on it."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
@@ -43,15 +29,7 @@ def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Open a file for reading and writing, without changing it, and lock it until it is closed.
-
-    The file is created if it is absent.
-
-    Raises:
-      BlockingIOError: another process has locked the file.
-      FileHasNoLock: the file system has no locks; the caller decides whether to go on without one.
-      OSError: the file cannot be opened.
-    """
+    """Open a file, created if absent, for reading and writing, and lock it until it is closed."""
     while True:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:

@@ -24,10 +24,7 @@ _BARE_LEAF = "value"
 def flatten_tree(tree: PyTree) -> Leaves:
     """Map paths to the leaves of a tree; nodes without leaves (None, optax.EmptyState) have no entry.
 
-        {"a": {"b": x}, "c": (y, None)} -> {"a/b": x, "c/0": y}
-
-    Raises:
-      ValueError: a name contains a slash, or two leaves have the same path.
+    {"a": {"b": x}, "c": (y, None)} -> {"a/b": x, "c/0": y}
     """
     leaves: Leaves = {}
     for entries, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:

@@ -1,11 +1,8 @@
-"""Writing systems: the script of a text, whether it has spaces between words, and whether it shows anything.
-
-Pure functions of text. What Unicode says of a character comes from Python's table, by the character's name
-and category.
-"""
+"""Text by its characters: script, words, invisible characters, and the encoding of a file."""
 
 import collections
 import functools
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -21,76 +18,25 @@ _WITHOUT_SPACES = frozenset(
 # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties.txt that is no format or control character:
 # the grapheme joiner, fillers of Hangul, vowels of Khmer without a form, variation selectors, unassigned.
 _IGNORABLE = frozenset(
-    map(
-        chr,
-        (
-            0x034F,
-            0x115F,
-            0x1160,
-            0x17B4,
-            0x17B5,
-            *range(0x180B, 0x1810),
-            0x2065,
-            0x3164,
-            *range(0xFE00, 0xFE10),
-            0xFFA0,
-            *range(0xFFF0, 0xFFF9),
-            *range(0xE0000, 0xE1000),
-        ),
+    chr(point)
+    for block in (
+        *((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0), range(0x180B, 0x1810)),
+        *(range(0xFE00, 0xFE10), range(0xFFF0, 0xFFF9), range(0xE0000, 0xE1000)),
     )
+    for point in block
 )
 # Prepended_Concatenation_Mark of Unicode's PropList.txt: signs around numbers, which are drawn although they
 # are format characters.
 _DRAWN = frozenset(
     map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
 )
+# What alignments count: between spaces and tabs, as for fast_align and Moses. A no-break space is in a word.
+WORD = re.compile(r"[^ \t\r\n]+")
 
 
-@functools.lru_cache(maxsize=1 << 16)
-def find_script(character: str) -> str:
-    """Return the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
-    if unicodedata.category(character)[0] not in "LM":
-        return ""
-    first = unicodedata.name(character, "").partition(" ")[0]
-    # Letters of several scripts, and forms of letters, are named by what they are.
-    return "" if first in ("COMBINING", "MODIFIER", "FULLWIDTH", "HALFWIDTH", "MATHEMATICAL") else first
-
-
-def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
-    """Count the letters of texts by script."""
-    counts: collections.Counter[str] = collections.Counter()
-    for text in texts:
-        for character, number in collections.Counter(text).items():
-            if script := find_script(character):
-                counts[script] += number
-    return counts
-
-
-def find_main_script(texts: Iterable[str]) -> str:
-    """Return the script that most letters of texts are of; "" without letters."""
-    counts = count_scripts(texts)
-    return max(counts, key=counts.__getitem__, default="")
-
-
-def lacks_spaces(texts: Iterable[str]) -> bool:
-    """Return whether most letters of texts are of scripts without spaces between words."""
-    counts = count_scripts(texts)
-    return 2 * sum(counts[script] for script in _WITHOUT_SPACES) > counts.total()
-
-
-def is_blank(text: str) -> bool:
-    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks and
-    so on.
-    """
-    return not text or text.isspace() or all(map(_is_invisible, text))
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _is_invisible(character: str) -> bool:
-    if character in _DRAWN:
-        return False
-    category = unicodedata.category(character)
-    return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, as the positions of alignments count them."""
+    return WORD.findall(text)
 
 
 # Bytes that are looked at.
@@ -106,12 +52,51 @@ _MARKS = {
 _HIGH, _LOW = 0.9, 0.4
 
 
-def find_encoding(beginning: bytes) -> str:
-    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these.
+@functools.lru_cache(maxsize=1 << 16)
+def find_script(character: str) -> str:
+    """Return the script of a letter or mark, as the first word of its name ("LATIN", "CJK"); else ""."""
+    if unicodedata.category(character)[0] not in "LM":
+        return ""
+    first = unicodedata.name(character, "").partition(" ")[0]
+    # Letters of several scripts, and forms of letters, are named by what they are.
+    return "" if first in ("COMBINING", "MODIFIER", "FULLWIDTH", "HALFWIDTH", "MATHEMATICAL") else first
 
-    Args:
-      beginning: the first bytes of a file; `BEGINNING` of them are looked at.
-    """
+
+def count_scripts(texts: Iterable[str]) -> collections.Counter[str]:
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        for character, number in collections.Counter(text).items():
+            if script := find_script(character):
+                counts[script] += number
+    return counts
+
+
+def find_main_script(texts: Iterable[str]) -> str:
+    counts = count_scripts(texts)
+    return max(counts, key=counts.__getitem__, default="")
+
+
+def lacks_spaces(texts: Iterable[str]) -> bool:
+    """Return whether most letters of texts are of scripts without spaces between words."""
+    counts = count_scripts(texts)
+    return 2 * sum(counts[script] for script in _WITHOUT_SPACES) > counts.total()
+
+
+def is_blank(text: str) -> bool:
+    """Return whether nothing of a text can be seen: white space, marks of direction, byte order marks."""
+    return not text or text.isspace() or all(map(_is_invisible, text))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _is_invisible(character: str) -> bool:
+    if character in _DRAWN:
+        return False
+    category = unicodedata.category(character)
+    return character.isspace() or category in ("Cc", "Cf") or character in _IGNORABLE
+
+
+def find_encoding(beginning: bytes) -> str:
+    """Return UTF-16LE, UTF-16BE, UTF-32LE or UTF-32BE as iconv names them, or "" if it is none of these."""
     for mark, name in _MARKS.items():
         if beginning.startswith(mark):
             return name

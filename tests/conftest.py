@@ -1,6 +1,7 @@
 """All tests run on simulated CPU devices, without a network, and share compiled programs and one tiny run."""
 
 import fcntl
+import functools
 import gc
 import json
 import os
@@ -28,6 +29,8 @@ if version("jaxlib").startswith(
 ):  # later versions have no such flag, and abort at flags unknown to them
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Where in the sources each operation comes from is in no program's way, but takes time to note.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Tracing allocates many objects, and a collection walks through all modules that are loaded.
 gc.set_threshold(100_000, 20, 20)
 # PyTorch and CTranslate2: threads that wait for each other take processor time.
@@ -47,13 +50,61 @@ def pytest_unconfigure():
         shutil.rmtree(_compiled, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_device():
+    """Translations run on one of the simulated devices, and commands that a test starts have one.
+
+    Programs for all of them take longer to trace.
+    """
+    import jax
+    from tiny_experiment import quick_environment
+
+    every = jax.local_device_count, jax.local_devices
+    jax.devices()  # JAX has made its devices, so the flags are those of other processes from here on
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", quick_environment()["XLA_FLAGS"])
+        patch.setattr(jax, "local_device_count", lambda *options, **more: 1)
+        patch.setattr(jax, "local_devices", lambda *options, **more: every[1](*options, **more)[:1])
+        yield every
+
+
 @pytest.fixture
-def one_device(monkeypatch):
-    """Translations run on one of the simulated devices: programs for eight take longer to compile."""
+def all_devices(one_device, monkeypatch):
+    """Translations run on all simulated devices."""
     import jax
 
-    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr(jax, "local_device_count", one_device[0])
+    monkeypatch.setattr(jax, "local_devices", one_device[1])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_programs(one_device):
+    """Translators of equal models, options and vocabulary sizes share their programs, each traced once."""
+    import jax
+
+    from flaxformer_mt.decoding import engine
+
+    made, make = {}, engine.SearchPrograms
+
+    @functools.wraps(make)
+    def share(configs, options, symbols, *, spread, shortlists=None, **more):
+        if not isinstance(spread, bool) or shortlists is not None:
+            return make(configs, options, symbols, spread=spread, shortlists=shortlists, **more)
+        parts = jax.local_device_count() if spread else 1
+        key = repr((configs, options, symbols, parts, sorted(more.items())))
+        if key not in made:
+            made[key] = make(configs, options, symbols, spread=spread, **more)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "SearchPrograms", share)
+        yield make
+
+
+@pytest.fixture
+def own_programs(shared_programs, monkeypatch):
+    """Each translator has programs of its own, for tests that change or count what is traced."""
+    monkeypatch.setattr("flaxformer_mt.decoding.engine.SearchPrograms", shared_programs)
 
 
 @pytest.fixture(scope="session")

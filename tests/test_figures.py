@@ -1,6 +1,5 @@
 """Figures hold the numbers they were given: what their axes, images, labels and files say."""
 
-import struct
 import subprocess
 import sys
 
@@ -13,7 +12,6 @@ from flaxformer_mt.evaluation.plots import (
     draw_position_curves,
     draw_position_tables,
     draw_training,
-    save_figure,
 )
 from flaxformer_mt.model.positions import sinusoidal_table
 
@@ -41,21 +39,6 @@ def make_side(name, length):
 
 
 # ---- positions ----
-
-
-def test_curves_are_dimensions_4_to_7_over_their_positions():
-    table = sinusoidal_table(100, 20)
-    figure = draw_position_curves({"model": table})
-    (axes,) = figure.axes
-    assert legend_of(axes) == [f"dimension {index}" for index in (4, 5, 6, 7)]
-    for index, line in zip((4, 5, 6, 7), axes.lines, strict=True):
-        np.testing.assert_array_equal(line.get_xdata(), np.arange(100))
-        np.testing.assert_array_equal(line.get_ydata(), table[:, index])
-    # The slow pair of four, against the definition: sine and cosine of p / 10000^(4/20).
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), np.sin(np.arange(100) / 10000**0.2), atol=1e-6)
-    np.testing.assert_allclose(axes.lines[1].get_ydata(), np.cos(np.arange(100) / 10000**0.2), atol=1e-6)
-    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("position", "value", "")
-    assert tuple(figure.get_size_inches()) == (15, 5)
 
 
 @pytest.mark.parametrize(
@@ -103,24 +86,6 @@ def test_a_table_of_zeros_has_a_scale_too():
 # ---- training ----
 
 
-def test_training_is_one_panel_a_measure_over_the_same_steps():
-    figure = draw_training(
-        {
-            "loss": {"training": ([50, 100, 150], [5.0, 4.0, 3.5]), "validation": ([100], [4.5])},
-            "BLEU": {"validation": ([100, 200], [1.5, 2.5])},
-        }
-    )
-    loss, bleu = figure.axes
-    assert (loss.get_ylabel(), bleu.get_ylabel()) == ("loss", "BLEU")
-    assert legend_of(loss) == ["training", "validation"]
-    assert [list(line.get_xdata()) for line in loss.lines] == [[50, 100, 150], [100]]
-    assert [list(line.get_ydata()) for line in loss.lines] == [[5.0, 4.0, 3.5], [4.5]]
-    assert list(bleu.lines[0].get_ydata()) == [1.5, 2.5]
-    assert loss.get_xlim() == bleu.get_xlim() and loss.get_xlim()[1] > 200
-    assert (loss.get_xlabel(), bleu.get_xlabel()) == ("", "step")
-    assert figure.get_size_inches()[1] == pytest.approx(4.8)
-
-
 def test_panels_and_curves_without_numbers_are_left_out():
     nan = float("nan")
     figure = draw_training(
@@ -136,56 +101,7 @@ def test_panels_and_curves_without_numbers_are_left_out():
     assert draw_training({"BLEU": {"validation": ([], [])}}).axes == []
 
 
-def test_long_curves_have_no_markers():
-    (axes,) = draw_training(
-        {"loss": {"long": (range(101), [1.0] * 101), "short": (range(100), [2.0] * 100)}}
-    ).axes
-    assert [line.get_marker() for line in axes.lines] == ["", "."]
-
-
 # ---- attention ----
-
-
-def test_all_heads_of_all_layers_are_one_figure_with_one_scale():
-    layers = [make_weights(2, 5, 7, seed=layer) for layer in range(3)]
-    figures = draw_attention(layers, queries=make_side("written", 5), memory=make_side("source", 7))
-    assert list(figures) == [""]
-    panels = panels_of(figures[""])
-    assert [axes.get_title() for axes in panels] == [
-        f"layer {layer}, head {head}" for layer in range(3) for head in range(2)
-    ]
-    largest = max(weights.max() for weights in layers)
-    for axes, weights in zip(panels, [head for layer in layers for head in layer], strict=True):
-        np.testing.assert_array_equal(axes.images[0].get_array(), weights)
-        assert axes.images[0].get_clim() == (0, largest)
-        assert not axes.lines
-    assert tick_labels(panels[4].yaxis) == ["w0", "w1", "w2", "w3", "w4"]
-    assert tick_labels(panels[4].xaxis) == [f"s{number}" for number in range(7)]
-    assert figures[""].get_supylabel() == "written"
-    assert figures[""].get_supxlabel() == "source"
-
-
-def test_labels_stand_at_the_left_and_at_the_bottom_alone():
-    """Five heads in two rows of three: nothing is below the third, so it has its labels itself."""
-    (figure,) = draw_attention(
-        [make_weights(5, 4, 4)], queries=make_side("q", 4), memory=make_side("m", 4)
-    ).values()
-    panels = panels_of(figure)
-    assert [axes.yaxis.get_tick_params()["labelleft"] for axes in panels] == [True, False, False, True, False]
-    assert [axes.xaxis.get_tick_params()["labelbottom"] for axes in panels] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
-
-
-def test_lines_part_two_texts_before_the_first_token_of_the_second():
-    side = make_side("row", 6)
-    (figure,) = draw_attention([make_weights(1, 6, 6)], queries=side, memory=side, boundary=4).values()
-    across, down = panels_of(figure)[0].lines
-    assert set(across.get_ydata()) == {3.5} and set(down.get_xdata()) == {3.5}
 
 
 def test_too_many_heads_are_a_figure_a_layer():
@@ -220,14 +136,6 @@ def test_pieces_are_spelled_so_that_they_can_be_read():
 
 
 # ---- files ----
-
-
-def test_a_figure_is_a_png_of_100_dots_an_inch(tmp_path):
-    path = tmp_path / "positions.png"
-    save_figure(draw_position_curves({"model": sinusoidal_table(10, 8)}), path)
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    assert struct.unpack(">II", data[16:24]) == (1500, 500)
 
 
 def test_figures_are_made_without_pyplot():

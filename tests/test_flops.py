@@ -61,9 +61,7 @@ CASES = {
     "packed": {"data": {"batching": "pack"}, "model": {**FEWER, "positions": "learned"}},
     "layers in a loop": {"model": {"scan_layers": True, "key_dim": 6}},
     "recurrent": {"model": {**FEWER, "decoder_self_attention": "ssru", "key_dim": 6}},
-    "decoder-only": {
-        "model": {**FEWER, "architecture": "decoder_only", "key_dim": 6, "value_dim": 3},
-    },
+    "decoder-only": {"model": {**FEWER, "architecture": "decoder_only", "key_dim": 6, "value_dim": 3}},
     "language model": {
         "model": {**FEWER, "architecture": "decoder_only", "activation": "swiglu", "tying": "none"},
         "data": {"source_language": ""},

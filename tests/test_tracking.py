@@ -16,7 +16,14 @@ import pytest
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.tracking import Sample, Tracker, format_duration, progress_display, read_metrics, service
+from flaxformer_mt.tracking import (
+    Sample,
+    Tracker,
+    format_duration,
+    progress_display,
+    read_metrics,
+    tracking_services,
+)
 from flaxformer_mt.tracking import tracker as tracker_module
 from flaxformer_mt.tracking.progress_display import announce_if_slow, format_train_line
 from flaxformer_mt.training.loop import fit
@@ -244,6 +251,16 @@ def test_time_left_leaves_out_what_came_before_the_first_update(tmp_path, clock)
         clock.now += 10  # one second a step
         tracker.log(10, "train", {})
     assert stream.getvalue().rstrip().endswith("| 16:30 left")  # 990 steps
+
+
+def test_no_time_left_is_shown_before_ten_steps(tmp_path, clock):
+    stream = io.StringIO()
+    with make_tracker(tmp_path, total_steps=1000, stream=stream) as tracker:
+        for step in (1, 9, 10):  # the first step waits for a compiler
+            clock.now += 25
+            tracker.log(step, "train", {})
+    lines = stream.getvalue().rstrip("\n").split("\n")
+    assert lines[:2] == ["step     1/1000", "step     9/1000"]
 
 
 def test_time_left_follows_the_recent_rate(tmp_path, clock):
@@ -609,6 +626,6 @@ def test_a_service_that_cannot_begin_is_one_line_before_the_data_are_read(tmp_pa
         def __init__(self, identity):
             raise ValueError("no login\nmore")
 
-    monkeypatch.setattr(service, "import_service", lambda name: Refusing)
+    monkeypatch.setattr(tracking_services, "import_service", lambda name: Refusing)
     with pytest.raises(UserError, match="^train.trackers=mlflow cannot begin: ValueError: no login; correct"):
-        service.open_service("mlflow", tmp_path)
+        tracking_services.open_service("mlflow", tmp_path)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def make_tiny_config(text_dir: Path, cache_dir: Path) -> Config:
         parallel=ParallelConfig(devices=1),
         search=SearchConfig(beam_size=2, max_length_offset=4),
     )
+
+
+def mark_slow(cases: Iterable[str], *slow: str) -> list[Any]:
+    """The cases of a test, of which these run before a release only: what they differ in, others show."""
+    import pytest
+
+    assert {*slow} < {*cases}
+    return [pytest.param(case, marks=pytest.mark.slow) if case in slow else case for case in cases]
 
 
 def change(config: Config, **sections: dict[str, Any]) -> Config:

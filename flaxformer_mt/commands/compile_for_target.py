@@ -1,7 +1,4 @@
-"""Names of targets: `v5e:2x2`, `v5e:16x16:2`, `h100:8`; and the accelerators that they may name.
-
-A pure table: needs neither JAX nor an accelerator.
-"""
+"""Accelerators that are not at hand: names such as `v5e:2x2`, `h100:8`; and compiling for them."""
 
 import contextlib
 import dataclasses
@@ -13,22 +10,32 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from flaxformer_mt.commands.program_text import (
+    Kernel,
+    Traffic,
+    read_calls,
+    read_collectives,
+    read_cycles,
+    read_kernels,
+)
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.checks import search_width
+from flaxformer_mt.config.checks import candidate_search, search_width
 from flaxformer_mt.data.batch_array import to_array
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms
+from flaxformer_mt.decoding.sentences import SentenceArrays
 from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
+from flaxformer_mt.search import Symbols
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.setup import compile_train_step
@@ -71,6 +78,7 @@ ACCELERATORS = {
     "a100": Accelerator("cuda", "NVIDIA A100-SXM4-80GB", 85_100_068_864, 300e9, 2_039_040e6),
     "h100": Accelerator("cuda", "NVIDIA H100 80GB HBM3", 84_942_979_072, 450e9, 3_352_320e6),
     "h200": Accelerator("cuda", "NVIDIA H200", 151_397_597_184, 450e9, 4800e9),
+    "b200": Accelerator("cuda", "NVIDIA B200", 191_514_411_008, 900e9, 7_672_320e6),
 }
 
 
@@ -87,12 +95,10 @@ class Target:
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of the devices."""
         return ACCELERATORS[self.kind]
 
     @property
     def chips(self) -> int:
-        """Number of chips in all slices or hosts."""
         return self.groups * math.prod(map(int, self.shape.split("x")))
 
     @property
@@ -105,9 +111,6 @@ def parse_target(name: str) -> Target:
     """Read the name of a target: KIND, KIND:SHAPE or KIND:SHAPE:SLICES (GPUs: KIND:GPUS:HOSTS).
 
     A kind alone is one chip.
-
-    Raises:
-      UserError: an unknown kind or shape; the message names the nearest known target.
     """
     kind, *rest = name.strip().lower().split(":")
     if kind not in ACCELERATORS:
@@ -164,6 +167,7 @@ _GPU_CORES = {
     "a100": (108, 64, 167_936, 166_912, 41_943_040, 1.41, "major: 8"),
     "h100": (132, 128, 233_472, 232_448, 52_428_800, 1.98, "major: 9"),
     "h200": (132, 128, 233_472, 232_448, 52_428_800, 1.98, "major: 9"),
+    "b200": (148, 128, 233_472, 232_448, 132_644_864, 1.965, "major: 10"),
 }
 
 
@@ -171,7 +175,7 @@ def describe_gpu(kind: str) -> str:
     """Return the GPU as a text of XLA's message GpuTargetConfigProto, by which its compiler knows it."""
     cores, fpus, shared, shared_optin, cache, clock, capability = _GPU_CORES[kind]
     device = ACCELERATORS[kind]
-    features = "ACCELERATED_FEATURES" if capability == "major: 9" else "NONE"
+    features = "NONE" if capability == "major: 8" else "ACCELERATED_FEATURES"
     return f"""
 gpu_device_info {{
   name: "{device.device_kind}" device_vendor: "NVIDIA Corporation"
@@ -193,159 +197,6 @@ device_description_str: "{device.device_kind}"
 """
 
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast)"
-_COLLECTIVE = re.compile(rf"%?([\w.\-]+) = (.*?) ({_KINDS})(-start|-done)?\((?:%?([\w.\-]+))?")
-_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-_CALLED = re.compile(r"\b(?:calls|body|to_apply|\w+_computations?)=(?:\{([^}]*)\}|%?([\w.\-]+))")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
-_LIMIT = re.compile(r" = s32\[\]\S* constant\((\d+)\)")
-# What the parts of one collective have in common; newer compilers give all of them the same channel.
-_CHAIN = re.compile(r'\bchain_id="(\d+)"')
-_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-_ARRAY = re.compile(r"\b([a-z]+?)(\d*)(?:e\dm\d\w*)?\[([\d,<=]*)\]")
-# Groups of devices that communicate: written out, as [groups,size]<=[devices], or as axes of a mesh.
-_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_COUNTED_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
-_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The collectives of one kind in a run of the program, on one device.
-
-    count: executions. bytes: of the whole arrays that are gathered, scattered or added up, over all
-    executions. sent: bytes that the device sends to others, in a ring of the n devices that take part:
-    (n - 1) / n of what is gathered or scattered, twice that of an all-reduce, which is both.
-    """
-
-    count: int = 0
-    bytes: int = 0
-    sent: int = field(default=0, compare=False)
-
-    def add(self, other: "Traffic", times: int = 1) -> "Traffic":
-        """Return the sum of this traffic and several times another."""
-        return Traffic(
-            self.count + times * other.count,
-            self.bytes + times * other.bytes,
-            self.sent + times * other.sent,
-        )
-
-
-def read_collectives(text: str) -> tuple[dict[str, Traffic], int]:
-    """Return the collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
-
-    Also returns the number of loops whose iterations the text does not tell; they are counted once.
-
-    Args:
-      text: of the program, as `Compiled.as_text()` returns it.
-    """
-    computations, entry = _read_computations(text)
-    partitions = _PARTITIONS.search(text.partition("\n")[0])
-    everybody = int(partitions[1]) if partitions else None
-    found: dict[str, Traffic] = {}
-    seen: set[tuple[str, str]] = set()
-    loops = 0
-    for name, line, times, fused in _walk(computations, entry, 1, fused=False):
-        loops += " while(" in line and _count_trips(computations, line) is None
-        one = _COLLECTIVE.search(line)
-        if one is None or one[4] == "-start":
-            continue  # the result of the end is what there is to count
-        kind = one[3]
-        attributes = _line_of(computations[name], one[5]) if one[4] else line
-        same = _CHAIN.search(attributes) or _CHANNEL.search(attributes)
-        devices, whole = _group_size(attributes) or everybody, bytes_of(one[2])
-        if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
-            kind = "reduce-scatter"  # each device keeps its part of the sum
-        else:
-            # A TPU runs a collective beside other work as several fusions, each of which repeats it.
-            if fused and same:
-                if (kind, same[1]) in seen:
-                    continue
-                seen.add((kind, same[1]))
-            if kind == "reduce-scatter":
-                whole *= devices or 1
-        share = 1 - 1 / devices if devices and not kind.startswith("collective") else 1.0
-        sent = round(whole * share * (2 if kind == "all-reduce" else 1))
-        found[kind] = found.get(kind, Traffic()).add(Traffic(1, whole, sent), times)
-    return dict(sorted(found.items())), loops
-
-
-def bytes_of(result: str) -> int:
-    """Count the bytes of all arrays in a type: `(f32[2,3]{1,0}, bf16[4])` has 24 + 8 = 32."""
-    total = 0
-    for kind, bits, axes in _ARRAY.findall(result):
-        if kind == "token":
-            continue
-        shape = [int(axis.lstrip("<=")) for axis in axes.split(",")] if axes else []
-        total += max(1, int(bits or 8) // 8) * math.prod(shape)
-    return total
-
-
-def _walk(
-    computations: dict[str, list[str]], name: str, times: int, *, fused: bool
-) -> Iterator[tuple[str, str, int, bool]]:
-    """All lines that a run executes: computation, line, how often, and whether it is a part of a fusion."""
-    for line in computations.get(name, []):
-        yield name, line, times, fused
-        if "-done(" in line or "-update(" in line:
-            continue
-        trips = _count_trips(computations, line) or 1 if " while(" in line else 1
-        for several, one in _CALLED.findall(line):
-            for called in (several or one).split(","):
-                inside = called.strip().lstrip("%")
-                yield from _walk(computations, inside, times * trips, fused=fused or " fusion(" in line)
-
-
-def _count_trips(computations: dict[str, list[str]], line: str) -> int | None:
-    """Return the iterations of a loop: those that the compiler notes, or the limit of `jax.lax.scan`, or
-    None.
-    """
-    if trips := _TRIPS.search(line):
-        return int(trips[1])
-    condition = _CONDITION.search(line)
-    body = "\n".join(computations.get(condition[1], [])) if condition else ""
-    limits = _LIMIT.findall(body)
-    return int(limits[0]) if len(limits) == 1 and "direction=LT" in body else None
-
-
-def _line_of(lines: list[str], name: str) -> str:
-    return next(
-        (line for line in lines if f"%{name} = " in line or line.lstrip().startswith(f"{name} = ")), ""
-    )
-
-
-def _group_size(attributes: str) -> int | None:
-    """Return the number of devices of a group that a collective connects; None for all devices, or if not
-    told.
-    """
-    if listed := _LISTED_GROUPS.search(attributes):
-        return listed[1].count(",") + 1
-    if counted := _COUNTED_GROUPS.search(attributes):
-        return int(counted[1])
-    if mesh := _MESH_GROUPS.search(attributes):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
-        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])  # 'x':(2)4 is a part of 4 of x
-        return math.prod(int(part) if part else sizes.get(name, 1) for name, part in axes)
-    return None
-
-
-def _read_computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """Return the lines of each computation, and the name of the one at which a run begins."""
-    computations: dict[str, list[str]] = {}
-    entry, current = "", None
-    for line in text.split("\n"):
-        if head := _HEAD.match(line):
-            current = computations.setdefault(head[2], [])
-            entry = head[2] if head[1] else entry
-        elif line.startswith("}"):
-            current = None
-        elif current is not None:
-            current.append(line)
-    return computations, entry
-
-
 # libtpu otherwise asks the machine which TPU it has, and lets only one process load it at a time.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -362,7 +213,6 @@ _COMPILERS = {
         "gpu",
     ),
 }
-_KERNELS = re.compile(r'custom_call_target="([^"]*)"')
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -371,9 +221,10 @@ class Compiled:
     """A compiled program, or how much memory it would need if the compiler refused it.
 
     peak: bytes of one device at the program's peak, with its arguments and results. accessed: bytes that it
-    reads and writes; None if it was refused. kernels: calls of kernels from outside XLA in its text, by name.
-    loops: those whose iterations are unknown, which count once. times: how often an update runs it. held:
-    bytes of one device that the update keeps meanwhile for other programs.
+    reads and writes; None if it was refused. calls: of kernels from outside XLA in its text, by name.
+    kernels: of a GPU. cycles: those that the compiler of a TPU expects. loops: those whose iterations are
+    unknown, which count once. times: how often an update runs it. held: bytes of one device that the update
+    keeps meanwhile for other programs.
     """
 
     name: str
@@ -381,7 +232,9 @@ class Compiled:
     seconds: float
     accessed: int | None = None
     collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
-    kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    calls: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kernels: Sequence[Kernel] = ()
+    cycles: int = 0
     loops: int = 0
     times: int = 1
     held: int = 0
@@ -393,11 +246,7 @@ class Compiled:
 
 
 def find_devices(target: Target) -> list[jax.Device]:
-    """Describe the devices of a target to JAX.
-
-    Raises:
-      UserError: the compiler for them is not installed, or refuses the target.
-    """
+    """Describe the devices of a target to JAX, by their compiler."""
     from jax.experimental import topologies
 
     platform = target.accelerator.platform
@@ -438,29 +287,17 @@ class TargetCompiler:
     """Compiles the programs of configs for the devices of one target."""
 
     def __init__(self, target: Target, *, sizes: tuple[int, int]) -> None:
-        """Describe the devices.
-
-        Args:
-          sizes: number of entries of the source and of the target vocabulary.
-
-        Raises:
-          UserError: see `find_devices`.
-        """
+        """`sizes` are the numbers of entries of the source and of the target vocabulary."""
         self.target = target
         self.sizes = sizes
         self._devices = find_devices(target)
 
     @property
     def device_kind(self) -> str:
-        """The name of these devices in JAX."""
         return self._devices[0].device_kind
 
     def parallel(self, config: Config) -> Parallel:
-        """Return the backend and the layout that the config selects on these devices.
-
-        Raises:
-          UserError: a layout that does not fit them.
-        """
+        """Return the backend and the layout that the config selects on these devices."""
         return make_parallel(config, devices=self._devices)
 
     def compile_update(self, config: Config) -> list[Compiled]:
@@ -496,45 +333,52 @@ class TargetCompiler:
             self._compile("update", update, (state, numbers, sums)),
         ]
 
-    def compile_decoding_step(self, config: Config) -> tuple[Compiled, dict[str, int]]:
-        """Compile one step of decoding the longest sources on one device, and return its sizes too.
+    def compile_search(self, config: Config) -> tuple[dict[str, Compiled], dict[str, int]]:
+        """Compile the programs that search sentences with the longest sources on one device; return their
+        sizes too.
 
-        A device searches lines of its own with all parameters, in the batches of `search.batch_tokens`.
+        `prefill` reads sources, `generate` lets them enter free rows and decodes
+        (decoding/compiled_programs.py). A device searches lines of its own with all parameters, in the
+        batches of `search.batch_tokens`.
         """
         config = config.replace({"model.scan_layers": False})
-        model = self._make_model(config)
-        data, search = config.data, config.search
-        longest = data.max_source_length if data.source_language else 1
+        model, search, special = self._make_model(config), candidate_search(config.search), config.vocab
+        longest = config.data.max_source_length if config.data.source_language else 1
         lengths = make_length_rule(search, [config.model], longest)
         width = max(1, search_width(search, 1))
         size = StateSizes(lengths, width, search.batch_tokens).many()[-1]
+        arrays = SentenceArrays(search, lengths, source_pad_id=special.pad_id)
+        sources = arrays.lay_out([()], arrays.find_form([]), rows=size.rows, source_length=size.source_length)
         mesh = Mesh(np.asarray(self._devices[:1]), ("data",))
         one_device = NamedSharding(mesh, PartitionSpec())
+        compiled: dict[str, Compiled] = {}
 
-        def start(key: Any) -> Any:
-            params = init_params(model, key)
-            ids = jnp.zeros((size.rows, size.source_length), jnp.int32)
-            cache = model.apply(
-                {"params": params}, ids, ids == 0, width, size.capacity, method="start_decoding"
+        def compile_one(program: Any, arguments: Any) -> None:
+            inputs = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=one_device), arguments
             )
-            cache = cache._replace(start_steps=jnp.zeros(size.rows, jnp.int32))
-            return params, jnp.zeros((size.rows, width), jnp.int32), cache
+            name = program.__name__
+            compiled[name] = self._compile(name, program, inputs)
 
-        def step(params: Any, tokens: Any, cache: Any) -> Any:
-            return model.apply({"params": params}, tokens, cache, method="decode_step")
-
-        inputs = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one_device),
-            jax.eval_shape(start, jax.random.key(0)),
+        programs = SearchPrograms(
+            [config.model],
+            search,
+            Symbols(special.pad_id, special.bos_id, special.eos_id),
+            sizes=self.sizes,
+            spread=False,
+            platform=self.target.accelerator.platform,
+            compile_program=compile_one,
         )
-        jitted = jax.jit(step, donate_argnums=(2,))
+        params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+        programs.find((params,), size, sources, n_best=1).wait()
+        del compiled["empty"]
         shape = {
             "rows": size.rows,
             "beams": width,
             "source_length": size.source_length,
             "capacity": size.capacity,
         }
-        return self._compile("decoding step", jitted, inputs), shape
+        return compiled, shape
 
     def _make_model(self, config: Config, *, gathers_twice: bool = False) -> Any:
         source_size, target_size = self.sizes
@@ -554,7 +398,8 @@ class TargetCompiler:
         self, name: str, jitted: Any, inputs: Sequence[Any], *, times: int = 1, held: int = 0
     ) -> Compiled:
         start = time.monotonic()
-        lowered = jitted.lower(*inputs)
+        with _as_default_device(self._devices[0]):
+            lowered = jitted.lower(*inputs)
         try:
             with _without_messages_of_xla():
                 compiled = _compile_lowered(lowered)
@@ -572,13 +417,26 @@ class TargetCompiler:
             name,
             int(compiled.memory_analysis().peak_memory_in_bytes),
             time.monotonic() - start,
-            int(compiled.cost_analysis().get("bytes accessed", 0)),
+            int((compiled.cost_analysis() or {}).get("bytes accessed", 0)),  # of CUDA, None
             collectives,
-            Counter(re.findall(r'"kernel_name":\s*"([^"]*)"', text) or _KERNELS.findall(text)),
+            Counter(read_calls(text)),
+            read_kernels(text) if self.target.accelerator.platform == "cuda" else (),
+            read_cycles(text),
             loops,
             times,
             held,
         )
+
+
+@contextlib.contextmanager
+def _as_default_device(device: Any) -> Iterator[None]:
+    """Let Pallas know for which GPU it lowers kernels; JAX 0.12 and newer ask the mesh."""
+    mesh = Mesh(np.asarray([device]), ("data",)).abstract_mesh
+    if getattr(mesh, "abstract_device", None) is None:
+        yield
+        return
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=mesh.abstract_device)):
+        yield
 
 
 def _compile_lowered(lowered: Any) -> Any:
@@ -609,11 +467,7 @@ def find_needed_memory(message: str) -> int | None:
 
 @contextlib.contextmanager
 def name_missing_library(target: Target) -> Iterator[None]:
-    """Name cuDNN as missing where JAX does not find it while it traces attention.
-
-    Raises:
-      UserError: cuDNN is not installed, and the programs are to call it.
-    """
+    """Name cuDNN as missing where JAX does not find it while it traces attention."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,4 @@
-"""`doctor`: installed packages, devices, missing packages and the commands that install them.
-
-Contains the lists of the required packages and of the extras; imports a required package by its name, to test
-that the import works.
-"""
+"""`doctor`: installed packages, devices, missing packages and the commands that install them."""
 
 import contextlib
 import importlib
@@ -32,6 +28,7 @@ REQUIRED = {
     "array_record": "array_record.python.array_record_module",
     "pyarrow": "pyarrow.parquet",
     "sentencepiece": "sentencepiece",
+    "protobuf": "sentencepiece.sentencepiece_model_pb2",
     "sentencex": "sentencex",
     "regex": "regex",
     "PyYAML": "yaml",
@@ -72,14 +69,7 @@ EXTRAS = {
 
 
 def doctor(run: str | Path | None = None) -> dict[str, Any]:
-    """Check the installation and return a report; `problems` is empty if everything required works.
-
-    Args:
-      run: the run directory of a translation model, whose search programs the report lists.
-
-    Raises:
-      UserError: `run` is not a run directory.
-    """
+    """Check the installation and return a report; `problems` is empty if everything required works."""
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}
     if packages["jax"] is not None:
@@ -92,11 +82,7 @@ def doctor(run: str | Path | None = None) -> dict[str, Any]:
         "executable": sys.executable,
         "packages": packages,
         "devices": devices,
-        "host": {
-            "cores": core_count(),
-            "memory_gib": _host_memory_gib(),
-            "bfloat16": _describe_bfloat16(),
-        },
+        "host": {"cores": core_count(), "memory_gib": _host_memory_gib(), "bfloat16": _describe_bfloat16()},
         "cache": cache,
         "extras": {name: _describe_extra(name) for name in EXTRAS},
         "problems": problems + found,
@@ -138,7 +124,6 @@ def summarize_doctor(report: dict[str, Any]) -> str:
 
 
 def _list_programs(run: str | Path) -> list[dict[str, Any]]:
-    """Return the sizes of slots for which translate, evaluate and serve compile programs."""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
     from flaxformer_mt.object_store.working_copies import open_copy
@@ -149,7 +134,7 @@ def _list_programs(run: str | Path) -> list[dict[str, Any]]:
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
         return []  # a language model
-    learned = read_target_lengths(run_dir)
+    learned, _ = read_target_lengths(run_dir)
     lengths = make_length_rule(config.search, [config.model], config.data.max_source_length, learned)
     return StateSizes(lengths, search_width(config.search, 1), config.search.batch_tokens).describe()
 
@@ -190,7 +175,8 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
     statistics = devices[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")
     problems = []
-    if devices[0].platform == "cpu" and _has_nvidia_gpu():
+    has_nvidia_gpu = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+    if devices[0].platform == "cpu" and has_nvidia_gpu:
         problems.append(
             "this machine has an NVIDIA GPU, but JAX runs on the CPU; "
             f"install JAX's GPU plugin with: {install_command(extra='gpu')} (gpu-cuda12 for an older driver)"
@@ -203,10 +189,6 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
     }, problems
 
 
-def _has_nvidia_gpu() -> bool:
-    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
-
-
 def _host_memory_gib() -> float | None:
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
@@ -215,11 +197,10 @@ def _host_memory_gib() -> float | None:
 
 
 def _describe_bfloat16() -> str:
-    """Return whether the processor multiplies bfloat16 numbers, and what follows for `--dtype`."""
     if reason := slow_bfloat16_reason():
         return f"on this CPU models run in float32, since {reason}"
-    found = " and ".join(bfloat16_instructions())
-    return f"on this CPU models run in the dtype of their training, since it has {found}"
+    instructions = " and ".join(bfloat16_instructions())
+    return f"on this CPU models run in the dtype of their training, since it has {instructions}"
 
 
 def _check_cache() -> tuple[dict[str, Any], list[str]]:

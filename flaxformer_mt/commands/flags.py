@@ -1,7 +1,7 @@
 """Command lines: from words and flags to the options of a command, or to one message about what is wrong.
 
-A flag is a field of the command's options or of its config, and the type of the field says what may follow.
-The options of each command are defined in commands/options.py and commands/options.py.
+A flag is a field of the command's options (options.py) or of its config, and the type of the field says what
+may follow. Also replaces URLs of object stores by local copies, and writes completions for shells.
 """
 
 import contextlib
@@ -42,25 +42,32 @@ _BOOLS = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}
 
 
+# Flags that name a file or a folder to read.
+_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
+# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
+_SIMILAR = 0.7
+_CONFIG_HELP = f"""
+
+--config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
+the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
+run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
+_SHELLS = ("bash", "zsh", "fish")
+
+
 def parse_text(text: str, kind: Any, flag: str) -> Any:
-    """Convert the text of a flag to a value: "1,2" for tuple[float, ...] is (1.0, 2.0).
-
-    Which values a field accepts is for `config.field_values.read_value` to say: a choice stays as it is.
-
-    Raises:
-      UserError: the text is no number or truth value, or the file of stages cannot be read.
-    """
+    """Convert the text of a flag: "1,2" for tuple[float, ...] is (1.0, 2.0); a choice stays as it is."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         wanted = next(argument for argument in arguments if argument is not types.NoneType)
-        return None if text.lower() == "none" else parse_text(text, wanted, flag)
+        is_choice = "none" in typing.get_args(wanted)  # as sacreBLEU's tokenizer of that name
+        return None if text.lower() == "none" and not is_choice else parse_text(text, wanted, flag)
     if kind == tuple[StageConfig, ...]:
         return _read_stages(text)
     if origin is tuple:
         return tuple(parse_text(part, arguments[0], flag) for part in text.split(",") if part.strip())
     if kind is bool and text.lower() not in _BOOLS:
         raise UserError(f"{flag} is {text!r} (allowed: True, False)")
-    if kind is bool:
+    if kind is bool or (origin is typing.Literal and _BOOLS.get(text.lower()) in arguments):
         return _BOOLS[text.lower()]
     if kind is Path and not text:  # Path("") would be the working folder
         raise UserError(f"{flag} has no value; give {flag}=PATH")
@@ -71,7 +78,6 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
 
 
 def _read_stages(path: str) -> tuple[StageConfig, ...]:
-    """Return the stages in a YAML file; none for the empty path."""
     if not path:
         return ()
     from flaxformer_mt.corpus.opustrainer_file import read_curriculum
@@ -79,17 +85,8 @@ def _read_stages(path: str) -> tuple[StageConfig, ...]:
     return read_curriculum(path)
 
 
-# Flags that name a file or a folder to read.
-_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
-
-
 def expand_path(name: str, path: Path) -> Path:
-    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run as a local
-    folder.
-
-    Raises:
-      UserError: it is in an object store, but must not be, or cannot be read.
-    """
+    """Return the path of a flag with its ~ expanded, which shells leave in --run=~/x; a run's local copy."""
     if name == "run":
         return open_copy(path)
     # Inputs and outputs are known when the command runs.
@@ -98,18 +95,18 @@ def expand_path(name: str, path: Path) -> Path:
 
 def run_locally(run: Callable[[Any], object], options: Any) -> object:
     """Run a command with local copies of its inputs; upload an output that goes to a store at the end."""
-    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
     # A sentence, not a file; and a folder that must be empty, of which `export_run` takes care.
     others = {PlotOptions: "source", ExportOptions: "output"}.get(type(options))
     names = [
         name
         for name in (*_INPUTS, "output")
-        if name != others and isinstance(given.get(name), str | Path) and find_url(given[name])
+        if name != others and isinstance(fields.get(name), str | Path) and find_url(fields[name])
     ]
     if not names:
         return run(options)
-    paths = {name: (open_output if name == "output" else fetch_input)(given[name]) for name in names}
-    changes = {name: str(path) if isinstance(given[name], str) else path for name, path in paths.items()}
+    paths = {name: (open_output if name == "output" else fetch_input)(fields[name]) for name in names}
+    changes = {name: str(path) if isinstance(fields[name], str) else path for name, path in paths.items()}
     result = run(dataclasses.replace(options, **changes))
     if "output" in paths:
         from flaxformer_mt.parallel.processes import is_first
@@ -119,18 +116,7 @@ def run_locally(run: Callable[[Any], object], options: Any) -> object:
     return result
 
 
-# How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
-_SIMILAR = 0.7
-
-_CONFIG_HELP = f"""
-
---config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
-the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
-run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
-
-
 def takes_config(kind: type) -> bool:
-    """Return whether a command with this dataclass of options accepts --config and --config.* flags."""
     return issubclass(kind, ExperimentOptions)
 
 
@@ -145,25 +131,16 @@ def parse_flags(
     """Parse the flags of a command into its options; --config.* flags override the values of its config.
 
     With --help, or --help=TOPIC (a section of the config, or all), prints the help and raises SystemExit(0).
-
-    Args:
-      kind: the dataclass of the command's options.
-      flags: the command line after the command's name.
-      prog: the name of the command in its help.
-      words: the options that may be given as words without a flag, in this order.
-      examples: for the help: flags -> what the command does with them.
-
-    Raises:
-      UserError: an unknown flag (the message suggests a similar one), or a value of the wrong type or out of
-        bounds.
     """
     known = list_flag_types(kind)
-    given = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
-    topic = given.pop("--help", None)
+    by_flag = _split_line(["--help" if token == "-h" else token for token in flags], known, words)
+    topic = by_flag.pop("--help", None)
     if topic is not None:  # help is shown whatever flags are unknown or have no value
-        given = {flag: found for flag, found in given.items() if flag in known and found}
+        by_flag = {flag: items for flag, items in by_flag.items() if flag in known and items}
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
-    texts = {flag: _join_values(flag, found, known) for flag, found in given.items()}
+    texts = _take_checkpoint(
+        {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}, known
+    )
     for flag in ("--config", "--run", "--init", *required):
         if flag in texts and not texts[flag].strip(" ,"):
             raise UserError(f"{flag} has no value; give {flag}=VALUE")
@@ -190,7 +167,9 @@ def parse_flags(
         print(text)
         raise SystemExit(0)
     if missing := [flag for flag in required if flag not in texts and flag[2:] not in values]:
-        raise UserError(f"{' and '.join(missing)} must be given; see --help")
+        raise UserError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required; see --help"
+        )
     changes = {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
@@ -217,20 +196,15 @@ def list_flag_types(kind: type) -> dict[str, Any]:
 
 
 def _list_field_types(kind: type, prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name, hint in typing.get_type_hints(kind).items():
         section = dataclasses.is_dataclass(hint)
-        found |= _list_field_types(hint, f"{prefix}{name}.") if section else {f"{prefix}{name}": hint}
-    return found
+        hints |= _list_field_types(hint, f"{prefix}{name}.") if section else {f"{prefix}{name}": hint}
+    return hints
 
 
 def take_log_level(flags: list[str]) -> tuple[list[str], str]:
-    """Return the flags without --quiet and --log_level, which main.py obeys, and how much they let a command
-    say: info, warning or error.
-
-    Raises:
-      UserError: there is no such level.
-    """
+    """Return the flags without --quiet and --log_level, and what these say: info, warning or error."""
     rest, level, tokens = [], "info", iter(flags)
     for token in tokens:
         flag, equals, value = token.partition("=")
@@ -254,11 +228,8 @@ def _split_line(
     With words=("run", "input"), ["runs/a", "--json", "--seed", "3"] has "runs/a" for --run, nothing for
     --json and "3" for --seed. A flag without = is followed by its value: by none if it is a switch, by any
     number if it has several. The last flag of a name counts, but options with several values are joined.
-
-    Raises:
-      UserError: there are more words than `words` names.
     """
-    given: dict[str, list[str]] = {}
+    by_flag: dict[str, list[str]] = {}
     names, takes = list(words), 0.0
     for token in tokens:
         if token.startswith("--"):
@@ -267,7 +238,7 @@ def _split_line(
             texts = [value] if equals else []
             takes = 0 if equals or _is_switch(flag, known) else math.inf if _has_several(flag, known) else 1
         elif takes:
-            given[flag].append(token)
+            by_flag[flag].append(token)
             takes -= 1
             continue
         elif names:
@@ -277,12 +248,11 @@ def _split_line(
             what = f"after {' and '.join(map(str.upper, words))}" if words else "without a flag"
             raise UserError(f"unexpected argument {token!r} {what}; write values as --flag=value")
         joined = "." not in flag and _has_several(flag, known)
-        given[flag] = [*given.get(flag, []), *texts] if joined else texts
-    return given
+        by_flag[flag] = [*by_flag.get(flag, []), *texts] if joined else texts
+    return by_flag
 
 
 def _spell(flag: str) -> str:
-    """Return a flag with underscores: --beam-size is --beam_size."""
     return "--" + flag.removeprefix("--").replace("-", "_")
 
 
@@ -295,11 +265,6 @@ def _has_several(flag: str, known: Mapping[str, Any]) -> bool:
 
 
 def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> str:
-    """Return what was given for a flag as one text, with commas between several values.
-
-    Raises:
-      UserError: there is no such flag, or nothing was given.
-    """
     if flag not in known:
         _refuse_unknown(flag, list(known))
     if not texts and _is_switch(flag, known):
@@ -311,8 +276,22 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
     return ",".join(texts)
 
 
+def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts with RUN and its checkpoint instead of RUN@CHECKPOINT, for a command that takes both.
+
+    Raises:
+      UserError: --checkpoint names another one.
+    """
+    run, checkpoint = split_checkpoint(texts.get("--run", ""))
+    if checkpoint is None or "--checkpoint" not in known or _has_several("--run", known):
+        return texts
+    if texts.get("--checkpoint", checkpoint) != checkpoint:
+        both = f"--run={texts['--run']} and --checkpoint={texts['--checkpoint']}"
+        raise UserError(f"{both} name two checkpoints; leave one out")
+    return texts | {"--run": run, "--checkpoint": checkpoint}
+
+
 def _find_run_config(run: str | None) -> Config | None:
-    """Return the config of the run that --run names, for the help; None without such a run."""
     path = open_copy(run or "") / "config.json"
     return read_config(path) if run and path.is_file() else None
 
@@ -322,25 +301,13 @@ def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
         raise UserError(f"{flag} has several values; give one of them, as {fields[0]}=VALUE")
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    own = None if same_field else find_own_option(flag, set(known))
+    foreign = None if same_field else find_own_option(flag, set(known))
     similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
-    hint = own or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
+    hint = foreign or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
 
 
-_SHELLS = ("bash", "zsh", "fish")
-
-
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:
-    """Return the script that completes commands, flags and choices in a shell.
-
-    Args:
-      shells: one of bash, zsh and fish.
-      kinds: the dataclass of the options of each command.
-
-    Raises:
-      UserError: there is not one shell, or another one.
-    """
     if len(shells) != 1 or shells[0] not in _SHELLS:
         raise UserError(
             f"--print-completion needs a shell, but got {' '.join(shells)!r} ({', '.join(_SHELLS)})"

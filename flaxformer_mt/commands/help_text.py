@@ -64,18 +64,6 @@ def format_help(
     default: Any = None,
     run_config: Config | None = None,
 ) -> str:
-    """Return the help of a command: usage, description, examples, and its flags in groups.
-
-    Args:
-      kind: the dataclass of the command's options.
-      usage: the command line.
-      description: paragraphs, separated by empty lines.
-      examples: command line -> what it does.
-      topic: what is shown of the config: "" the fields that most experiments set, a section such as model, or
-        all.
-      default: an instance of `kind` whose values are the defaults; None: the defaults of the class.
-      run_config: the config of the run that --run names, whose values are the defaults of some flags.
-    """
     config = getattr(default, "config", None)
     parts: list[str | FlagHelp] = []
     if topic in ("", "all"):
@@ -98,12 +86,9 @@ def format_help(
 
 
 def list_flags(kind: type, *, default: Any = None, run_config: Config | None = None) -> Iterator[FlagHelp]:
-    """Yield the flags of a command without those of its config; the arguments are those of `format_help`.
-
-    Those that must be given come first, then those of the command itself before those that others have too.
-    """
-    comments, own = read_comments(kind), kind.__dict__.get("__annotations__", {})
-    for field in sorted(dataclasses.fields(kind), key=lambda f: (not is_required(f), f.name not in own)):
+    """Yield the flags of a command but those of its config: required ones first, then the command's own."""
+    comments, declared = read_comments(kind), kind.__dict__.get("__annotations__", {})
+    for field in sorted(dataclasses.fields(kind), key=lambda f: (not is_required(f), f.name not in declared)):
         if field.type is not Config:
             comment = comments[field.name]
             value = getattr(default, field.name) if default is not None else _default_of(field)
@@ -113,7 +98,6 @@ def list_flags(kind: type, *, default: Any = None, run_config: Config | None = N
 
 
 def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
-    """Yield the fields of a section of the config as flags; `path` is its name, such as config.data."""
     comments = read_comments(type(section))
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -123,7 +107,6 @@ def list_settings(section: Any, path: str) -> Iterator[FlagHelp]:
 
 
 def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the sections of the config by name, and the sections within sections, such as data.clean."""
     for field in dataclasses.fields(values):
         section = getattr(values, field.name)
         if dataclasses.is_dataclass(section):
@@ -132,14 +115,14 @@ def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:
-    """Return the comment of each field of a dataclass, those of its base classes included, by name."""
     comments: dict[str, FieldComment] = {}
     for base in reversed(kind.__mro__):
         if section := base.__dict__.get("DECLARED_IN"):
             declared = read_comments(section)
             unset = "None: as in the run's config."
             comments |= {
-                name: FieldComment(f"{one.text} {unset}", one.group) for name, one in declared.items()
+                name: FieldComment(f"{comment.text} {unset}", comment.group)
+                for name, comment in declared.items()
             }
         elif dataclasses.is_dataclass(base):
             comments |= _read_own_comments(base)
@@ -147,7 +130,7 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
 
 
 def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
-    found, lines, group = {}, list[str](), _GENERAL
+    comments, lines, group = {}, list[str](), _GENERAL
     for row in inspect.getsource(kind).split("\n"):
         if heading := re.match(r"    # ---- (.+) ----$", row):
             group, lines = heading[1], []
@@ -155,18 +138,16 @@ def _read_own_comments(kind: type) -> Mapping[str, FieldComment]:
             lines.append(comment[1])
         else:
             if name := re.match(r"    (\w+): ", row):
-                found[name[1]] = FieldComment(" ".join(lines), group)
+                comments[name[1]] = FieldComment(" ".join(lines), group)
             lines = []
-    return found
+    return comments
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:
-    """Return whether the flag of a field must be given."""
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field; MISSING where the flag must be given."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -201,9 +182,7 @@ def _spell_type(kind: Any) -> str:
 
 
 def _explain(text: str, value: Any, from_run: str | None = None, *, switch: bool = False) -> str:
-    """Return the comment of a field, and its default in parentheses, without saying twice what None stands
-    for.
-    """
+    """Return the comment of a field with its default, without saying twice what None stands for."""
     if value is dataclasses.MISSING:
         return f"{text} (required)"
     if value is False and switch:
@@ -237,7 +216,6 @@ def _format_value(value: Any) -> str:
 
 
 def _list_usual(config: Config) -> list[str | FlagHelp]:
-    """Return the fields that most experiments set, and where the others are."""
     sections = dict(list_sections(config))
     flags = [flag for name, section in sections.items() for flag in list_settings(section, f"config.{name}")]
     by_name = {flag.flag.partition("=")[0]: flag for flag in flags}
@@ -248,16 +226,15 @@ def _list_usual(config: Config) -> list[str | FlagHelp]:
 
 
 def _list_topic(config: Config | None, topic: str) -> list[str | FlagHelp]:
-    """Return the fields of a section of the config and of the sections in it, or all fields."""
     sections = {} if config is None else dict(list_sections(config))
     if topic not in ("all", *sections):
         known = ", ".join(["all", *sections])
         raise UserError(f"--help={topic}: there is no such part of the help (there are: {known})")
-    chosen = {name: one for name, one in sections.items() if f"{name}.".startswith(f"{topic}.")}
+    listed = {name: part for name, part in sections.items() if f"{name}.".startswith(f"{topic}.")}
     if topic == "all":
-        chosen = {"": config, **sections}
+        listed = {"": config, **sections}
     parts: list[str | FlagHelp] = []
-    for name, section in chosen.items():
+    for name, section in listed.items():
         path = f"config.{name}".rstrip(".")
         title = " ".join((type(section).__doc__ or "").split())
         parts += ["", f"--{path}.*: {title}", *list_settings(section, path)]
@@ -265,7 +242,6 @@ def _list_topic(config: Config | None, topic: str) -> list[str | FlagHelp]:
 
 
 def _lay_out(part: str | FlagHelp, width: int) -> list[str]:
-    """Return the lines of a text, or of a flag with its explanation beside or below it."""
     if isinstance(part, str):
         further = _DEEPER if part.startswith(" ") else ""
         return textwrap.wrap(part, width, subsequent_indent=further, break_on_hyphens=False) or [""]
@@ -277,7 +253,6 @@ def _lay_out(part: str | FlagHelp, width: int) -> list[str]:
 
 
 def _split_at_commas(head: str, width: int) -> list[str]:
-    """Return a flag in as many lines as its choices need."""
     rows = [""]
     for part in re.findall(r"[^,]*,?", head):
         if len(rows[-1]) + len(part) > width:

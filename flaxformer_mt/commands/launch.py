@@ -1,4 +1,4 @@
-"""Starts the command line, or says in one line why this Python cannot run it.
+"""Starts the command line with huge pages of memory, or says in one line why this Python cannot run it.
 
 Imports nothing before it has checked the version, and is written so that Python 3.8 can read it.
 """
@@ -22,15 +22,16 @@ _KEPT_PAGES = (
 _CORES_OF_A_HEAP = 4
 
 
+_OLDEST = (3, 11)
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
 def use_huge_pages(*, keep: bool) -> None:
     """Restart this program once, with the GNU C library set to request huge pages.
 
     The restart is needed because the library reads the settings only when a process starts. The function
     returns without a restart if the user has set GLIBC_TUNABLES, and on any system but Linux with the GNU C
     library. Call it before standard input is read.
-
-    Args:
-      keep: whether the process keeps the pages that it no longer uses, if the machine has few cores.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ:
         return
@@ -47,13 +48,8 @@ def use_huge_pages(*, keep: bool) -> None:
 
 
 def choose_tunables(*, keep: bool) -> str:
-    """Return the value of GLIBC_TUNABLES for a process; `keep` as in `use_huge_pages`."""
-    kept = keep and core_count() <= _CORES_OF_A_HEAP
-    return ":".join([_HUGE_PAGES, *(_KEPT_PAGES if kept else ())])
-
-
-_OLDEST = (3, 11)
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    keeps = keep and core_count() <= _CORES_OF_A_HEAP
+    return ":".join([_HUGE_PAGES, *(_KEPT_PAGES if keeps else ())])
 
 
 def launch(arguments=None):  # type: ignore[no-untyped-def]
@@ -100,7 +96,6 @@ def _required_modules():  # type: ignore[no-untyped-def]
 
 
 def _refuse(reason):  # type: ignore[no-untyped-def]
-    """End the process with one line: the reason, this Python, and how to go on."""
     remedies = []
     environment = os.path.join(_ROOT, ".venv", "bin", "python")
     if os.path.exists(environment) and environment != sys.executable:

@@ -1,8 +1,7 @@
 """The command line: the table of commands, each with its options and the function that runs it.
 
-Contains the exit statuses and the destinations of output: results go to standard output as JSON (translations
-as text), everything else goes to standard error. A command's modules are imported when the command runs, so
-that `--help` is fast.
+Results go to standard output as JSON (translations as text), everything else to standard error. A command's
+modules are imported when the command runs, so that `--help` is fast.
 """
 
 import contextlib
@@ -20,38 +19,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import flaxformer_mt
+from flaxformer_mt.commands import options as command_options
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
-from flaxformer_mt.commands.options import (
-    AlignOptions,
-    AverageOptions,
-    BacktranslateOptions,
-    DistilOptions,
-    DoctorOptions,
-    EvaluateOptions,
-    ExportOptions,
-    GenerateOptions,
-    ImportOptions,
-    NewOptions,
-    PlotOptions,
-    PrepareOptions,
-    ProcessOptions,
-    ScoreOptions,
-    ServeOptions,
-    ShowOptions,
-    TrainOptions,
-    TranslateOptions,
-    read_languages,
-)
+from flaxformer_mt.commands.options import read_languages
 from flaxformer_mt.commands.server.serve import serve
-from flaxformer_mt.commands.summaries import (
+from flaxformer_mt.commands.terminal_tables import (
     summarize_experiment,
     summarize_preparation,
     summarize_values,
 )
 from flaxformer_mt.commands.translate import choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import load_config, read_config
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import (
@@ -69,17 +50,41 @@ from flaxformer_mt.text_io.lines import check_output, open_output
 # The options that have an effect on a language model, or are refused where it is evaluated.
 _FOR_TEXT = {
     *("run", "checkpoint", "split", "source", "reference", "dtype", "allow_nonfinite"),
-    *(field.name for field in dataclasses.fields(ProcessOptions)),
+    *(field.name for field in dataclasses.fields(command_options.ProcessOptions)),
 }
 
 
-def evaluate(options: EvaluateOptions) -> object:
-    """Score translations of a test set, or the loss of a language model; return the scores."""
+# Pairs that are read at a time.
+_CHUNK = 4096
+PROGRAM = "flaxformer-mt"
+# The name of standard output in messages.
+_STDOUT = "standard output"
+# Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
+_REMEDIES = {
+    **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR), ""),
+    errno.ENOTDIR: "; one of its folders is a file: give another path",
+    errno.EROFS: "; give a folder that can be written to",
+    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "; check the disk and run the command again"),
+}
+
+
+def evaluate(options: command_options.EvaluateOptions) -> object:
     from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 
-    language_model = not read_config(options.run / "config.json").data.source_language
-    if language_model:
-        _check_text_options(options)
+    data = read_config(options.run / "config.json").data
+    language_model = not data.source_language
+    for_translations = [
+        f"--{field.name}"
+        for field in dataclasses.fields(options)
+        if field.name not in _FOR_TEXT and getattr(options, field.name) != field.default
+    ]
+    if for_translations:
+        leave_out = f"leave out {' and '.join(for_translations)}"
+        reason = f", which is evaluated by loss and perplexity only; {leave_out}"
+        refuse_language_model(data, options.run, reason)
     search = None if language_model else choose_search(options)
     if not language_model and (options.source is None) != (options.reference is None):
         missing = "--reference" if options.reference is None else "--source"
@@ -113,10 +118,8 @@ def evaluate(options: EvaluateOptions) -> object:
     return result
 
 
-def _comparison(options: EvaluateOptions) -> dict[str, Any]:
-    """Return the arguments of `evaluate_run` for confidence intervals and for significance tests against
-    others.
-    """
+def _comparison(options: command_options.EvaluateOptions) -> dict[str, Any]:
+    """Return the arguments of `evaluate_run` for confidence intervals and significance tests."""
     from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 
     resamples = make_resampling_options(
@@ -131,20 +134,6 @@ def _comparison(options: EvaluateOptions) -> dict[str, Any]:
         for system in systems
     ]
     return {"against": against, "resamples": resamples}
-
-
-def _check_text_options(options: EvaluateOptions) -> None:
-    """Raise UserError for flags that have no effect on the evaluation of a language model."""
-    given = [
-        f"--{field.name}"
-        for field in dataclasses.fields(options)
-        if field.name not in _FOR_TEXT and getattr(options, field.name) != field.default
-    ]
-    if given:
-        raise UserError(
-            f"{options.run} is a language model (its data.source_language is empty), which is evaluated by "
-            f"loss and perplexity only; leave out {' and '.join(given)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -164,63 +153,43 @@ class ReportOptions:
 
 
 def report(options: ReportOptions) -> dict[str, Any]:
-    """Run the command `report`."""
     from flaxformer_mt.evaluation.run_report.page import report_runs
 
     return report_runs(options.run, options.output, name=options.name, attention=options.attention)
 
 
-_CHUNK = 4096
-
-
-def align_training_pairs(options: AlignOptions) -> dict[str, Any]:
-    """Run the command; return the output and the share of target words that are aligned."""
-    from flaxformer_mt.corpus.reader import find_alignments, open_train_set
+def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
+    from flaxformer_mt.corpus.reader import find_files, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
+    from flaxformer_mt.unicode_text import split_words
 
-    if options.output is None and (url := find_url(options.config.data.text_dir)):
+    data = options.config.data
+    if options.output is None and (url := find_url(data.text_dir)):
         raise UserError(f"data.text_dir is {url}, which is not written to; give --output=FILE or a URL")
-    split = open_train_set(options.config.data)
-    given: str | Path | None = options.output or find_alignments(options.config.data)[0]
-    if not given:
+    split = open_train_set(data)
+    output: str | Path | None = options.output or find_files(data, data.alignments)[0]
+    if not output:
         raise UserError("there is no file to write to; give --output=FILE, or set data.alignments")
     if not split.has_source:
         raise UserError("data.source_language is empty: there are no pairs to align; set it")
-    check_output(str(given))
+    check_output(str(output))
 
     def read_words() -> Any:
         for start in range(0, len(split), _CHUNK):
             for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
-                yield tuple(text.decode("utf-8", errors="replace").split() for text in pair)
+                yield tuple(split_words(text.decode("utf-8", errors="replace")) for text in pair)
 
     alignments = align_corpus(read_words(), say=lambda text: print(text, file=sys.stderr, flush=True))
-    with open_output(str(given)) as write:
+    with open_output(str(output)) as write:
         for points in alignments:
             write(format_points(points.tolist()))
     words = sum(len(target) for _, target in read_words())
     aligned = sum(len(set(points[:, 1].tolist())) for points in alignments)
     share = round(aligned / words, 4) if words else 0.0
-    return {"output": str(given), "pairs": len(split), "aligned_target_words": share}
+    return {"output": str(output), "pairs": len(split), "aligned_target_words": share}
 
 
-PROGRAM = "flaxformer-mt"
-
-# The name of standard output in messages.
-_STDOUT = "standard output"
-
-# Errors that the user's files, disks and limits cause -> what to do, where the error itself does not say it.
-_REMEDIES = {
-    **dict.fromkeys(DISK_FULL, "; free some space and run the command again"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EISDIR), ""),
-    errno.ENOTDIR: "; one of its folders is a file: give another path",
-    errno.EROFS: "; give a folder that can be written to",
-    **dict.fromkeys((errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV), "; give another path"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "; raise the limit of open files (ulimit -n)"),
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "; check the disk and run the command again"),
-}
-
-
-def _train(options: TrainOptions) -> object:
+def _train(options: command_options.TrainOptions) -> object:
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.training.report import describe_report
 
@@ -239,7 +208,7 @@ def _train(options: TrainOptions) -> object:
     return report
 
 
-def _show(options: ShowOptions) -> object:
+def _show(options: command_options.ShowOptions) -> object:
     from flaxformer_mt.commands.show import show
 
     if options.target is None:
@@ -258,13 +227,13 @@ def _summarize_experiment(result: dict[str, Any]) -> str:
     return f"{summarize_experiment(result)}\n\n{summarize_target(result['target'])}"
 
 
-def _prepare(options: PrepareOptions) -> object:
+def _prepare(options: command_options.PrepareOptions) -> object:
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.lexical_table import ShortlistRequest
+    from flaxformer_mt.data.learned_shortlist import ShortlistRequest
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.text_io.lines import check_output
     from flaxformer_mt.tracking.progress_display import WorkProgress
-    from flaxformer_mt.workers.worker_pool import choose_hands
+    from flaxformer_mt.workers.worker_pool import choose_pool
 
     shortlist = None
     if options.shortlist is not None:
@@ -278,14 +247,14 @@ def _prepare(options: PrepareOptions) -> object:
         progress=WorkProgress(sys.stderr),
         overlap=True,
         shortlist=shortlist,
-        hands=choose_hands(options.workers, options.ray),
+        pool=choose_pool(options.workers, options.ray),
     ).report
     for warning in (*describe_overlap(report["overlap"]), *describe_lost_text(report.get("lost_text"))):
         warn_user(warning)
     return report
 
 
-def _generate(options: GenerateOptions) -> None:
+def _generate(options: command_options.GenerateOptions) -> None:
     from flaxformer_mt.translation.text_generator import generate_text
 
     texts = generate_text(
@@ -306,7 +275,7 @@ def _summarize_scores(result: dict[str, Any]) -> str:
     return summarize_values(result)
 
 
-def _average(options: AverageOptions) -> object:
+def _average(options: command_options.AverageOptions) -> object:
     from flaxformer_mt.runs.checkpoints import Checkpoints
 
     read_config(options.run / "config.json")  # raises UserError if options.run is not a run directory
@@ -314,14 +283,14 @@ def _average(options: AverageOptions) -> object:
     return {"checkpoint": str(written), "averaged": options.last}
 
 
-def _plot(options: PlotOptions) -> object:
+def _plot(options: command_options.PlotOptions) -> object:
     from flaxformer_mt.commands.plot import plot, plot_encoding
 
     if options.positions is not None:
-        given = [name for name in ("run", "source", "checkpoint") if getattr(options, name)]
-        if given:
+        flags = [name for name in ("run", "source", "checkpoint") if getattr(options, name)]
+        if flags:
             raise UserError(
-                f"--positions plots an encoding without a run; leave out --{' and --'.join(given)}"
+                f"--positions plots an encoding without a run; leave out --{' and --'.join(flags)}"
             )
         return plot_encoding(options.positions, options.output)
     if options.run is None:
@@ -329,14 +298,14 @@ def _plot(options: PlotOptions) -> object:
     return plot(options.run, source=options.source, output=options.output, checkpoint=options.checkpoint)
 
 
-def _export(options: ExportOptions) -> object:
+def _export(options: command_options.ExportOptions) -> object:
     from flaxformer_mt.convert.export_run import export_run
 
     others = {name: value for name, value in vars(options).items() if name not in ("run", "format")}
     return export_run(options.run, format_name=options.format, **others)
 
 
-def _import(options: ImportOptions) -> object:
+def _import(options: command_options.ImportOptions) -> object:
     from flaxformer_mt.convert.import_run import import_run
 
     return import_run(
@@ -367,7 +336,7 @@ class _Command:
         return (self.options.__doc__ or "").split("\n")[0]
 
 
-def _new(options: NewOptions) -> object:
+def _new(options: command_options.NewOptions) -> object:
     from flaxformer_mt.commands.new_config import write_new_config
 
     return write_new_config(options)
@@ -375,13 +344,13 @@ def _new(options: NewOptions) -> object:
 
 COMMANDS = {
     "new": _Command(
-        NewOptions,
+        command_options.NewOptions,
         _new,
         words=("files",),
         examples={"corpus.fr corpus.en --run=runs/fr_en": "then: train runs/fr_en.py"},
     ),
     "train": _Command(
-        TrainOptions,
+        command_options.TrainOptions,
         _train,
         words=("config",),
         examples={
@@ -391,7 +360,7 @@ COMMANDS = {
         summarize=lambda report: "",  # a person has been told the result on standard error
     ),
     "show": _Command(
-        ShowOptions,
+        command_options.ShowOptions,
         _show,
         words=("config",),
         examples={
@@ -401,7 +370,7 @@ COMMANDS = {
         summarize=_summarize_experiment,
     ),
     "prepare": _Command(
-        PrepareOptions,
+        command_options.PrepareOptions,
         _prepare,
         words=("config",),
         examples={
@@ -409,9 +378,9 @@ COMMANDS = {
         },
         summarize=summarize_preparation,
     ),
-    "align": _Command(AlignOptions, align_training_pairs, words=("config",)),
+    "align": _Command(command_options.AlignOptions, align_training_pairs, words=("config",)),
     "evaluate": _Command(
-        EvaluateOptions,
+        command_options.EvaluateOptions,
         evaluate,
         words=("run",),
         examples={
@@ -421,7 +390,7 @@ COMMANDS = {
         summarize=_summarize_scores,
     ),
     "translate": _Command(
-        TranslateOptions,
+        command_options.TranslateOptions,
         translate_file,
         words=("run", "input"),
         examples={
@@ -430,22 +399,22 @@ COMMANDS = {
         },
     ),
     "score": _Command(
-        ScoreOptions,
+        command_options.ScoreOptions,
         score_file,
         words=("run",),
         examples={"runs/a --source=in.de --target=out.en": "how probable each line of out.en is"},
     ),
-    "backtranslate": _Command(BacktranslateOptions, backtranslate, words=("run",)),
-    "distil": _Command(DistilOptions, distil, words=("run",)),
-    "generate": _Command(GenerateOptions, _generate, words=("run",)),
+    "backtranslate": _Command(command_options.BacktranslateOptions, backtranslate, words=("run",)),
+    "distil": _Command(command_options.DistilOptions, distil, words=("run",)),
+    "generate": _Command(command_options.GenerateOptions, _generate, words=("run",)),
     "average": _Command(
-        AverageOptions,
+        command_options.AverageOptions,
         _average,
         words=("run",),
         examples={"runs/a --last=5": "then: translate runs/a --checkpoint=average"},
     ),
     "export": _Command(
-        ExportOptions,
+        command_options.ExportOptions,
         _export,
         words=("run",),
         examples={
@@ -454,21 +423,24 @@ COMMANDS = {
         },
     ),
     "import": _Command(
-        ImportOptions,
+        command_options.ImportOptions,
         _import,
         words=("input",),
         examples={"opus-mt-de-en --format=marian --run=runs/opus": "a model of OPUS-MT"},
     ),
-    "plot": _Command(PlotOptions, _plot, words=("run",)),
+    "plot": _Command(command_options.PlotOptions, _plot, words=("run",)),
     "report": _Command(ReportOptions, report, words=("run",)),
     "serve": _Command(
-        ServeOptions,
+        command_options.ServeOptions,
         serve,
         words=("run",),
         examples={"runs/a --port=5000": "a page and LibreTranslate's interface at http://127.0.0.1:5000"},
     ),
     "doctor": _Command(
-        DoctorOptions, lambda options: doctor(options.run), words=("run",), summarize=summarize_doctor
+        command_options.DoctorOptions,
+        lambda options: doctor(options.run),
+        words=("run",),
+        summarize=summarize_doctor,
     ),
 }
 
@@ -516,10 +488,7 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _speak(level: str) -> Iterator[None]:
-    """Print every warning of the package as `warning: MESSAGE`, even if repeated, but not at level error.
-
-    At levels above info, standard error gets nothing else.
-    """
+    """Print every warning of the package as `warning: MESSAGE`; above level info, nothing else but errors."""
     stream: TextIO | None = None  # what is standard error at that time
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -588,7 +557,7 @@ def _run(arguments: list[str]) -> None:
     )
     if takes_config(command.options):
         validate(options.config)
-    run = _run_in_processes if isinstance(options, ProcessOptions) else run_locally
+    run = _run_in_processes if isinstance(options, command_options.ProcessOptions) else run_locally
     result = run(command.run, options)
     _print_result(result, command.summarize, json=getattr(options, "json", False))
 
@@ -603,7 +572,7 @@ def _program(command: str = "") -> str:
     )
 
 
-def _run_in_processes(run: Callable[[Any], object], options: ProcessOptions) -> object:
+def _run_in_processes(run: Callable[[Any], object], options: command_options.ProcessOptions) -> object:
     """Run a command in one process, or as one of several; only the first of several returns the result."""
     job = {name: getattr(options, name) for name in ("coordinator", "processes", "process")}
     if not options.distributed and all(value is None for value in job.values()):

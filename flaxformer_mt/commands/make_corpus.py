@@ -8,7 +8,6 @@ which is quick and a function of the first.
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.commands.options import (
@@ -16,10 +15,11 @@ from flaxformer_mt.commands.options import (
     CorpusOptions,
     DistilOptions,
     TranslateOptions,
+    find_declaration,
 )
 from flaxformer_mt.commands.translate import check_line_flags, choose_search, translate_file
 from flaxformer_mt.config.checks import check_n_best
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
 from flaxformer_mt.text_io.pair_table import write_report, write_table
 from flaxformer_mt.text_io.resumable_output import record_of
@@ -29,7 +29,7 @@ TRANSLATIONS = "translations.txt"
 
 def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
     """Run the command `backtranslate`; return the report, or None in all processes but the first."""
-    options = dataclasses.replace(options, output=_check(options))
+    options = _check(options)
     if options.tag != "".join(options.tag.split()):
         raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
     if options.backend == "ctranslate2":
@@ -51,7 +51,7 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
     """Run the command `distil`; return the report, or None in all processes but the first."""
     from flaxformer_mt.commands.score_targets import check_scores, write_scores
 
-    options = dataclasses.replace(options, output=_check(options))
+    options = _check(options)
     n_best = _check_targets(options)
     check_scores(options)
     translate_file(_translate_options(options, n_best=n_best), keep_record=True)
@@ -68,8 +68,12 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
     return report
 
 
-def _check(options: CorpusOptions) -> Path:
-    """Raise UserError for flags that are wrong by themselves; make the output folder and return it."""
+def _check(options: Any) -> Any:
+    """Raise UserError for flags that are wrong by themselves; make the output folder."""
+    if options.max_length_ratio is not None:
+        warn_user("--max_length_ratio, which filters pairs here, is now called --pair_length_ratio")
+        changes = {"pair_length_ratio": options.max_length_ratio, "max_length_ratio": None}
+        options = dataclasses.replace(options, **changes)
     if options.input == STANDARD:
         raise UserError("--input is read twice, so that it cannot be standard input; give a file")
     with open_input(options.input):
@@ -85,7 +89,7 @@ def _check(options: CorpusOptions) -> Path:
             f"{finished} exists; give --resume to keep it, --overwrite to start over, or another --output"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return dataclasses.replace(options, output=folder)
 
 
 def _check_targets(options: DistilOptions) -> int | None:
@@ -115,10 +119,13 @@ def _check_targets(options: DistilOptions) -> int | None:
 
 def _translate_options(options: CorpusOptions, *, n_best: int | None = None) -> TranslateOptions:
     """Return the options of `translate` that translate --input into TRANSLATIONS."""
-    shared = {field.name for field in dataclasses.fields(TranslateOptions)}
-    values = {name: value for name, value in vars(options).items() if name in shared}
-    values |= {"output": str(options.output / TRANSLATIONS), "n_best": n_best}
-    return TranslateOptions(**values)
+    values = {
+        name: value
+        for name, value in vars(options).items()
+        if find_declaration(type(options), name) is find_declaration(TranslateOptions, name)
+    }
+    values |= {name: getattr(options, name) for name in ("input", "window", "resume", "overwrite")}
+    return TranslateOptions(**values, output=str(options.output / TRANSLATIONS), n_best=n_best)
 
 
 def _is_first() -> bool:

@@ -1,4 +1,4 @@
-"""The Python file of a config, with a comment for each choice."""
+"""`new`: finds the files of a corpus, prepares them, and writes a config with a comment for each choice."""
 
 import dataclasses
 import json
@@ -11,27 +11,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.commands.new_sizing import (
-    FEWEST_PAIRS,
-    Choice,
-    Corpus,
-    Machine,
-    choose_held_out,
-    choose_lengths,
-    choose_model,
-    choose_training,
-    choose_vocabulary,
-)
+from flaxformer_mt.commands import new_sizing
+from flaxformer_mt.commands.new_sizing import Choice, Corpus, Machine
 from flaxformer_mt.commands.options import NewOptions
 from flaxformer_mt.config import CleanConfig, Config, DataConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
-from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, suggest_sibling, warn_user
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking.progress_display import WorkProgress
-from flaxformer_mt.workers.worker_pool import choose_hands
+from flaxformer_mt.workers.worker_pool import choose_pool
 
 _SECTIONS = {
     "data": "DataConfig",
@@ -44,13 +35,16 @@ _SECTIONS = {
 _WIDTH = 110
 
 
-def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
-    """Return the text of a config file: each choice below its reason; without one, it shares the one before.
+# Pairs whose characters and scripts are looked at.
+_SAMPLE = 20_000
+# Maximum length with which tokens are counted, before the maximum lengths are chosen.
+_LONGEST = 1000
+# The maximum lengths are those that this percentage of the sides do not exceed.
+_PERCENTAGE = 99.9
 
-    Args:
-      summary: first line of the file.
-      description: text below it, lines of which stay as they are.
-    """
+
+def format_config(summary: str, description: str, choices: Sequence[Choice]) -> str:
+    """Return the text of a config file: each choice below its reason, or below the choice before."""
     imported = sorted({"CleanConfig", "Config", *_SECTIONS.values()})
     described = f"{summary}\n\n{description}".replace("\\", "\\\\").replace('"', '\\"')
     lines = [f'"""{described}', '"""', ""]
@@ -61,9 +55,9 @@ def format_config(summary: str, description: str, choices: Sequence[Choice]) -> 
     ]
     lines += ["    return Config("]
     for section, kind in _SECTIONS.items():
-        own = [choice for choice in choices if choice.name.startswith(f"{section}.")]
+        section_choices = [choice for choice in choices if choice.name.startswith(f"{section}.")]
         lines.append(f"        {section}={kind}(")
-        for choice in own:
+        for choice in section_choices:
             if choice.reason:
                 mark = "            # "
                 options: dict[str, Any] = {"initial_indent": mark, "subsequent_indent": mark}
@@ -80,7 +74,7 @@ def _spell(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, CleanConfig):
         fields = dataclasses.asdict(value).items()
-        changed = [f"{name}={_spell(own)}" for name, own in fields if own != getattr(CleanConfig(), name)]
+        changed = [f"{name}={_spell(item)}" for name, item in fields if item != getattr(CleanConfig(), name)]
         return f"CleanConfig({', '.join(changed)})"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
         return f"{value:_}"
@@ -88,10 +82,7 @@ def _spell(value: object) -> str:
 
 
 class CorpusFiles(NamedTuple):
-    """Fields of the config's `data`: where the text is and what its languages are.
-
-    links: for files that have other names, the names that they get in `text_dir`.
-    """
+    """Fields of the config's `data`; `links` are names in `text_dir` for files that have other names."""
 
     text_dir: Path
     train_split: str
@@ -101,16 +92,6 @@ class CorpusFiles(NamedTuple):
 
 
 def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
-    """Say how a config reads these files.
-
-    Args:
-      files: two files of text, or one table.
-      languages: codes of the languages, source first; None: by the names of the files.
-      links: folder for links to files whose names no config can spell.
-
-    Raises:
-      UserError: a file is absent, there are more or fewer of them, or a language is unknown.
-    """
     if len(files) not in (1, 2):
         raise UserError(
             f"{len(files)} files are given ({', '.join(files)}); give two, source first, as in corpus.fr "
@@ -152,13 +133,13 @@ def make_links(corpus: CorpusFiles) -> None:
 def _find_table(path: Path, name: str, languages: tuple[str | None, str | None], links: Path) -> CorpusFiles:
     source, target = languages
     if source is None or target is None:
-        found = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
-        if found is None:
+        match = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
+        if match is None:
             raise UserError(
                 f"the languages of {path} are unknown; give --source_language=fr --target_language=en. (A "
                 "corpus of two files is given as both of them.)"
             )
-        source, target = source or found[1], target or found[2]
+        source, target = source or match[1], target or match[2]
     _check_languages(source, target)
     stem, _, ending = name.rpartition(".")
     if ending in TABLES:
@@ -171,13 +152,12 @@ def _check_file(name: str) -> Path:
         raise UserError(f"{name} is in an object store; copy the file here first")
     path = Path(name).expanduser()
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else f"does not exist{suggest_sibling(path)}"
         raise UserError(f"{name} {what}; give the files of the corpus, as in corpus.fr corpus.en")
     return path.resolve()
 
 
 def _guess_language(name: str, side: str) -> str:
-    """Return the language that a file's name ends in, or that it consists of (fr.txt)."""
     stem, _, ending = name.rpartition(".")
     if re.fullmatch(LANGUAGE_CODE, ending) and ending not in ("txt", "tsv", "csv"):
         return ending
@@ -196,20 +176,7 @@ def _check_languages(source: str, target: str) -> None:
         raise UserError(f"both languages are {source}; give --source_language and --target_language")
 
 
-# Pairs whose characters and scripts are looked at.
-_SAMPLE = 20_000
-# Maximum length with which tokens are counted, before the maximum lengths are chosen.
-_LONGEST = 1000
-# The maximum lengths are those that this percentage of the sides do not exceed.
-_PERCENTAGE = 99.9
-
-
 def write_new_config(options: NewOptions) -> dict[str, Any]:
-    """Run the command; return the config's file, the numbers of pairs and the command that trains.
-
-    Raises:
-      UserError: the files, their languages or the output are wrong, or the corpus has too few pairs.
-    """
     file = options.run.with_name(f"{options.run.name}.py")
     if file.exists() and not options.overwrite:
         raise UserError(f"{file} exists; give --overwrite to replace it, or another --run=DIR")
@@ -288,14 +255,14 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
         clean = CleanConfig(duplicates="drop", unequal_lines="drop", invalid_utf8="drop")
     choices.append(Choice("data.clean", clean, reason))
     data = DataConfig(**_fields(choices))
-    train = read_pairs(data, "train", hands=choose_hands(None, None), progress=WorkProgress(sys.stderr))
-    if len(train) < FEWEST_PAIRS:
+    train = read_pairs(data, "train", pool=choose_pool(None, None), progress=WorkProgress(sys.stderr))
+    if len(train) < new_sizing.FEWEST_PAIRS:
         raise UserError(
             f"{', '.join(options.files)} have {len(train)} pairs after cleaning; a model needs at least "
-            f"{FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
+            f"{new_sizing.FEWEST_PAIRS} to learn anything, and tens of thousands to translate"
         )
     for split in ("valid", "test"):
-        held = choose_held_out(len(train), split)
+        held = new_sizing.choose_held_out(len(train), split)
         if has_split(data, split):
             held = Choice(f"data.{split}_pairs", 0, f"none are held out: {corpus.text_dir} has {split} files")
         choices.append(held)
@@ -303,7 +270,6 @@ def _choose_data(corpus: CorpusFiles, options: NewOptions) -> tuple[DataConfig, 
 
 
 def _fields(choices: list[Choice]) -> dict[str, Any]:
-    """Return the values of choices of one section, by the names of its fields."""
     return {choice.name.partition(".")[2]: choice.value for choice in choices}
 
 
@@ -311,12 +277,12 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     """Return a config that is prepared, the report of its preparation, and the choices that it lacks."""
     from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.corpus_diagnostics import describe_lost_text, describe_overlap
-    from flaxformer_mt.data.prepare import prepare
+    from flaxformer_mt.data.prepare import plan_first_epoch, prepare
     from flaxformer_mt.vocab.vocabulary import VocabularyTooLarge
 
     pairs = read_pairs(data, "train")
     characters, scripts = _look_at_text(pairs)
-    vocabulary = choose_vocabulary(len(pairs), characters, scripts)
+    vocabulary = new_sizing.choose_vocabulary(len(pairs), characters, scripts)
     longest: dict[str, Any] = {
         "max_source_length": _LONGEST,
         "max_target_length": _LONGEST,
@@ -326,7 +292,7 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
         config = Config(data=dataclasses.replace(data, **longest), vocab=VocabConfig(**_fields(vocabulary)))
         try:
             prepared = prepare(
-                config, progress=WorkProgress(sys.stderr), overlap=True, hands=choose_hands(None, None)
+                config, progress=WorkProgress(sys.stderr), overlap=True, pool=choose_pool(None, None)
             )
             break
         except VocabularyTooLarge as error:
@@ -338,24 +304,27 @@ def _choose_sizes(data: DataConfig, machine: Machine) -> tuple[Config, dict[str,
     store = prepared.train.base
     lengths = np.stack([store.source_lengths, store.target_lengths])
     most = np.ceil(np.percentile(lengths, _PERCENTAGE, axis=1))
-    facts = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
-    limits = choose_lengths(facts)
-    model = choose_model(facts, machine, joint=config.vocab.joint)
-    training = choose_training(
-        facts,
+    corpus = Corpus(len(pairs), int(lengths.max(axis=0).sum()), *map(int, most))
+    limits = new_sizing.choose_lengths(corpus)
+
+    def count_updates(batches: dict[str, Any]) -> int:
+        changed = dataclasses.replace(data, **_fields(limits), **batches)
+        return plan_first_epoch(dataclasses.replace(config, data=changed), prepared.train)["batches"]
+
+    model = new_sizing.choose_model(corpus, machine, joint=config.vocab.joint)
+    training = new_sizing.choose_training(
+        corpus,
         machine,
         longest=max(choice.value for choice in limits),
         width=_fields(model)["model_dim"],
         row_multiple=data.row_multiple,
+        count_updates=count_updates,
     )
     search = Choice("search.beam_size", 5, "usual; 1 is greedy search, faster and a little worse")
     return config, report, [*limits, *vocabulary, *model, *training, search]
 
 
 def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
-    """Return the number of different characters, and the main script of each side, in a sample of
-    the pairs.
-    """
     from flaxformer_mt.unicode_text import find_main_script
 
     sample = [
@@ -370,16 +339,22 @@ def _look_at_text(pairs: Any) -> tuple[int, tuple[str, str]]:
 def _describe(
     options: NewOptions, corpus: CorpusFiles, report: dict[str, Any], machine: Machine, file: Path
 ) -> tuple[str, str]:
-    """First line and text of the config's docstring."""
     pairs = report["train"]["pairs"]
     (part,) = report["train"]["parts"]
     languages = f"{corpus.source_language}-{corpus.target_language}"
-    problems = [f"{name} {found['count']:,}" for name, found in part["problems"].items()]
-    facts = [
+    held = part.get("held_out", {})
+    words = {
+        "valid": "for validation",
+        "test": "for testing",
+        "aside": "that share a sentence with one of these",
+    }
+    others = [f"{held[name]:,} {text}" for name, text in words.items() if held.get(name)]
+    others += [f"{name} {problem['count']:,}" for name, problem in part["problems"].items()]
+    lines = [
         f"    python -m flaxformer_mt train --config={file} --run={options.run}",
         "",
         f"Written by `new` for {machine.name} from {part['read']:,} pairs:",
         *(f"    {name}" for name in options.files),
-        f"{pairs:,} of them are trained on. Problems of the others: {', '.join(problems) or 'none'}.",
+        f"{pairs:,} of them are trained on. The others: {', '.join(others) or 'none'}.",
     ]
-    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(facts)
+    return f"{languages}: a model for {pairs:,} pairs.", "\n".join(lines)

@@ -4,6 +4,7 @@ Pure functions. The rules follow the recipes in configs/ and their measured resu
 models with much dropout for little text, Transformer-base from half a million pairs on.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 _GIB = 1 << 30
@@ -17,7 +18,8 @@ _DROPOUTS = ((100_000, 0.3), (500_000, 0.2), (1 << 62, 0.1))
 _EPOCHS = ((20_000, 60), (100_000, 40), (1_000_000, 20), (10_000_000, 8), (1 << 62, 3))
 # Up to this width, learning rate and warm-up.
 _RATES = ((128, 3e-3, 1000), (256, 2e-3, 1000), (512, 7e-4, 4000), (1 << 62, 5e-4, 4000))
-# Batches are so large that an epoch has about so many updates, and training about so many evaluations.
+# Batches are so large that an epoch would have so many updates without padding; training has about so many
+# evaluations.
 _UPDATES_AN_EPOCH, _EVALUATIONS = 50, 25
 # Fewer pairs have few shapes of batches: their training would wait for the programs of more.
 _FEW_SHAPES_BELOW = 20_000
@@ -32,10 +34,7 @@ class Choice(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What training runs on: JAX's platform, the number of devices, bytes of memory of each (None: unknown).
-
-    fast_bfloat16: whether products of bfloat16 numbers are faster than those of float32.
-    """
+    """JAX's platform, devices, bytes of memory of each (None: unknown), and whether bfloat16 is faster."""
 
     name: str
     platform: str
@@ -45,10 +44,7 @@ class Machine(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Facts about the training pairs; the lengths are in tokens, that 99.9% of the sides do not exceed.
-
-    tokens: sum over pairs of the longer side's tokens.
-    """
+    """Training pairs, sum of the longer sides' tokens, and lengths in tokens that 99.9% do not exceed."""
 
     pairs: int
     tokens: int
@@ -57,7 +53,6 @@ class Corpus(NamedTuple):
 
 
 def choose_held_out(pairs: int, split: str) -> Choice:
-    """Return the number of held-out pairs of a split."""
     count = min(_MOST_HELD_OUT, pairs // _HELD_OUT_SHARE)
     reason = "enough for differences of one BLEU to show, and quick to translate"
     if count < _MOST_HELD_OUT:
@@ -66,12 +61,6 @@ def choose_held_out(pairs: int, split: str) -> Choice:
 
 
 def choose_vocabulary(pairs: int, characters: int, scripts: tuple[str, str]) -> list[Choice]:
-    """Return kind and size of the vocabulary.
-
-    Args:
-      characters: number of different characters in a sample of the text.
-      scripts: main script of either side.
-    """
     size = next(size for limit, size in _VOCABULARIES if pairs < limit)
     reason = f"usual for {pairs:,} pairs: rarer pieces would be seen too seldom to learn"
     is_joint = scripts[0] == scripts[1]
@@ -103,7 +92,6 @@ def choose_lengths(corpus: Corpus) -> list[Choice]:
 
 
 def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choice]:
-    """Return the sizes, the dropout and the precision of the network."""
     on_cpu = machine.platform == "cpu"
     if corpus.pairs < 10_000:
         layers, width, heads, reason = 3, 128, 4, "a small model: a larger one would learn this text by heart"
@@ -138,33 +126,33 @@ def choose_model(corpus: Corpus, machine: Machine, *, joint: bool) -> list[Choic
 
 
 def choose_training(
-    corpus: Corpus, machine: Machine, *, longest: int, width: int, row_multiple: int
+    corpus: Corpus,
+    machine: Machine,
+    *,
+    longest: int,
+    width: int,
+    row_multiple: int,
+    count_updates: Callable[[dict[str, Any]], int],
 ) -> list[Choice]:
-    """Return batches, learning rate, duration, evaluations.
-
-    Args:
-      longest: maximum length of either side in tokens.
-      width: of the model.
-      row_multiple: value of data.row_multiple.
-    """
     most, why = _most_batch_tokens(machine, width)
     fewest = longest * row_multiple
     fitting = corpus.tokens // _UPDATES_AN_EPOCH
     batch = max(fewest, min(most, _round(fitting, 1024)))
     if batch == fewest:
         why = f"the least: {row_multiple} rows of {longest} tokens"
-    elif batch < most:
-        why = f"about {_UPDATES_AN_EPOCH} updates an epoch"
-    updates = max(1, round(1.1 * corpus.tokens / batch))
+    shapes = [Choice("data.num_shapes", 4, "few programs to compile; training is short")]
+    shapes = shapes if corpus.pairs < _FEW_SHAPES_BELOW else []
+    updates = count_updates({"batch_tokens": batch} | ({"num_shapes": shapes[0].value} if shapes else {}))
+    if fewest < batch < most:
+        why = f"{updates:,} updates an epoch"
     epochs = next(epochs for limit, epochs in _EPOCHS if corpus.pairs < limit)
     steps = min(_round(max(1000, epochs * updates), 500), 100_000)
     every = min(round(max(1, steps / _EVALUATIONS / 100)) * 100, 5000)
     rate, warmup = next((rate, warmup) for limit, rate, warmup in _RATES if width <= limit)
     chunks = [Choice("train.loss_chunk_tokens", 512, "logits of so many tokens at a time save memory")]
-    shapes = [Choice("data.num_shapes", 4, "few programs to compile; training is short")]
     return [
         Choice("data.batch_tokens", batch, why),
-        *(shapes if corpus.pairs < _FEW_SHAPES_BELOW else []),
+        *shapes,
         Choice("optim.learning_rate", rate, f"for a width of {width}; lower it if the loss jumps"),
         Choice("optim.warmup_steps", min(warmup, steps // 5), "the learning rate rises this long"),
         Choice("optim.ema_decay", 0.999, "averages of the parameters translate better than the parameters"),

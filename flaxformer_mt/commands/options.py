@@ -1,10 +1,4 @@
-"""Options of the commands: a dataclass for each command, whose docstring and comments are its `--help` text.
-
-Options that several commands have are in shared_options.py, those of the commands that start from a config in
-experiment_options.py, those of `export` and `import` in conversion_options.py.
-
-The command line is split in flags.py, and the text of a flag is converted to a typed value in flag_values.py.
-"""
+"""Options of the commands: a dataclass for each, whose docstring and comments are its `--help` text."""
 
 import dataclasses
 import typing
@@ -23,15 +17,11 @@ def make_flags(section: type, *names: str) -> Any:
 
     With `SearchConfig` and "beam_size", it has the one field `beam_size: int | None = None`, with the comment
     that the field has in `SearchConfig`.
-
-    Args:
-      section: a dataclass of the config.
-      names: of its fields. None given: all fields.
     """
-    own = section.__dict__["__annotations__"]  # before those of its base classes
+    declared = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [
         (field.name, _drop_bounds(field.type) | None, dataclasses.field(default=None, kw_only=True))
-        for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in own)
+        for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in declared)
         if not names or field.name in names
     ]
     namespace = {"DECLARED_IN": section}
@@ -41,6 +31,14 @@ def make_flags(section: type, *names: str) -> Any:
 def _drop_bounds(kind: Any) -> Any:
     """Annotated[int, at_least(1)] is int: bounds are checked for the whole section."""
     return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+
+
+def find_declaration(kind: type, name: str) -> type | None:
+    """Return the class that declares a field of `kind`; what a config declares means the same in options."""
+    for one in kind.__mro__:
+        if name in one.__dict__.get("__annotations__", {}):
+            return one.__dict__.get("DECLARED_IN", one)
+    return None
 
 
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
@@ -157,7 +155,7 @@ class ExperimentOptions:
     """Options of all commands that start from a config."""
 
     # Run directory, or its URL (gs://, s3://): config, checkpoints, results. Without --config, the config of
-    # an existing run is used.
+    # an existing run is used; without --run, --config=FOLDER/NAME.py is for runs/NAME.
     run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
@@ -479,6 +477,8 @@ class CorpusOptions(
     output: Path
     # Weight of each pair in the loss of training, as a third column. None: no such column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
+    # Earlier name of --pair_length_ratio.
+    max_length_ratio: Annotated[float | None, at_least(1)] = None
     # ---- lines and interruptions ----
 
     # Number of lines that are translated at a time; these lines share batches. None: 2048.
@@ -594,6 +594,9 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     host: str | None = None
     # File of keys, one a line. A request for a translation needs one of them. None: no key is needed.
     api_key_file: Path | None = None
+    # Origins whose pages may ask this server from a browser (CORS), such as https://example.org, separated by
+    # commas. *: any. Empty: only the server's own page.
+    cors: tuple[str, ...] = ()
     # ---- limits ----
 
     # Characters of one request; more are refused with status 413.
@@ -635,16 +638,11 @@ class NewOptions:
 
 
 def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:
-    """Return --source_language and --target_language, those that are given.
-
-    Raises:
-      UserError: the model of the run does not have a language.
-    """
     from flaxformer_mt.translation.language_tags import choose_line_tags
     from flaxformer_mt.vocab.pretrained import read_tags
 
     names = ("source_language", "target_language")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    languages = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     known = read_tags(options.run / "vocab")
-    choose_line_tags(read_config(options.run / "config.json").data, **given, vocab_tags=known)
-    return given
+    choose_line_tags(read_config(options.run / "config.json").data, **languages, vocab_tags=known)
+    return languages

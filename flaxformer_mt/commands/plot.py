@@ -1,7 +1,4 @@
-"""`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files.
-
-Contains the list of figures, their file names and the computation of their data; `figures` draws them.
-"""
+"""`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files."""
 
 import math
 import sys
@@ -14,20 +11,12 @@ import numpy as np
 from flax import linen as nn
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.evaluation.plots import (
-    AttentionMaps,
-    Curve,
-    TokenAxis,
-    attention_maps,
-    draw_attention,
-    draw_position_curves,
-    draw_position_tables,
-    draw_training,
-    save_figure,
-)
+from flaxformer_mt.evaluation import plots
+from flaxformer_mt.evaluation.plots import save_figure
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.object_store.working_copies import open_copy, publish
 from flaxformer_mt.parallel import enable_compilation_cache
@@ -57,22 +46,7 @@ Figures = dict[str, Any]
 def plot(
     run_dir: Path, *, source: str = "", output: Path | None = None, checkpoint: str | None = None
 ) -> dict[str, Any]:
-    """Plot a run, and the attention over a sentence if one is given; return JSON values.
-
-    The title of a figure is the name of the run, with the checkpoint if the figure depends on parameters.
-    The result names the files and, with a sentence, contains its translation and the checkpoint.
-
-    Args:
-      source: a sentence to translate with the search options of the run, whose attention is drawn. Empty: no
-        attention figures.
-      output: the folder for the files, created if necessary. None: RUN/plots.
-      checkpoint: the source of learned parameters: best, last, average or a step. None: as in the run's
-        config.
-
-    Raises:
-      UserError: the run or the checkpoint does not exist, the sentence cannot be translated, or the output is
-        a file or cannot be written to.
-    """
+    """Plot a run, and the attention over a sentence if one is given; return JSON values."""
     run_dir = open_copy(run_dir)
     config = read_config(run_dir / "config.json")
     output = run_dir / "plots" if output is None else output
@@ -105,14 +79,6 @@ def plot(
 
 
 def plot_encoding(width: int, output: Path | None = None) -> dict[str, Any]:
-    """Plot the sinusoidal position encoding of a width, without a run; return JSON values.
-
-    Args:
-      output: the folder for the files, created if necessary. None: plots.
-
-    Raises:
-      UserError: the width is less than 1, or the output is a file or cannot be written to.
-    """
     if width < 1:
         raise UserError(f"--positions is {width}, but the width of an encoding must be at least 1")
     output = Path("plots") if output is None else output
@@ -161,8 +127,8 @@ def _draw_positions(model: ModelConfig, params: Mapping[str, Any]) -> Figures:
     curves = {name: t[:, :4] for name, t in tables.items()} if model.positions == "rotary" else tables
     options: Any = {"first_position": model.first_position, "column": column}
     return {
-        "positions.png": draw_position_curves(curves, **options),
-        "position_table.png": draw_position_tables(tables, **options),
+        "positions.png": plots.draw_position_curves(curves, **options),
+        "position_table.png": plots.draw_position_tables(tables, **options),
     }
 
 
@@ -173,10 +139,6 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
     P is 100, or the number of positions of the model if that is smaller. Sinusoidal encodings are the same in
     all stacks: one table, called "model". Rotary encodings are not added: the one table [P, K/2] contains the
     cosine of the rotation angle of each pair of dimensions.
-
-    Args:
-      config: the config of the model.
-      params: the parameters of the model; used only if its position encodings are learned.
     """
     count = min(_POSITIONS, config.longest_input or _POSITIONS)
     positions = config.first_position + np.arange(count)
@@ -189,7 +151,7 @@ def position_tables(config: ModelConfig, params: Mapping[str, Any]) -> dict[str,
         pairs = np.concatenate([np.ones((count, 1, half)), np.zeros((count, 1, half))], axis=-1)
         return {"model": np.asarray(rotate(pairs.astype(np.float32), positions))[:, 0, :half]}
     stacks = {name: params[name]["positions"] for name in ("encoder", "decoder") if name in params}
-    return {name: _learned_table(config, own, positions) for name, own in stacks.items()}
+    return {name: _learned_table(config, stack_params, positions) for name, stack_params in stacks.items()}
 
 
 def _learned_table(config: ModelConfig, params: Mapping[str, Any], positions: np.ndarray) -> np.ndarray:
@@ -209,7 +171,7 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
     if not (run_dir / "metrics.jsonl").is_file():
         _note(f"{run_dir} has no metrics.jsonl, so there is no training.png")
         return {}
-    figure = draw_training(training_panels(read_metrics(run_dir), config.train.label_smoothing))
+    figure = plots.draw_training(training_panels(read_metrics(run_dir), config.train.label_smoothing))
     if not figure.axes:
         _note(f"{run_dir}/metrics.jsonl has no numbers yet, so there is no training.png")
         return {}
@@ -218,11 +180,8 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
 
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
-) -> dict[str, dict[str, Curve]]:
-    """Return the curves for `draw_training` from a run's metrics: losses, BLEU and learning rate over steps.
-
-    If a step is recorded twice, as after resuming from an earlier checkpoint, the later record counts.
-    """
+) -> dict[str, dict[str, plots.Curve]]:
+    """Return the curves of a run's metrics; of a step that is recorded twice, the later record counts."""
     smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
     return {
         "loss": {
@@ -234,7 +193,7 @@ def training_panels(
     }
 
 
-def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve:
+def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> plots.Curve:
     values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
     steps = sorted(values)
     return steps, [math.nan if values[step] is None else values[step] for step in steps]
@@ -244,17 +203,13 @@ def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve
 
 
 def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
-    if not config.data.source_language:
-        raise UserError(
-            f"{run_dir} is a language model (data.source_language is empty), but attention is drawn only for "
-            "translation models; leave out --source"
-        )
+    reason = ", but attention is drawn only for translation models; leave out --source"
+    refuse_language_model(config.data, run_dir, reason)
     if is_blank(source):
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
 
 
 def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[str, Any]]:
-    """Return the attention figures of a sentence, and its translation with the name of the checkpoint."""
     config, vocabs, params = trained.config, trained.vocabs, trained.params
     added = choose_line_tags(config.data).find([source])
     source_ids = vocabs.source.tokenize("".join(added or []) + source)
@@ -273,8 +228,12 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
         source_ids = [*source_ids[: config.data.max_source_length - 1], vocabs.source.eos_id]
     batch = _make_batch(source_ids, translation.tokens, bos_id=vocabs.target.bos_id)
     model = trained.make_model()
-    maps = jax.jit(lambda params: attention_maps(model, params, batch))(params)
-    result = {"checkpoint": trained.checkpoint, "translation": translation.text}
+    maps = jax.jit(lambda params: plots.attention_maps(model, params, batch))(params)
+    result = {
+        "checkpoint": trained.checkpoint,
+        "step": trained.progress.get("step"),
+        "translation": translation.text,
+    }
     return _draw_maps(maps, batch, vocabs), result
 
 
@@ -286,27 +245,30 @@ def _make_batch(source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id:
     return Batch(source, target_in, target_out, np.ones(source.shape, bool), np.ones(target_in.shape, bool))
 
 
-def _draw_maps(maps: AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
+def _draw_maps(maps: plots.AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:
     source = vocabs.source.pieces(np.asarray(batch.source[0]))
     read, written = (vocabs.target.pieces(np.asarray(ids[0])) for ids in (batch.target_in, batch.target_out))
     if maps.cross:
         sides = {
-            "cross": (TokenAxis("predicted piece", written), TokenAxis("source", source)),
-            "encoder": (TokenAxis("source", source), TokenAxis("source", source)),
-            "decoder": (TokenAxis("last input piece", read), TokenAxis("translation so far", read)),
+            "cross": (plots.TokenAxis("predicted piece", written), plots.TokenAxis("source", source)),
+            "encoder": (plots.TokenAxis("source", source), plots.TokenAxis("source", source)),
+            "decoder": (
+                plots.TokenAxis("last input piece", read),
+                plots.TokenAxis("translation so far", read),
+            ),
         }
         if not maps.decoder:  # a recurrence in place of self-attention
             del sides["decoder"]
         boundary = None
     else:
-        row = TokenAxis("source, then translation", [*source, *read])
+        row = plots.TokenAxis("source, then translation", [*source, *read])
         sides, boundary = {"decoder": (row, row)}, len(source)
     weights = {name: [np.asarray(layer[0], np.float32) for layer in getattr(maps, name)] for name in sides}
     # One colour scale for all figures, so that they can be compared.
     darkest = max(float(layer.max()) for layers in weights.values() for layer in layers)
     figures: Figures = {}
     for name, (queries, memory) in sides.items():
-        drawn = draw_attention(
+        drawn = plots.draw_attention(
             weights[name], queries=queries, memory=memory, boundary=boundary, darkest=darkest
         )
         figures |= {f"attention_{name}{part and '_'}{part}.png": figure for part, figure in drawn.items()}

@@ -1,10 +1,9 @@
-"""The search for settings near to a config whose update fits into the memory of its devices.
+"""`show --target`: what compilers make of a config for accelerators that are not at hand.
 
-Pure functions: what an update needs is measured by a function given to them.
+With the search for settings near to the config whose update fits into their memory.
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,12 +16,20 @@ from flaxformer_mt.commands.compile_for_target import (
     Compiled,
     Target,
     TargetCompiler,
-    Traffic,
     name_missing_library,
     parse_target,
 )
+from flaxformer_mt.commands.program_text import (
+    MEASURED_RATES,
+    Kernel,
+    Rates,
+    Traffic,
+    is_attention,
+    kernel_seconds,
+    sum_kernels,
+)
 from flaxformer_mt.commands.show import longest_batch, show
-from flaxformer_mt.commands.summaries import align
+from flaxformer_mt.commands.terminal_tables import align
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError
@@ -75,10 +82,8 @@ class Attempt(NamedTuple):
 def list_ladders(config: Config, *, device_count: int, loss_tokens: int) -> list[Ladder]:
     """List what can save memory, by kind, the cheapest kind first.
 
-    All of them leave the result of training as it is, up to rounding and the random numbers of dropout.
-
-    Args:
-      loss_tokens: tokens of a batch on one device whose logits the loss computes.
+    All of them leave the result of training as it is, up to rounding and the random numbers of dropout. The
+    loss computes the logits of `loss_tokens` of a batch on one device.
     """
     chunk = max(256, loss_tokens // _LOSS_CHUNKS // 256 * 256)
     loss = [Step({"train.loss_chunk_tokens": chunk}, _LOSS_COST)]
@@ -117,12 +122,8 @@ def find_settings(
     """Find settings that fit and of which none can be taken back; return all that were tried, in order.
 
     Step after step is added, the cheapest kind first, until the update fits. Then the steps of each kind, the
-    dearest first, are taken back as far as it still fits.
-
-    Args:
-      measure: bytes that an update of a config needs on a device.
-      memory: bytes that a device has; the config itself needs more.
-      report: receives each attempt when it has been measured.
+    dearest first, are taken back as far as it still fits. `measure` returns the bytes that an update needs on
+    a device with this `memory`; the config itself needs more.
     """
     # Settings are told by how many steps they climb on each ladder.
     nothing = (0,) * len(ladders)
@@ -157,6 +158,8 @@ def count_most_attempts(ladders: list[Ladder]) -> int:
     return sum(map(len, [*ladders, *ladders[:-1]]))
 
 
+# `generate` has a loop that refills rows, and in it one that decodes a token.
+_STEP_LOOPS = 2
 # JAX reserves this share of a GPU's memory for itself unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 _GPU_MEMORY_SHARE = 0.75
 
@@ -170,12 +173,7 @@ def show_for_target(
 ) -> dict[str, Any]:
     """Add `target` to the result of `show`: what a compiler makes of the config for these devices.
 
-    Args:
-      target_name: see `parse_target`.
-      say: receives a line before each compilation, which can take minutes.
-
-    Raises:
-      UserError: an unknown target, a missing compiler or library, or a layout that does not fit the devices.
+    `say` receives a line before each compilation, which can take minutes.
     """
     target = parse_target(target_name)
     jax.config.update("jax_platforms", "cpu")  # the devices at hand, if there are any, are not needed
@@ -188,19 +186,25 @@ def show_for_target(
 def describe_target(
     config: Config, target: Target, *, sizes: tuple[int, int], say: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Compile the update and a decoding step of a config, and describe both as JSON values.
-
-    If the update does not fit, `settings_tried` has the changes that were tried, first those that fit, by
-    distance; otherwise it is None.
-    """
+    """Compile the update and the search of a config, and describe both as JSON values."""
     compiler = TargetCompiler(target, sizes=sizes)
-    found = describe_update(config, compiler, say=say)
-    say(f"compiling a decoding step for {target.name}")
-    decoding, decoding_size = compiler.compile_decoding_step(config)
-    memory = usable_memory(target)
-    return found | {
-        "decoding_step": _describe_program(decoding) | decoding_size | {"fits": decoding.needed <= memory},
-        "settings_tried": None if found["fits"] else _try_settings(config, compiler, memory, say),
+    update = describe_update(config, compiler, say=say)
+    say(f"compiling the programs of a search for {target.name}")
+    programs, size = compiler.compile_search(config)
+    memory, search = usable_memory(target), programs["generate"]
+    step = [kernel for kernel in search.kernels if kernel.loops >= _STEP_LOOPS]
+    refill = [kernel for kernel in search.kernels if 0 < kernel.loops < _STEP_LOOPS]
+    return update | {
+        "decoding_step": _describe_program(search)
+        | size
+        | {
+            "fits": max(program.needed for program in programs.values()) <= memory,
+            "step": sum_kernels(step, None),
+            "refill": sum_kernels(refill, None),
+            "prefill": _describe_program(programs["prefill"])
+            | {"kernels": sum_kernels(programs["prefill"].kernels, None)},
+        },
+        "settings_tried": None if update["fits"] else _try_settings(config, compiler, memory, say),
     }
 
 
@@ -231,7 +235,7 @@ def describe_update(
         "peak_gib": _gib(needed),
         "attention": {"kernel": kernel, "reason": reason, "calls": _kernels(programs)},
         "collectives": {kind: asdict(found) for kind, found in _add_traffic(programs).items()},
-        "estimate": estimate_time(
+        "estimate": model_update(
             config, target, programs, batch, devices=layout.device_count, target_size=compiler.sizes[1]
         ),
         "programs": [_describe_program(program) for program in programs],
@@ -239,11 +243,7 @@ def describe_update(
 
 
 def usable_memory(target: Target) -> int:
-    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves.
-
-    Raises:
-      UserError: XLA_PYTHON_CLIENT_MEM_FRACTION is no number.
-    """
+    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves."""
     if target.accelerator.platform == "tpu":
         return target.accelerator.memory
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)
@@ -256,7 +256,7 @@ def usable_memory(target: Target) -> int:
         ) from error
 
 
-def estimate_time(
+def model_update(
     config: Config,
     target: Target,
     programs: Sequence[Compiled],
@@ -265,35 +265,63 @@ def estimate_time(
     devices: int,
     target_size: int,
 ) -> dict[str, Any] | None:
-    """Return the least time of an update: None if the peak rate is unknown, or the compiler has refused a
-    program.
+    """Describe what the programs of an update cost; None if the peak rate is unknown, or one was refused.
 
-    Computing takes the operations that the model needs at the peak rate, or the bytes that the programs read
-    and write at that of the memory, whichever is more; a loop counts once in these bytes. Then come the
-    collectives, at the data sheet's rate.
-
-    Args:
-      devices: number of the target's devices that share the batch.
+    `milliseconds` and what follows from them are a model of the kernels, and None where no measured run backs
+    it; `basis` says which do. `computing_`, `memory_` and `collectives_milliseconds` are the operations of
+    the model, the bytes of the programs and those of their collectives at the rates of the data sheet; a loop
+    counts once.
     """
     peak = peak_flops(config, target.accelerator.device_kind)
     if not peak or any(program.accessed is None for program in programs):
         return None
     (rows, source), length = batch.source.shape, batch.target_in.shape[1]
+    accumulation = config.optim.accumulation
     work = padded_work(rows, source, length)
-    flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
-    computing = flops / devices / peak
-    moving = sum((x.accessed or 0) * x.times for x in programs) / target.accelerator.bandwidth
-    sending = sum(x.sent for x in _add_traffic(programs).values()) / target.accelerator.interconnect
-    seconds = max(computing, moving) + sending
+    computing = training_flops(config.model, work, target_size=target_size) * accumulation / devices / peak
+    kernels = [one._replace(times=one.times * each.times) for each in programs for one in each.kernels]
+    accessed = sum(
+        (each.accessed or sum(one.times * one.bytes for one in each.kernels)) * each.times
+        for each in programs
+    )
+    sent = sum(one.sent for one in _add_traffic(programs).values())
+    basis, rates = _find_rates(config, target, kernels, devices)
+    seconds = sum(kernel_seconds(kernel, rates) for kernel in kernels) if rates else None
     return {
-        "milliseconds": round(1e3 * seconds, 3),
+        "milliseconds": seconds and round(1e3 * seconds, 3),
         "computing_milliseconds": round(1e3 * computing, 3),
-        "memory_milliseconds": round(1e3 * moving, 3),
-        "collectives_milliseconds": round(1e3 * sending, 3),
-        "target_tokens_a_second": round(rows * length * config.optim.accumulation / seconds),
-        "mfu": round(computing / seconds, 3),
+        "memory_milliseconds": round(1e3 * accessed / target.accelerator.bandwidth, 3),
+        "collectives_milliseconds": round(1e3 * sent / target.accelerator.interconnect, 3),
+        "target_tokens_a_second": seconds and round(rows * length * accumulation / seconds),
+        "mfu": seconds and round(computing / seconds, 3),
+        "hours": seconds and float(f"{config.train.steps * seconds / 3600:.3g}"),
+        "kernels": sum_kernels(kernels, rates),
+        "products_in_float32": sum(one.times for one in kernels if one.in_float32),
+        "million_cycles": round(sum(each.cycles * each.times for each in programs) / 1e6, 1),
         "loops_counted_once": sum(program.loops for program in programs),
+        "basis": basis,
     }
+
+
+def _find_rates(
+    config: Config, target: Target, kernels: Sequence[Kernel], devices: int
+) -> tuple[str, Rates | None]:
+    """Return what a modelled time rests on, and the rates of kernels if measured updates back it."""
+    if target.accelerator.platform == "tpu":
+        return (
+            "no time: the cycles are what the compiler expects, without Pallas kernels; no TPU was measured",
+            None,
+        )
+    rates = MEASURED_RATES.get(target.kind)
+    if rates is None:
+        return f"no time: no update was measured on {target.accelerator.device_kind}", None
+    if devices > 1 or config.model.dtype != "bfloat16":
+        why = "float32" if devices == 1 else f"{devices} devices"
+        return f"no time: updates were measured on one device in bfloat16, not with {why}", None
+    basis = "modelled by the kernels of the compiled text, within 15% of the updates that were measured"
+    if own := sum(1e3 * kernel_seconds(one, rates) for one in kernels if one.name.startswith("attention_")):
+        basis += f"; {own:.1f} ms of it are attention by a kernel that was not among them"
+    return basis, rates
 
 
 def _describe_program(compiled: Compiled) -> dict[str, Any]:
@@ -307,11 +335,11 @@ def _describe_program(compiled: Compiled) -> dict[str, Any]:
 
 
 def _kernels(programs: Sequence[Compiled]) -> dict[str, int]:
-    """Call of kernels that compute attention in an update, by name."""
+    """Calls of kernels that compute attention in an update, by name."""
     calls: Counter[str] = Counter()
     for compiled in programs:
-        for name, count in compiled.kernels.items():
-            if re.search(r"fmha|attention|attn|splash|tpu_custom_call", name, re.I):
+        for name, count in compiled.calls.items():
+            if is_attention(name):
                 calls[name] += count * compiled.times
     return dict(calls)
 
@@ -359,7 +387,7 @@ def _gib(size: int) -> float:
 def summarize_target(target: Mapping[str, Any]) -> str:
     """Return the part `target` of the result, for a person."""
     batch, decoding, estimate = target["batch"], target["decoding_step"], target["estimate"]
-    programs = [*target["programs"], decoding]
+    programs = [*target["programs"], decoding, decoding["prefill"]]
     rows = [["program", "peak GiB", "seconds to compile"]] + [
         [one["name"], f"{one['peak_gib']:.2f}", f"{one['compile_seconds']:.0f}"] for one in programs
     ]
@@ -373,12 +401,14 @@ def summarize_target(target: Mapping[str, Any]) -> str:
         f"{batch['target_length']} target tokens {fits} the {target['memory_gib']} GiB of a device: "
         f"{target['peak_gib']} GiB at its peak",
         *align(rows),
-        f"  a decoding step has {decoding['rows']} rows of {decoding['beams']} beams, "
+        f"  a search has {decoding['rows']} rows of {decoding['beams']} beams, "
         f"{decoding['source_length']} source and up to {decoding['capacity']} target tokens"
         + ("" if decoding["fits"] else "; it does NOT fit"),
         f"Attention: {attention['kernel']} ({attention['reason']})" + (f": {calls}" if calls else ""),
         *_summarize_traffic(target["collectives"]),
         *_summarize_estimate(estimate, target["programs"]),
+        *_summarize_kernels(decoding["step"], "A step of a search"),
+        *_summarize_kernels(decoding["refill"], "A refill of its rows"),
         *_summarize_attempts(target["settings_tried"]),
     ]
     return "\n".join(lines)
@@ -387,10 +417,14 @@ def summarize_target(target: Mapping[str, Any]) -> str:
 def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not collectives:
         return ["Collectives of an update: none"]
-    total, sent = (sum(found[name] for found in collectives.values()) for name in ("bytes", "sent"))
-    rows = [["collective", "number", "whole arrays", "sent"]] + [
-        [kind, f"{found['count']:,}", *(f"{found[name] / 2**20:,.1f} MiB" for name in ("bytes", "sent"))]
-        for kind, found in collectives.items()
+    total, sent = (sum(one[name] for one in collectives.values()) for name in ("bytes", "sent"))
+    rows = [["collective", "number", "whole arrays", "sent", "beside kernels"]] + [
+        [
+            kind,
+            f"{one['count']:,}",
+            *(f"{one[name] / 2**20:,.1f} MiB" for name in ("bytes", "sent", "overlapped")),
+        ]
+        for kind, one in collectives.items()
     ]
     return [
         f"Collectives of an update, on each device: arrays of {total / 2**20:,.1f} MiB are gathered, "
@@ -402,21 +436,35 @@ def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> list[str
 def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[Any]) -> list[str]:
     if estimate is None:
         return [
-            "Time: not estimated; "
+            "Time: not modelled; "
             + (
                 "the peak rate is unknown; set train.peak_flops"
                 if all(program["compiled"] for program in programs)
                 else "the compiler has refused the update"
             )
         ]
-    once = estimate["loops_counted_once"]
-    return [
-        f"Time: at least {estimate['milliseconds']:.1f} ms an update, MFU {estimate['mfu']:.0%} at most",
-        f"  operations at the peak rate {estimate['computing_milliseconds']:.1f} ms, or memory "
-        f"{estimate['memory_milliseconds']:.1f} ms, and collectives "
-        f"{estimate['collectives_milliseconds']:.1f} ms",
-        *([f"  {once} loops of unknown length are counted once"] if once else []),
+    once, lines = estimate["loops_counted_once"], [f"Time of an update: {estimate['basis']}"]
+    if estimate["milliseconds"] is not None:
+        lines.append(
+            f"  {estimate['milliseconds']:.1f} ms, {estimate['target_tokens_a_second']:,} target tokens a "
+            f"second, MFU {estimate['mfu']:.1%}; all steps of such batches: {estimate['hours']:g} hours"
+        )
+    if estimate["million_cycles"]:
+        lines.append(f"  {estimate['million_cycles']:,.1f} million cycles")
+    lines += _summarize_kernels(estimate["kernels"], "Kernels of an update")
+    return [*lines, *([f"  {once} loops of unknown length are counted once"] if once else [])]
+
+
+def _summarize_kernels(kinds: Sequence[Mapping[str, Any]], title: str) -> list[str]:
+    if not kinds:
+        return []
+    columns = {"kernels": ",", "gigabytes": ",.2f", "teraflops": ",.2f", "milliseconds": ",.1f"}
+    columns = {name: form for name, form in columns.items() if kinds[0][name] is not None}
+    total = {"kind": "all"} | {name: sum(row[name] for row in kinds) for name in columns}
+    table = [
+        [row["kind"], *(format(row[name], form) for name, form in columns.items())] for row in (*kinds, total)
     ]
+    return [f"{title}:", *align([["kind", *columns], *table])]
 
 
 def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[str]:

@@ -20,10 +20,12 @@ from flaxformer_mt.commands.options import (
     SearchOptions,
     TranslateOptions,
     WorkerOptions,
+    find_declaration,
     read_languages,
 )
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.object_store.working_copies import to_url
@@ -396,11 +398,11 @@ def score_file(options: ScoreOptions) -> None:
     if options.output != STANDARD:
         check_output(options.output, inputs=(options.source, options.target))
     search = choose_search(options)
-    language_model = not read_config(options.run / "config.json").data.source_language
-    if language_model and options.source is not None:
-        raise UserError(
-            f"{options.run} is a language model (its data.source_language is empty), which scores --target "
-            "without a source; leave out --source"
+    data = read_config(options.run / "config.json").data
+    language_model = not data.source_language
+    if options.source is not None:
+        refuse_language_model(
+            data, options.run, ", which scores --target without a source; leave out --source"
         )
     if not language_model and options.source is None:
         raise UserError(
@@ -448,7 +450,11 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
     """
     stored = read_config(options.run / "config.json")
     names = [field.name for field in dataclasses.fields(SearchConfig)]
-    flags = {name: getattr(options, name, None) for name in names}
+    flags = {
+        name: getattr(options, name)
+        for name in names
+        if find_declaration(type(options), name) in (SearchConfig, GenerateOptions, ScoreOptions)
+    }
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     search = dataclasses.replace(stored.search, **given)
     check_search(search, model=stored.model, where="--")

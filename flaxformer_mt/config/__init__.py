@@ -1,7 +1,7 @@
 """Typed configs of experiments; config files import the config classes from here.
 
-The classes are defined in `schema`, with bounds of numbers from `bounds`, and validated in `checks`; `files`
-reads and writes configs, `find_config` locates them.
+`schema` defines the classes, `field_values` bounds and reads values, `checks` validates, `files` finds, reads
+and writes configs.
 """
 
 from flaxformer_mt.config.schema import (

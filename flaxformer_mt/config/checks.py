@@ -1,8 +1,4 @@
-"""Validation of a config: constraints between fields, after the bounds of each (config/field_values.py).
-
-Every command validates its config before it starts. Needs neither data nor devices: the number of devices is
-checked in parallel/devices.py, the data in corpus/.
-"""
+"""Validation of a config: constraints between fields, after the bounds of each (config/field_values.py)."""
 
 import dataclasses
 import itertools
@@ -18,13 +14,12 @@ from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
+# Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
+_OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
+
 
 def validate(config: Config) -> None:
-    """Check the bounds of fields and the constraints between them, and report all problems together.
-
-    Raises:
-      UserError: the config is invalid; one line for each problem, with both values and the remedy.
-    """
+    """Check the bounds of fields and the constraints between them, and report all problems together."""
     problems = _find_problems(config, _conflicts)
     if problems:
         raise UserError("\n".join(problems))
@@ -93,11 +88,10 @@ def _relative_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def _attention_problems(model: ModelConfig) -> Iterator[str]:
-    """Find problems of a fused attention that is requested by name: it could never be used."""
     if model.attention not in ("xla", "cudnn", "pallas"):
         return
     rate = model.dropout_rate if model.attention_dropout_rate is None else model.attention_dropout_rate
-    if rate:
+    if rate and model.attention != "pallas":
         yield (
             f"model.attention {model.attention} does not support the attention dropout rate {rate}; set "
             "model.attention_dropout_rate=0, or model.attention=auto"
@@ -152,7 +146,6 @@ def _data_problems(config: Config) -> Iterator[str]:
 
 
 def _noise_problems(config: Config) -> Iterator[str]:
-    """Find noise that the rest of the config cannot have."""
     data = config.data
     noises = {"data.noise": data.noise}
     noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
@@ -168,10 +161,6 @@ def _noise_problems(config: Config) -> Iterator[str]:
             rate = attrgetter(kind)(noise)
             if rate and (noise.typos or not kind.startswith("typo_kinds.")):
                 yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
-
-
-# Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
-_OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
 
 
 def _vocab_problems(vocab: VocabConfig) -> Iterator[str]:
@@ -303,15 +292,6 @@ def _distillation_problems(config: Config) -> Iterator[str]:
 def _side_file_problems(
     config: Config, field: str, weight_field: str, *, purpose: str, usual: float, remedy: str
 ) -> Iterator[str]:
-    """Find problems of files that say more of the training pairs, and of the weight of what is learned so.
-
-    Args:
-      field: the dotted name of the field with the files, one for each data set.
-      weight_field: that of the weight.
-      purpose: what the weight is for.
-      usual: a usual weight.
-      remedy: what to do for a weight without a file.
-    """
     files, weight = attrgetter(field, weight_field)(config)
     sets = config.data.dataset.split(",")
     if any(files) and not weight:
@@ -331,15 +311,6 @@ def _side_file_problems(
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
-    """Check the search options and report all problems together.
-
-    Args:
-      model: config of the model, to check coverage_layer against. None: that check is skipped.
-      where: prefix of the field names in messages, "search." or "--".
-
-    Raises:
-      UserError: the options are invalid; one line for each problem.
-    """
     if problems := _find_problems(search, lambda valid: _search_conflicts(valid, model, where), where):
         raise UserError("\n".join(problems))
 
@@ -425,9 +396,7 @@ def search_width(options: SearchConfig, n_best: int) -> int:
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """Return the search that finds the candidates of the method mbr; options of other methods stay as they
-    are.
-    """
+    """Return the search that finds the candidates of the method mbr; other searches stay as they are."""
     if search.method != "mbr":
         return search
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}
@@ -440,14 +409,6 @@ def _searches_beams(options: SearchConfig) -> bool:
 
 
 def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None:
-    """Check that a search returns as many hypotheses as asked for.
-
-    Args:
-      where: goes before the names of options in the message; "--" where they are flags.
-
-    Raises:
-      UserError: n_best is less than 1, or more than the search keeps.
-    """
     if n_best < 1:
         raise UserError(f"{where}n_best is {n_best}; it must be at least 1")
     width = max(1, search_width(options, n_best))

@@ -40,12 +40,14 @@ class Member(NamedTuple):
     direction: Direction
 
 
-def read_members(data: DataConfig) -> list[Member]:
-    """Return the data sets of `data.dataset`; those without a direction have that of the config.
+def refuse_language_model(data: DataConfig, name: object, reason: str) -> None:
+    """Refuse a run that has no sources; `reason` goes on with the sentence about the run."""
+    if not data.source_language:
+        raise UserError(f"{name} is a language model (its data.source_language is empty){reason}")
 
-    Raises:
-      UserError: a name is empty.
-    """
+
+def read_members(data: DataConfig) -> list[Member]:
+    """Return the data sets of `data.dataset`; those without a direction have that of the config."""
     members = []
     for name in (name.strip() for name in data.dataset.split(",")):
         dataset, direction = name, Direction(data.source_language, data.target_language)
@@ -71,11 +73,7 @@ def common_languages(directions: Iterable[Direction]) -> Direction:
 
 
 def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
-    """Return the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>").
-
-    Raises:
-      UserError: the style of tags has no code for a language, or a language is none that a tag can have.
-    """
+    """Return the tags of the sources of a direction: () if it has none, or (">>fr<<", "<from:de>")."""
     if not direction.source:
         return ()
     if data.tag_style != "opus":
@@ -85,7 +83,7 @@ def choose_tags(data: DataConfig, direction: Direction) -> tuple[str, ...]:
             return (spell_task(*direction),)
         named = direction.source if data.tag_style in BOTH_SIDES else direction.target
         return (spell_tag(data.tag_style, named),)
-    several = len({one.target for one in find_directions(data)}) > 1
+    several = len({other.target for other in find_directions(data)}) > 1
     tags = []
     if data.target_tags == "always" or (data.target_tags == "auto" and several):
         tags.append(f">>{_check_code(direction.target)}<<")
@@ -104,18 +102,13 @@ def _check_code(language: str) -> str:
 
 
 def choose_target_tag(data: DataConfig, direction: Direction) -> str:
-    """Return the tag that the targets of a direction begin with; "" if they begin with none.
-
-    Raises:
-      UserError: the style of tags has no code for the language.
-    """
+    """Return the tag that the targets of a direction begin with; "" if they begin with none."""
     if data.tag_style not in BOTH_SIDES or data.target_tags == "never":
         return ""
     return spell_tag(data.tag_style, direction.target)
 
 
 def find_direction_problems(data: DataConfig) -> list[str]:
-    """Return what is wrong with the directions and tags of a config, one line for each problem."""
     members, problems = read_members(data), []
     for member in members:
         source, target = member.direction

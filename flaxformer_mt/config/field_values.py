@@ -1,4 +1,4 @@
-"""Values of config fields: from nested dicts or dotted paths to dataclasses of the declared types."""
+"""Values of config fields: from nested dicts or dotted paths to the declared types, and bounds of numbers."""
 
 import dataclasses
 import difflib
@@ -17,25 +17,16 @@ from flaxformer_mt.errors import UserError
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
 LARGEST_INT = (1 << 63) - 1
+# The largest whole number of a field without another upper bound: devices count in 32 bits.
+LARGEST_COUNT = 2**31 - 1
+# Weights of sentence pairs in the loss lie between these, so that no sum of a batch is lost in float32.
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 
 # Fields of earlier versions, which their runs and exports still have.
 _REMOVED = ("config.train.prng",)
 
-# Shows values of any size in messages.
-_SHORT = reprlib.Repr()
-
 
 def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """Build a config, or a section of one, from nested dicts; missing fields take their defaults.
-
-    Args:
-      kind: the dataclass to build.
-      values: the fields by name, those of sections as dicts.
-      where: dotted name of the section in messages, "config.model".
-
-    Raises:
-      UserError: an unknown field (the message suggests the most similar one) or a value of the wrong type.
-    """
     hints = typing.get_type_hints(kind)
     built = {}
     for name, value in values.items():
@@ -46,12 +37,8 @@ def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
 
 
 def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """Return a section with other values of some fields, which are named by their dotted paths.
-
-    Raises:
-      UserError: as `make_section`.
-    """
-    found: dict[str, Any] = {}
+    """Return a section with other values of some fields, which are named by their dotted paths."""
+    values: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     hints = typing.get_type_hints(type(section))
     for path, value in changes.items():
@@ -62,10 +49,10 @@ def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
         elif dot:
             raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
         else:
-            found[name] = read_value(value, kind, f"{where}.{name}")
-    for name, own in inner.items():
-        found[name] = replace_fields(found.get(name, getattr(section, name)), own, f"{where}.{name}")
-    return dataclasses.replace(section, **found)
+            values[name] = read_value(value, kind, f"{where}.{name}")
+    for name, part in inner.items():
+        values[name] = replace_fields(values.get(name, getattr(section, name)), part, f"{where}.{name}")
+    return dataclasses.replace(section, **values)
 
 
 def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
@@ -73,31 +60,22 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
         return hints[name]
     near = difflib.get_close_matches(name, hints, n=1)
     hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
-    if own := find_own_field(name):
-        hint = f"; here it is {own}"
+    if foreign := find_own_field(name):
+        hint = f"; here it is {foreign}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
 
 
-def _show(value: Any) -> str:
-    """Return a value of any kind and size for a message."""
+def show_value(value: Any) -> str:
+    """Shorten a value of any kind and size for a message."""
     try:
-        return _SHORT.repr(value)
+        return reprlib.repr(value)
     except ValueError:  # Python writes no number of so many digits
         return "a number of thousands of digits"
 
 
 def read_value(value: Any, hint: Any, where: str) -> Any:
-    """Return a JSON value as the declared type: a list as a tuple, a text as a path, 1 as 1.0 for a float.
-
-    Args:
-      value: of any type.
-      hint: the type of the field.
-      where: name of the field in messages, "config.model.norm" or "--method".
-
-    Raises:
-      UserError: the value is not of the type, no choice of it, or too large.
-    """
-    shown = _show(value)
+    """Return a JSON value as the declared type: a list as a tuple, a text as a path, 1 as 1.0 for a float."""
+    shown = show_value(value)
     if dataclasses.is_dataclass(hint):
         if isinstance(value, typing.cast(type, hint)):
             return value
@@ -106,10 +84,11 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
         return make_section(typing.cast(type, hint), value, where)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        if value not in args:
-            near = difflib.get_close_matches(value.lower(), args, n=1) if isinstance(value, str) else []
+        if not any(type(value) is type(choice) and value == choice for choice in args):  # 1 is not True
+            choices = list(map(str, args))
+            near = difflib.get_close_matches(value.lower(), choices, n=1) if isinstance(value, str) else []
             similar = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(map(str, args))})")
+            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(choices)})")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -132,15 +111,6 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-# The largest whole number of a field without another upper bound: devices count in 32 bits.
-_LARGEST_INT = 2**31 - 1
-# Larger whole numbers are not written out in messages.
-_SHOWN_BITS = 128
-
-# Weights of sentence pairs in the loss lie between these, so that no sum of a batch is lost in float32.
-SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
-
-
 @dataclass(frozen=True)
 class Bounds:
     """An interval of finite numbers; `low_open` and `high_open` exclude its ends."""
@@ -151,7 +121,6 @@ class Bounds:
     high_open: bool = False
 
     def contain(self, value: float) -> bool:
-        """Return whether a finite number lies in the interval."""
         above = value > self.low if self.low_open else value >= self.low
         return above and (value < self.high if self.high_open else value <= self.high)
 
@@ -171,12 +140,10 @@ def at_least(low: float) -> Bounds:
 
 
 def above(low: float, *, at_most: float = math.inf) -> Bounds:
-    """Return numbers greater than `low`, up to `at_most`."""
     return Bounds(low, at_most, low_open=True)
 
 
 def between(low: float, high: float) -> Bounds:
-    """Return numbers from `low` to `high`, both included."""
     return Bounds(low, high)
 
 
@@ -186,12 +153,7 @@ def share() -> Bounds:
 
 
 def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, problem) for each number outside its bounds, and each value of a wrong type.
-
-    Args:
-      section: a config or one of its sections; all fields of its sections are checked.
-      where: prefix of the names, as in "search." or "--".
-    """
+    """Yield (dotted name, problem) for each number outside its bounds, and each value of a wrong type."""
     hints = typing.get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
         name, value, hint = f"{where}{field.name}", getattr(section, field.name), hints[field.name]
@@ -199,18 +161,14 @@ def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]
             yield from find_wrong_values(value, f"{name}.")
         elif typing.get_origin(hint) is typing.Annotated:
             if problem := _find_problem(value, *typing.get_args(hint)):
-                yield name, f"{name} is {_show_number(value)}; {problem}"
+                too_long = isinstance(value, int) and value.bit_length() > 128
+                shown = f"a number of {value.bit_length()} bits" if too_long else value
+                yield name, f"{name} is {shown}; {problem}"
         else:
             try:
                 read_value(value, hint, name)
             except UserError as error:
                 yield name, str(error)
-
-
-def _show_number(value: Any) -> str:
-    """Return the value as text; Python refuses to write whole numbers of thousands of digits."""
-    too_long = isinstance(value, int) and value.bit_length() > _SHOWN_BITS
-    return f"a number of {value.bit_length()} bits" if too_long else f"{value}"
 
 
 def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
@@ -230,6 +188,6 @@ def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
         return f"it must be a finite number, {bounds.describe()}"
     if not bounds.contain(value):
         return f"it must be {bounds.describe()}"
-    if kind is int and value > _LARGEST_INT and bounds.high == math.inf:
-        return f"it must be {dataclasses.replace(bounds, high=_LARGEST_INT).describe()}"
+    if kind is int and value > LARGEST_COUNT and bounds.high == math.inf:
+        return f"it must be {dataclasses.replace(bounds, high=LARGEST_COUNT).describe()}"
     return ""

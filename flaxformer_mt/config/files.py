@@ -1,4 +1,4 @@
-"""Configs on disk: Python config files, the config.json of a run, and the comparison of two configs."""
+"""Configs on disk: Python config files and recipes, the config.json of a run, and the user's cache folder."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import reprlib
 import stat
 import sys
 import tempfile
@@ -19,8 +18,8 @@ from typing import Any
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.field_values import make_section
-from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, warn_user
+from flaxformer_mt.config.field_values import make_section, show_value
+from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, suggest_sibling, warn_user
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
@@ -31,16 +30,12 @@ _DIGEST = "blake2b"
 # The entry with our config that config.json has in the folders that `export` writes.
 _EXPORTED = "flaxformer_mt"
 
-# Shows values of any size in messages.
-_SHORT = reprlib.Repr()
+
+DEFAULT_CONFIG = "toy_de_en"
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def _load_config_file(path: str | Path) -> Config:
-    """Run a config file (Python with `get_config() -> Config`) and return its config.
-
-    Raises:
-      UserError: the file is missing, raises an exception, or has no `get_config` that returns a Config.
-    """
     path = Path(path)
     if (path / "config.json").is_file():
         raise UserError(f"{path} is a run directory, not a config file; give --run={path}")
@@ -76,12 +71,10 @@ def _load_config_file(path: str | Path) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Convert a config to nested dicts of JSON values."""
     return dataclasses.asdict(config)
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """Build a config from nested dicts, as `to_dict` gives them; see `make_section`."""
     return make_section(Config, values, "config")
 
 
@@ -98,11 +91,7 @@ def _digest_of(values: dict[str, Any]) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Read a config that `save_config` wrote; files of earlier versions have no digest to verify.
-
-    Raises:
-      UserError: the file is missing or damaged, or its values are not those that were written.
-    """
+    """Read a config that `save_config` wrote; files of earlier versions have no digest to verify."""
     try:
         values = read_json_object(local_path(path))
         digest = values.pop(_DIGEST, None)
@@ -122,7 +111,11 @@ def read_config(path: Path) -> Config:
             )
         return config
     except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
+        run, checkpoint = split_checkpoint(str(path.parent))
+        takes_none = checkpoint is not None and (Path(run) / path.name).is_file()
+        hint = f"; {run} is one, of which no checkpoint can be given here" if takes_none else ""
+        hint = hint or suggest_sibling(path.parent, holds=path.name)
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{hint}") from None
     except NotADirectoryError:
         raise UserError(f"{path.parent} is no folder, so no run directory; give another --run=DIR") from None
     except ValueError as error:
@@ -130,12 +123,6 @@ def read_config(path: Path) -> Config:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file whose top level is an object.
-
-    Raises:
-      ValueError: the file is too large, not UTF-8, not JSON, nested too deeply, or another kind of value.
-      OSError: the file is absent or cannot be read.
-    """
     content = read_file(path)
     try:
         value = json.loads(content)
@@ -146,28 +133,22 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except ValueError as error:  # also a number of more digits than Python reads
         raise ValueError(f"it is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"it must contain a JSON object, not {_SHORT.repr(value)}")
+        raise ValueError(f"it must contain a JSON object, not {show_value(value)}")
     return value
 
 
 def read_file(path: str | Path, *, most: int = _JSON_BYTES) -> bytes:
-    """Return the content of a file that should be small, such as JSON: of no pipe or device, which may never
-    end.
-
-    Raises:
-      ValueError: it is not a file, or has more than `most` bytes.
-      OSError: it is absent or cannot be read.
-    """
+    """Read a small file, such as JSON; refuse pipes and devices, which may never end."""
     # A pipe that nobody writes to would keep an ordinary `open` waiting.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if stat.S_ISDIR(facts.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(facts.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a file, but a pipe or a device")
-        if facts.st_size > most:
-            raise ValueError(f"it has {facts.st_size} bytes, more than the accepted {most}")
+        if status.st_size > most:
+            raise ValueError(f"it has {status.st_size} bytes, more than the accepted {most}")
         return file.read()
 
 
@@ -190,12 +171,7 @@ def compare_configs(old: Config, new: Config) -> list[str]:
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in before if before[name] != after[name]]
 
 
-DEFAULT_CONFIG = "toy_de_en"
-PACKAGE = Path(__file__).resolve().parents[1]
-
-
 def list_recipes() -> dict[str, Path]:
-    """Return the config files that come with the package, by name."""
     # An installed wheel has configs/ inside the package, a checkout has it next to the package.
     installed, checkout = PACKAGE / "configs", PACKAGE.parent / "configs"
     folder = installed if installed.is_dir() else checkout
@@ -203,20 +179,16 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Find a config file: a path as given, else configs/NAME.py in the working directory, else recipe NAME.
-
-    Raises:
-      UserError: `name` is none of the three; the message suggests the most similar recipe.
-    """
-    given, recipes = Path(name).expanduser(), list_recipes()
-    if given.is_file() or (given / "config.json").is_file() or given.parent != Path("."):
-        return given  # files.load_config reports a missing file, and a run directory
-    local = Path("configs") / f"{given.stem}.py"
-    if given.suffix in ("", ".py") and local.is_file():
+    """Find a config file: a path, else configs/NAME.py in the working directory, else recipe NAME."""
+    path, recipes = Path(name).expanduser(), list_recipes()
+    if path.is_file() or (path / "config.json").is_file() or path.parent != Path("."):
+        return path  # files.load_config reports a missing file, and a run directory
+    local = Path("configs") / f"{path.stem}.py"
+    if path.suffix in ("", ".py") and local.is_file():
         return local
-    if given.suffix in ("", ".py") and given.stem in recipes:
-        return recipes[given.stem]
-    near = difflib.get_close_matches(given.stem, recipes, n=1)
+    if path.suffix in ("", ".py") and path.stem in recipes:
+        return recipes[path.stem]
+    near = difflib.get_close_matches(path.stem, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known recipes: {', '.join(recipes)}"
     raise UserError(f"config {name} is neither a file nor a recipe; {hint}")
 
@@ -245,9 +217,6 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
     is to start, does, else the default recipe is used.
     Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
     ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
-
-    Raises:
-      UserError: the config file is missing or invalid, or the run directory is a file.
     """
     run_dir = local_path(run) if run else None
     if run_dir is not None and run_dir.exists() and not run_dir.is_dir():
@@ -261,16 +230,10 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
 
 
 def user_cache_dir() -> Path:
-    """Return the user's own cache folder: $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt.
-
-    A user without a home folder, as in a container that runs with a number for a user, has a temporary one.
-
-    Raises:
-      UserError: $FLAXFORMER_MT_CACHE is in an object store, or the temporary folder is not the user's own.
-    """
-    given = os.environ.get("FLAXFORMER_MT_CACHE", "")
-    if given:
-        return folder_of_arrays(given)
+    """Return $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt, else a temporary folder of this user."""
+    folder = os.environ.get("FLAXFORMER_MT_CACHE", "")
+    if folder:
+        return folder_of_arrays(folder)
     home = _find_home()
     return _temporary_cache() if home is None else home / ".cache" / "flaxformer_mt"
 
@@ -291,11 +254,11 @@ def _temporary_cache() -> Path:
     folder = Path(tempfile.gettempdir()) / f"flaxformer_mt-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    facts = folder.lstat()
+    status = folder.lstat()
     problem = f"user {os.getuid()} has no home folder to write to"
     remedy = "set another cache folder with FLAXFORMER_MT_CACHE"
     # Programs that are kept in a cache are executed: nobody else may have put them there.
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise UserError(f"{problem}, and {folder} is not a folder of this user alone; {remedy}")
     warn_user(f"{problem}: prepared data and compiled programs are kept in {folder}; {remedy}")
     return folder

@@ -67,7 +67,6 @@ class NoiseConfig:
 
     @property
     def active(self) -> bool:
-        """Whether any line is changed."""
         return any(getattr(self, kind) for kind in (*SOURCE_NOISE, *TARGET_NOISE))
 
 
@@ -153,7 +152,6 @@ class StageConfig:
     noise: NoiseConfig | None = None
 
     def __str__(self) -> str:
-        """Return the name, as messages and help texts show the stage."""
         return self.name
 
 
@@ -293,7 +291,6 @@ class VocabConfig:
 
     @property
     def size_of_source(self) -> int:
-        """The number of pieces of a source vocabulary of its own."""
         return self.size if self.source_size is None else self.source_size
 
 
@@ -413,8 +410,9 @@ class ModelConfig:
     ] = "xavier_uniform"
     # Implementation of attention over whole sequences: plain (matrix products and softmax), xla (that of
     # jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
-    # about 256 tokens, on TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else
-    # plain. Dropout and plots of attention weights always use plain.
+    # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
+    # apply, else plain. Attention dropout and relative positions have pallas on GPUs alone; plots of
+    # attention weights always use plain.
     attention: Literal["auto", "plain", "xla", "cudnn", "pallas"] = "auto"
     # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
     # norms, loss, parameters and the gradients of parameters are always float32.
@@ -527,7 +525,8 @@ class TrainConfig:
     checkpoint_every: Annotated[int, at_least(1)] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
     keep_checkpoints: Annotated[int, at_least(1)] = 5
-    # Validation metric that selects the best checkpoint and that early stopping observes.
+    # Validation metric that selects the best checkpoint and that early stopping observes; of scores that are
+    # equal with two digits, the lower loss is better.
     best_metric: Literal["bleu", "chrf", "loss"] = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
     patience: Annotated[int, at_least(0)] = 0
@@ -698,10 +697,5 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def replace(self, changes: Mapping[str, Any]) -> "Config":
-        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}.
-
-        Raises:
-          UserError: a field is unknown (the message suggests the most similar one), or a value has the wrong
-            type.
-        """
+        """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}."""
         return replace_fields(self, changes, "config")

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flaxformer_mt.config.directions import Member, read_members
-from flaxformer_mt.config.field_values import find_wrong_values
+from flaxformer_mt.config.field_values import LARGEST_COUNT, find_wrong_values
 from flaxformer_mt.config.schema import DataConfig, NoiseConfig, StageConfig
 from flaxformer_mt.errors import UserError
-
-_LARGEST_COUNT = 2**31 - 1
 
 
 class Stage(NamedTuple):
@@ -28,17 +26,11 @@ class Stage(NamedTuple):
 
 
 def read_stages(data: DataConfig) -> tuple[Stage, ...]:
-    """Read the stages of a config; () if it has none.
-
-    Raises:
-      UserError: a stage is malformed, or names a set that data.dataset has not, or has twice.
-    """
     members = read_members(data)
     return tuple(_read_stage(stage, members, data.noise) for stage in data.stages)
 
 
 def find_stage_problems(data: DataConfig) -> Iterator[str]:
-    """Yield what is wrong with the stages of a config, one line for each problem."""
     members, names = read_members(data), [stage.name for stage in data.stages]
     for number, stage in enumerate(data.stages):
         wrong = [] if stage.noise is None else list(find_wrong_values(stage.noise, "noise."))
@@ -79,7 +71,7 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
     if stage.until:
         name, count = _read_pair(stage.until)
         endless = count == math.inf
-        if not name or not (endless or (1 <= count <= _LARGEST_COUNT and count.is_integer())):
+        if not name or not (endless or (1 <= count <= LARGEST_COUNT and count.is_integer())):
             raise UserError(
                 f"data.stages: stage {stage.name} ends until {stage.until!r}; write 'NAME N' for N passes "
                 "over a data set, or 'steps N' for N updates, with a whole number N of 1 or more"
@@ -94,8 +86,8 @@ def _read_stage(stage: StageConfig, members: Sequence[Member], noise: NoiseConfi
                     f"data.stages: stage {stage.name} ends until {stage.until!r}, but its mix has no {name}; "
                     "name a set with a share above 0"
                 )
-    chosen = noise if stage.noise is None else stage.noise
-    return Stage(stage.name, tuple(shares), counted, epochs, steps, chosen)
+    stage_noise = noise if stage.noise is None else stage.noise
+    return Stage(stage.name, tuple(shares), counted, epochs, steps, stage_noise)
 
 
 def _read_pair(text: str) -> tuple[str, float]:
@@ -108,19 +100,17 @@ def _read_pair(text: str) -> tuple[str, float]:
 
 
 def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> int:
-    """Return the index of the set with this name: the whole one, one without direction, or the end of its
-    folder.
-    """
+    """Return the index of a set by its whole name, its name without direction, or the end of its folder."""
     for names in (
         [member.name for member in members],
         [member.dataset for member in members],
-        [_short(member) for member in members],
+        [member.dataset.rpartition("@")[2].rstrip("/").rpartition("/")[2] for member in members],
     ):
-        found = [index for index, known in enumerate(names) if known == name]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            listed = " and ".join(members[index].name for index in found)
+        matches = [index for index, known in enumerate(names) if known == name]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            listed = " and ".join(members[index].name for index in matches)
             raise UserError(
                 f"data.stages: stage {stage.name} names {name}, which may be {listed}; write the whole name"
             )
@@ -129,7 +119,3 @@ def _find_member(name: str, members: Sequence[Member], stage: StageConfig) -> in
         f"data.stages: stage {stage.name} names {name}, which is not in data.dataset ({listed}); name "
         "one of them, or the last folder of parallel_text@DIR"
     )
-
-
-def _short(member: Member) -> str:
-    return member.dataset.rpartition("@")[2].rstrip("/").rpartition("/")[2]

@@ -68,9 +68,6 @@ def spell_tag(style: TagStyle, language: str) -> str:
     """Return the tag of a language: of de `>>de<<` (opus), `<2de>`, `__de__`, `deu_Latn` or `de_DE`.
 
     A language may be a two-letter code, or the code of the family itself.
-
-    Raises:
-      UserError: the style has no code for the language.
     """
     if style in _AROUND:
         return _AROUND[style].format(language)
@@ -95,16 +92,11 @@ def find_codes(language: str) -> frozenset[str]:
 
 
 def looks_like_tag(style: TagStyle, piece: str) -> bool:
-    """Return whether a piece has the form of a tag of nllb, mbart_50 or madlad."""
     return re.fullmatch(_FORMS[style], piece) is not None
 
 
 def spell_task(source: str, target: str) -> str:
-    """Return what T5 reads before a source: `translate English to German:`.
-
-    Raises:
-      UserError: T5 has not learned to translate one of the languages.
-    """
+    """Return what T5 reads before a source: `translate English to German:`."""
     for language in (source, target):
         if language not in _T5:
             raise UserError(
@@ -117,4 +109,4 @@ def spell_task(source: str, target: str) -> str:
 def find_language(style: TagStyle, code: str) -> str:
     """Return the two-letter code of a family's code, or the code itself: deu_Latn gives de."""
     codes = _CODES[style][0] if style in _CODES else {}
-    return next((short for short, own in codes.items() if own == code), code)
+    return next((short for short, family_code in codes.items() if family_code == code), code)

@@ -1,7 +1,6 @@
 """Exports a run directory to a foreign format, and verifies that both systems compute the same outputs.
 
-Row 13 of the data path. Contains the order of the steps and the clean-up after a failed export. Formats are
-found by name in formats.py.
+Row 13 of the data path. Also writes README.md of an export, the model card of Hugging Face's Hub.
 """
 
 import dataclasses
@@ -15,24 +14,29 @@ import numpy as np
 
 import flaxformer_mt
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.formats import Format, Weights, find_format
 from flaxformer_mt.convert.hub_store import find_hub_name, push_model
 from flaxformer_mt.convert.parity_check import Parity, check_tolerance, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
 from flaxformer_mt.object_store.working_copies import open_copy, open_output, publish_output
-from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.runs.run_directory import read_report
+from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
+from flaxformer_mt.runs.run_directory import IMPORTED_STEP, read_report
 from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
 
-_TRANSFORMERS = """\
+# Formats of transformers: for models with a vocabulary of this package, and for those of the Hub.
+_TRANSFORMERS = ("hf", "marian", "hf-pre-norm")
+
+_HF = """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained("."{source_language})
 model = AutoModelForSeq2SeqLM.from_pretrained(".")
-batch = tokenizer(["A sentence."], return_tensors="pt", padding=True)
-print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))"""
+batch = tokenizer([{text}], return_tensors="pt", padding=True)
+{first}found = model.generate(**batch{forced}){rest}
+print(tokenizer.batch_decode(found, skip_special_tokens=True))"""
 
 _CTRANSLATE2 = """\
 import ctranslate2
@@ -40,38 +44,92 @@ import sentencepiece
 
 pieces = sentencepiece.SentencePieceProcessor(model_file="source.spm")
 translator = ctranslate2.Translator(".")
-result = translator.translate_batch([pieces.encode("A sentence.", out_type=str)], beam_size=4)
+result = translator.translate_batch([pieces.encode({text}, out_type=str)], beam_size=4)
 target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
 print(target.decode(result[0].hypotheses[0]))"""
+
+# The names of pieces are those of the file, as some tokenizers of transformers spell them in another way.
+_CTRANSLATE2_OF_HUB = """\
+import json
+from pathlib import Path
+
+import ctranslate2
+from transformers import AutoTokenizer
+
+names = json.loads(Path("shared_vocabulary.json").read_text(encoding="utf-8"))
+tokenizer = AutoTokenizer.from_pretrained("vocab/tokenizer"{source_language})
+translator = ctranslate2.Translator(".")
+ids = tokenizer({text}).input_ids[:-1]  # CTranslate2 adds the end symbol itself
+{cut}result = translator.translate_batch([[names[number] for number in ids]], beam_size=4{prefix})
+ids = [names.index(name) for name in result[0].hypotheses[0]{rest}]
+{restore}print(tokenizer.decode(ids, skip_special_tokens=True))"""
 
 _TORCH = """\
 import torch
 from modeling import Transformer
 
 model = Transformer.load(".")
-print(model.greedy(torch.tensor([[5, 6, 7, 2]]), max_length=20))  # ids of pieces, and the end symbol"""
+print({call})  # of ids of pieces"""
 
-# Format -> the library that opens its folder, and how.
-_LIBRARIES = {
-    **dict.fromkeys(("hf", "marian", "hf-pre-norm"), ("transformers", _TRANSFORMERS)),
-    "ctranslate2": ("ctranslate2", _CTRANSLATE2),
-    "torch": ("pytorch", _TORCH),
-}
+_STATE_DICT = """\
+import torch
+
+state = torch.load("{file}", weights_only=True)
+print({{name: tuple(array.shape) for name, array in state.items()}})"""
 
 
-def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> str:
-    """Return README.md of an export: what the Hub reads, the data, the scores, and how to load the files.
+TOLERANCE = 1e-4
+# The formats whose folders are models on Hugging Face's Hub.
+_ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
-    Args:
-      facts: of the export: format, checkpoint, step.
-      report: the report of the run; None: it has none.
-    """
-    report = report or {}
+
+def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
+    """Return Python that loads an export and translates a sentence in the first direction of the model."""
+    direction = find_directions(config.data)[0]
+    vocab = vocabs.target if vocabs is not None else None
+    text = " ".join([*choose_tags(config.data, direction), "A sentence."])
+    if format_name == "torch":
+        if not config.data.source_language:
+            return _TORCH.format(call="model(torch.zeros((1, 0), dtype=torch.long), torch.tensor([[1]]))")
+        ids = [5, 6, 7, 2] if vocabs is None else vocabs.source.tokenize(text)
+        return _TORCH.format(call=f"model.greedy(torch.tensor([{ids}]), max_length=20)")
+    if format_name not in (*_TRANSFORMERS, "ctranslate2"):
+        return _STATE_DICT.format(file="target.pt" if format_name == "embeddings" else "state_dict.pt")
+    if not isinstance(vocab, PretrainedVocab):
+        code = _CTRANSLATE2 if format_name == "ctranslate2" else _HF
+        return code.format(text=json.dumps(text), source_language="", first="", forced="", rest="")
+    values = dict.fromkeys(("source_language", "first", "forced", "rest", "prefix", "cut", "restore"), "")
+    if tag := choose_target_tag(config.data, direction):  # the tokenizer puts the tag of the source
+        (source,) = choose_tags(config.data, direction)
+        text = "A sentence."
+        values["source_language"] = f', src_lang="{source.strip("_")}"'
+        values["first"] = f'first = tokenizer.convert_tokens_to_ids("{tag}")\n'
+        values["forced"], values["prefix"] = ", forced_bos_token_id=first", f', target_prefix=[["{tag}"]]'
+        values["rest"] = "[1:]" if format_name == "ctranslate2" else "[:, 2:]"  # without the tag
+    if vocab.facts.kept is not None:
+        values["cut"] = (
+            'kept = json.loads(Path("vocab/pretrained.json").read_text(encoding="utf-8"))["kept"]\n'
+            f"ids = [kept.index(number) if number in kept else {vocab.unk_id} for number in ids]\n"
+        )
+        values["restore"] = "ids = [kept[number] for number in ids]\n"
+    code = _CTRANSLATE2_OF_HUB if format_name == "ctranslate2" else _HF
+    return code.format(text=json.dumps(text), **values)
+
+
+def make_card(
+    config: Config,
+    export: Mapping[str, Any],
+    report: Mapping[str, Any] | None = None,
+    vocabs: Vocabs | None = None,
+) -> str:
+    report, name = report or {}, export["format"]
     directions = find_directions(config.data)
-    library, code = _LIBRARIES.get(facts["format"], ("pytorch", ""))
-    names = ", ".join(one.name for one in directions)
+    library = {**dict.fromkeys(_TRANSFORMERS, "transformers"), "ctranslate2": "ctranslate2"}.get(
+        name, "pytorch"
+    )
+    names = ", ".join(direction.name for direction in directions)
     header = {
-        "language": list(dict.fromkeys(code for one in directions for code in one if code)),
+        "language": list(dict.fromkeys(code for direction in directions for code in direction if code)),
         "library_name": library,
         "pipeline_tag": "translation" if config.data.source_language else "text-generation",
         "tags": ["translation" if config.data.source_language else "language-model", "flaxformer_mt"],
@@ -82,48 +140,42 @@ def make_card(config: Config, facts: Mapping[str, Any], report: Mapping[str, Any
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in header.items()), "---", ""]
     lines += [f"# Translation, {names}" if config.data.source_language else f"# Language model, {names}", ""]
     lines += [
-        f"Trained with flaxformer_mt {flaxformer_mt.__version__}; checkpoint {facts['checkpoint']}, step "
-        f"{facts['step']:,}, exported as `{facts['format']}`. `config.json` has all settings.",
+        f"Trained with flaxformer_mt {flaxformer_mt.__version__}; checkpoint {export['checkpoint']}, step "
+        f"{export['step']:,}, exported as `{export['format']}`. `config.json` has all settings.",
         "",
         "## Data",
         "",
-        f"`{config.data.dataset}`",
-        *_list_data(report.get("data") or {}),
+        *_list_data(config, report.get("data") or {}, step=export["step"]),
     ]
     if scores:
         search = f"{report['test']['method']} search, beam {report['test']['beam_size']}"
-        which = f"Test set, checkpoint {report['test']['checkpoint']}, {search}."
+        tested = name_checkpoint(report["test"]["checkpoint"], report["test"].get("step"))
+        which = f"Test set, checkpoint {tested}, {search}."
         lines += ["", "## Scores", "", which, "", *scores]
     lines += ["", "## How to load it", ""]
-    lines += (
-        ["```python", code, "```"]
-        if code
-        else [f"PyTorch loads the parameters, which have the names of the classes of `{facts['format']}`."]
-    )
+    if name not in (*_TRANSFORMERS, "ctranslate2", "torch"):
+        lines += [f"The parameters have the names of the classes of `{name}`.", ""]
+    lines += ["```python", _write_code(config, name, vocabs), "```"]
     return "\n".join(lines) + "\n"
 
 
-def _list_data(data: Mapping[str, Any]) -> list[str]:
-    """Return the number of pairs of each part of the training set, as a list."""
+def _list_data(config: Config, data: Mapping[str, Any], *, step: int) -> list[str]:
+    if step == IMPORTED_STEP:
+        return ["None: these are the parameters that training starts from."]
     parts = (data.get("train") or {}).get("parts", [])
-    return ["", *(f"* {part['name']}: {part['pairs']:,} training pairs" for part in parts)] if parts else []
+    lines = [f"* {part['name']}: {part['pairs']:,} training pairs" for part in parts]
+    return [f"`{config.data.dataset}`", *([""] if lines else []), *lines]
 
 
 def _list_scores(test: Mapping[str, Any]) -> list[str]:
-    """Return the scores with their signatures, as a list; [] without any."""
     rows = []
-    for direction, found in (test.get("directions") or {"": test}).items():
+    for direction, scores in (test.get("directions") or {"": test}).items():
         for metric, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
-            if metric in found:
+            if metric in scores:
                 key = "signature" if metric == "bleu" else f"{metric}_signature"
-                signature = found.get(key) or test.get(key, "")
-                rows.append(f"* {f'{name} {direction}'.strip()}: {found[metric]:.2f}, `{signature}`")
+                signature = scores.get(key) or test.get(key, "")
+                rows.append(f"* {f'{name} {direction}'.strip()}: {scores[metric]:.2f}, `{signature}`")
     return rows
-
-
-TOLERANCE = 1e-4
-# The formats whose folders are models on Hugging Face's Hub.
-_ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
 
 def export_run(
@@ -185,7 +237,7 @@ def export_run(
             result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
         if rules is not None:
             rules.write(partial / str(target.shortlist_name))
-        card = make_card(weights.config, result, read_report(run_dir))
+        card = make_card(weights.config, result, read_report(run_dir), weights.vocabs)
         (partial / "README.md").write_text(card, encoding="utf-8")
         if output.is_dir():
             output.rmdir()  # check_output has verified that the folder is empty
@@ -222,7 +274,6 @@ def _read_shortlist(path: str | Path | None, target: Format, weights: Weights) -
 
 
 def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:
-    """Load the parameters of a checkpoint of a run into host memory."""
     trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
     leaves = {path: np.asarray(leaf, np.float32) for path, leaf in flatten_tree(trained.params).items()}
     step = int(trained.progress.get("step", 0))
@@ -233,11 +284,6 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    """Check that the format can express the model.
-
-    Raises:
-      UserError: one line per reason why the format cannot express the model, or an unknown quantization.
-    """
     problems = target.problems(weights.config)
     if problems:
         raise UserError("\n".join(f"{target.name} cannot express this model: {line}" for line in problems))
@@ -248,11 +294,7 @@ def check_expressible(target: Format, weights: Weights, quantization: str) -> No
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Write the format into a folder, replacing its contents, and compare the outputs of both systems.
-
-    Raises:
-      UserError: the largest difference is above the tolerance.
-    """
+    """Write the format into a folder, replacing its contents, and compare the outputs of both systems."""
     _clear(folder)
     target.write(weights, folder, "none")
     assert target.open is not None
@@ -267,11 +309,6 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
 
 
 def check_output(output: Path) -> None:
-    """Check that the output folder is absent or empty.
-
-    Raises:
-      UserError: a file or a non-empty folder exists at this path.
-    """
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
 

@@ -1,9 +1,10 @@
-"""Limits of foreign files: what a header or a config claims is checked before anything of that size is made.
+"""Reading of foreign files: what a header or a config claims is checked before anything of that size is made.
 
 A few bytes can claim a network of a terabyte. The claims are compared with fixed bounds and with the size of
 the files, which hold at least one byte for each parameter.
 """
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import flatten
+from flaxformer_mt.config.files import flatten, read_file
 from flaxformer_mt.errors import UserError
 
 _LARGEST = {
@@ -33,11 +34,6 @@ _POSITION_NUMBERS = 1 << 27
 
 
 def check_network(config: Config, folder: Path) -> None:
-    """Check that a network is valid and not larger than the files of `folder` can hold.
-
-    Raises:
-      UserError: one line for each field that is invalid or too large, with its value and the bound.
-    """
     validate(config)
     fields = flatten(config)
     problems = [
@@ -65,16 +61,11 @@ def check_network(config: Config, folder: Path) -> None:
 
 
 def stored_bytes(folder: Path) -> int:
-    """Return the size of all files of a folder, without those of its folders."""
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def check_tensors(tensors: dict[str, Any], path: Path) -> None:
-    """Check that PyTorch tensors of a file are plain floating-point arrays that the file can hold.
-
-    Raises:
-      UserError: one line for each tensor that is not, with its kind.
-    """
+    """Check that PyTorch tensors of a file are plain floating-point arrays that the file can hold."""
     size = path.stat().st_size
     problems = [
         f"{name} {problem}" for name, tensor in tensors.items() if (problem := _problem(tensor, size))
@@ -99,11 +90,6 @@ def _problem(tensor: Any, size: int) -> str:
 
 
 def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
-    """Check that what a file says of its network is what its config implies.
-
-    Raises:
-      UserError: the first value that differs, with both values.
-    """
     if not isinstance(stored, dict):
         raise UserError(f"{path} does not describe the arguments of the foreign model")
     for name, value in expected.items():
@@ -111,15 +97,11 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
             raise UserError(f"{path}: {name} is {str(stored[name])[:80]}, but the config implies {value}")
 
 
-def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
-    """Check fields of a foreign config.json: None, or a number of a kind (int or float) between two bounds.
-
-    Raises:
-      UserError: one line for each field of another type or size, with its value and what is accepted.
-    """
+def check_fields(fields: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
+    """Check fields of config.json: None, or a number of a kind (int or float) between two bounds."""
     problems = []
     for name, (kind, low, high) in kinds.items():
-        value = facts.get(name)
+        value = fields.get(name)
         accepted = (int,) if kind is int else (int, float)
         if value is None or (type(value) in accepted and low <= value <= high):
             continue
@@ -127,6 +109,28 @@ def check_fields(facts: dict[str, Any], kinds: dict[str, tuple[type, float, floa
         problems.append(f"{path}: {name} is {str(value)[:80]!r}; it must be {noun} from {low:g} to {high:g}")
     if problems:
         raise UserError("\n".join(problems))
+
+
+def read_bytes(path: Path, *, most: int = 1 << 30, remedy: str = "copy it again") -> bytes:
+    try:
+        return read_file(path, most=most)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; {remedy}") from error
+
+
+def read_text(path: Path, *, most: int = 1 << 30, remedy: str = "copy it again") -> str:
+    try:
+        return read_bytes(path, most=most, remedy=remedy).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read: {error}; {remedy}") from error
+
+
+def check_unpacked_size(path: Path) -> None:
+    """Refuse a zip archive that would take much more memory than the file has bytes."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > 2 * path.stat().st_size + (1 << 20):
+        raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
 
 
 class StoredArray(NamedTuple):

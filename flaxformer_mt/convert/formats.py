@@ -1,15 +1,15 @@
-"""Interface between the export and import commands and a foreign format.
+"""The interface of a foreign format for export and import (`Format`), the list of formats, shared helpers.
 
-Contains the dataclass Format, the model data that it exchanges (Weights), and the helpers that all formats
-share, among them the entry of this package in config.json.
+All formats exchange `Weights`, and write the entry of this package into config.json.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,13 @@ CONFIG_NAME = "config.json"
 VOCAB_NAME = "vocab"
 # Key of the entry of this package in config.json, the same in every format.
 OUR_KEY = "flaxformer_mt"
+# model.tying -> whether both sides share embeddings, and whether the output matrix is the target's embedding.
+TYING = {
+    "all": (True, True),
+    "embeddings": (True, False),
+    "target_output": (False, True),
+    "none": (False, False),
+}
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,9 @@ class Weights:
 
     @property
     def params(self) -> dict[str, Any]:
-        """Parameters as nested dicts."""
         return nest_leaves(self.leaves)
 
     def make_model(self) -> Model:
-        """Return the Flax model, with float32 computation."""
         config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
         return make_model(
             config,
@@ -66,6 +71,11 @@ class Given:
 
     config: Config | None = None
     vocabs: Vocabs | None = None
+
+
+def find_tying(*, embeddings: object, output: object) -> Any:
+    """Return model.tying; the arguments are the two flags of `TYING`."""
+    return next(name for name, flags in TYING.items() if flags == (bool(embeddings), bool(output)))
 
 
 # Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the vectors
@@ -125,7 +135,6 @@ class Format:
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
-    """Return shapes of the parameters of a model, by path."""
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
     return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
 
@@ -138,7 +147,6 @@ def _trace_shapes(config: ModelConfig, source_size: int, target_size: int) -> Sh
 
 
 def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: dict[str, Any]) -> None:
-    """Write config.json: the fields that the foreign system reads, and the entry of this package."""
     entry = {
         "format": format_name,
         "checkpoint": weights.checkpoint,
@@ -150,11 +158,7 @@ def write_config_json(weights: Weights, folder: Path, format_name: str, theirs: 
 
 
 def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Read config.json, or another file of settings; return {} if the file does not exist.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """Read config.json, or another file of settings; return {} if the file does not exist."""
     path = folder / name
     try:
         return read_json_object(path)
@@ -167,11 +171,6 @@ def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
 
 
 def find_config(folder: Path, given: Given) -> Config:
-    """Return the config of a foreign model: the given one, or that in config.json.
-
-    Raises:
-      UserError: no config was given and config.json has none.
-    """
     if given.config is not None:
         return given.config
     entry = read_config_json(folder).get(OUR_KEY)
@@ -187,12 +186,15 @@ def find_config(folder: Path, given: Given) -> Config:
     return from_dict(entry["config"])
 
 
-def find_vocabs(folder: Path, given: Given) -> Vocabs:
-    """Return the vocabularies of a foreign model: the given ones, or those in the folder vocab.
+def refuse_given(given: Given, folder: Path) -> None:
+    """Raise UserError if a config or vocabularies are given for files that have their own."""
+    if given != Given():
+        raise UserError(
+            f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
+        )
 
-    Raises:
-      UserError: no vocabularies were given and the folder vocab does not exist.
-    """
+
+def find_vocabs(folder: Path, given: Given) -> Vocabs:
     if given.vocabs is not None:
         return given.vocabs
     if not (folder / VOCAB_NAME).is_dir():
@@ -243,12 +245,7 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
 
 
 def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
-    """List each field whose value a format does not support: `model.norm_position is pre; supported: post`.
-
-    Args:
-      allowed: supported values by the dotted name of the field; of model.attention_scale and
-        model.source_end, True if absent.
-    """
+    """List the fields that a format does not support: `model.norm_position is pre; supported: post`."""
     fields, usual = flatten(config), {"model.attention_scale": (True,), "model.source_end": (True,)}
     return [
         f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"
@@ -257,8 +254,8 @@ def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> l
     ]
 
 
-# Name -> module under flaxformer_mt.convert that defines FORMAT.
-_MODULES = {
+# Name -> module under flaxformer_mt.convert, and the name of the format in it where it is not FORMAT.
+_HOMES = {
     "torch": "torch.standalone_format",
     "torch-nn": "torch.nn_transformer",
     "handbuilt": "documents.handbuilt",
@@ -267,8 +264,8 @@ _MODULES = {
     "aiayn": "documents.aiayn",
     "embeddings": "documents.embeddings",
     "hf": "huggingface.hub_models",
-    "marian": "huggingface.marian",
-    "hf-pre-norm": "huggingface.pegasus",
+    "marian": "huggingface.bart_family:MARIAN",
+    "hf-pre-norm": "huggingface.bart_family:PEGASUS",
     "ctranslate2": "ctranslate2.model_folder",
     "fairseq": "toolkits.fairseq",
     "opennmt-py": "toolkits.opennmt_py",
@@ -276,7 +273,7 @@ _MODULES = {
     "marian-npz": "toolkits.marian_npz",
     "joeynmt": "toolkits.joeynmt",
 }
-NAMES = tuple(_MODULES)
+NAMES = tuple(_HOMES)
 # Names that people try -> the format.
 _OTHER_NAMES = {
     **dict.fromkeys(("huggingface", "transformers", "hugging_face", "hub"), "hf"),
@@ -296,24 +293,26 @@ EXTRAS = {
 }
 
 
-def find_format(name: str) -> Format:
-    """Return the format of a name.
-
-    Raises:
-      UserError: the name is unknown (the message suggests the closest one), or a package that the format
-        needs is not installed.
-    """
-    if name not in _MODULES:
-        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
-        raise UserError(f"unknown format {name}; {hint}")
+@contextlib.contextmanager
+def naming_extras(what: str) -> Iterator[None]:
+    """Import in the body: for a missing package of another system, say how it is installed."""
     try:
-        return importlib.import_module(f"flaxformer_mt.convert.{_MODULES[name]}").FORMAT
+        yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
         raise UserError(
-            f"format {name} needs {package}, which is not installed; install it with: "
+            f"{what} needs {package}, which is not installed; install the extra {EXTRAS[package]} with: "
             f"{install_command(extra=EXTRAS[package])}"
         ) from error
+
+
+def find_format(name: str) -> Format:
+    if name not in _HOMES:
+        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
+        raise UserError(f"unknown format {name}; {hint}")
+    module, _, attribute = _HOMES[name].partition(":")
+    with naming_extras(f"format {name}"):
+        return getattr(importlib.import_module(f"flaxformer_mt.convert.{module}"), attribute or "FORMAT")

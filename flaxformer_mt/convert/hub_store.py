@@ -1,13 +1,13 @@
 """Models on Hugging Face's Hub: their files are downloaded, and an export is uploaded.
 
-Contains the only import of huggingface_hub. Names are hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.
+Names are hf:OWNER/NAME, or hf:OWNER/NAME@REVISION.
 """
 
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flaxformer_mt.errors import UserError, importing
+from flaxformer_mt.errors import UserError, first_line, importing
 
 PREFIX = "hf:"
 # The files that an import reads; weights in addition, in the first form that there is.
@@ -22,16 +22,7 @@ def find_hub_name(path: str | Path) -> str | None:
 
 
 def fetch_model(name: str) -> Path:
-    """Download the config, the tokenizer and the weights of a model; return the folder in the Hub's cache.
-
-    Files that are there already are not downloaded again, and without a network those are used.
-
-    Args:
-      name: see `find_hub_name`.
-
-    Raises:
-      UserError: huggingface_hub is not installed, or there is no such model that can be read.
-    """
+    """Download the files of a model that are not there yet; return the folder in the Hub's cache."""
     hub = _import_hub(f"--input={PREFIX}{name}")
     repository, _, revision = name.partition("@")
     options: dict[str, Any] = {"repo_id": repository, "revision": revision or None}
@@ -50,11 +41,6 @@ def fetch_model(name: str) -> Path:
 
 
 def push_model(folder: Path, name: str) -> str:
-    """Upload the files of a folder as a model of the Hub; return its address.
-
-    Raises:
-      UserError: huggingface_hub is not installed, or the model cannot be written to.
-    """
     hub = _import_hub(f"--push={PREFIX}{name}")
     try:
         api = hub.HfApi()
@@ -78,7 +64,7 @@ def _is_offline(error: Exception) -> bool:
 
 def _explain(error: Exception, name: str, done: str) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
-    reason = str(error).strip().split("\n")[0][:200]
+    reason = first_line(error)
     if "GatedRepoError" in names:
         remedy = "accept its terms on its page, and log in with `hf auth login`"
     elif names & {"RepositoryNotFoundError", "RevisionNotFoundError", "HFValidationError"}:

@@ -1,7 +1,7 @@
 """Imports a foreign model as a run directory that can translate, be evaluated and be trained further.
 
-Contains the order of the steps and the clean-up after a failed import. Formats are found from the files in
-format_of_files.py, and by name in format_registry.py; language_subset.py reduces a model of many languages.
+Finds the format from the files, reads vocabularies that the user gives, and reduces a model of many languages
+to some of them.
 """
 
 import dataclasses
@@ -19,22 +19,13 @@ from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.config.files import read_file
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.formats import (
-    EXTRAS,
-    NAMES,
-    OUR_KEY,
-    Format,
-    Given,
-    Weights,
-    find_format,
-    fit_vocabulary,
-    read_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_format
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.object_store.working_copies import fetch_input, open_copy, publish
 from flaxformer_mt.runs.load_run import write_new_run
 from flaxformer_mt.text_io.lines import open_input, read_lines
@@ -68,24 +59,28 @@ _CHECKPOINT_NAMES = {
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
 
-def find_format_name(path: Path) -> str:
-    """Return the name of the format of a model's folder or of its weights file.
+# Spellings of the special symbols.
+_SPECIALS = {
+    "pad": ("<pad>", "<blank>", "[PAD]"),
+    "bos": ("<bos>", "<s>", "<sos>", "[BOS]"),
+    "eos": ("<eos>", "</s>", "[EOS]"),
+    "unk": ("<unk>", "[UNK]"),
+}
 
-    Raises:
-      UserError: the files do not say it; the message asks for --format.
-    """
+
+def find_format_name(path: Path) -> str:
     if not path.exists():
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH")
     folder = path if path.is_dir() else path.parent
-    facts = read_config_json(folder)
-    ours = facts.get(OUR_KEY)
-    if isinstance(ours, dict) and ours.get("format") in NAMES:
+    stored = formats.read_config_json(folder)
+    ours = stored.get(formats.OUR_KEY)
+    if isinstance(ours, dict) and ours.get("format") in formats.NAMES:
         return str(ours["format"])
-    if (kind := facts.get("model_type")) is not None:
-        if kind in _MODEL_TYPES:
-            return _MODEL_TYPES[kind]
+    if (kind := stored.get("model_type")) is not None:
+        if str(kind) in _MODEL_TYPES:
+            return _MODEL_TYPES[str(kind)]
         raise _refuse(path, f"its config.json has model_type {kind}; known: {', '.join(_MODEL_TYPES)}")
-    if isinstance(facts.get("model"), dict) and "decoder" in facts["model"]:
+    if isinstance(stored.get("model"), dict) and "decoder" in stored["model"]:
         return "eole"
     if path.suffix == ".chkpt":
         return "aiayn"
@@ -93,17 +88,19 @@ def find_format_name(path: Path) -> str:
         return "marian-npz"
     files = [path] if path.is_file() else sorted(folder.iterdir())
     names = [_read_names(file) for file in files if file.suffix in _SUFFIXES]
-    found = [
-        name for name in (*_TENSOR_NAMES, *_CHECKPOINT_NAMES) if any(_has_names(name, one) for one in names)
+    matches = [
+        name
+        for name in (*_TENSOR_NAMES, *_CHECKPOINT_NAMES)
+        if any(_has_names(name, group) for group in names)
     ]
-    if len(found) != 1:
+    if len(matches) != 1:
         reason = (
-            f"the tensors are those of {' and '.join(found)}"
-            if found
+            f"the tensors are those of {' and '.join(matches)}"
+            if matches
             else "no format is known that has its tensors"
         )
         raise _refuse(path, reason if any(names) else "its files have no tensors that can be read")
-    return found[0]
+    return matches[0]
 
 
 def _has_names(format_name: str, names: list[str]) -> bool:
@@ -114,52 +111,26 @@ def _has_names(format_name: str, names: list[str]) -> bool:
 
 def _refuse(path: Path, reason: str) -> UserError:
     return UserError(
-        f"the files of {path} do not say their format ({reason}); give --format={'|'.join(NAMES)}"
+        f"the files of {path} do not say their format ({reason}); give --format={'|'.join(formats.NAMES)}"
     )
 
 
 def _read_names(file: Path) -> list[str]:
-    """Return the names of the tensors of a file, or of the parts of a checkpoint."""
+    with formats.naming_extras(str(file)):
+        if file.suffix != ".safetensors":
+            from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
+
+            return list(load_checkpoint(file))
+        from safetensors import SafetensorError, safe_open
     try:
-        if file.suffix == ".safetensors":
-            from safetensors import SafetensorError, safe_open
-
-            try:
-                with safe_open(file, "numpy") as tensors:
-                    return list(tensors.keys())
-            except (SafetensorError, OSError) as error:
-                raise UserError(f"{file} cannot be read as safetensors: {error}") from error
-        from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        needed = install_command(extra=EXTRAS[package])
-        raise UserError(
-            f"{file} needs {package}, which is not installed; install it with: {needed}"
-        ) from error
-    return list(load_checkpoint(file))
-
-
-# Spellings of the special symbols.
-_SPECIALS = {
-    "pad": ("<pad>", "<blank>", "[PAD]"),
-    "bos": ("<bos>", "<s>", "<sos>", "[BOS]"),
-    "eos": ("<eos>", "</s>", "[EOS]"),
-    "unk": ("<unk>", "[UNK]"),
-}
+        with safe_open(file, "numpy") as tensors:
+            return list(tensors.keys())
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read as safetensors: {error}") from error
 
 
 def read_given_vocabs(path: Path) -> Vocabs:
-    """Read the vocabularies at a path.
-
-    Args:
-      path: a folder with joint.model, or with source.model and target.model; or a folder with joint.txt, or
-        with source.txt and target.txt, which are lists of words; or the file of a joint vocabulary.
-
-    Raises:
-      UserError: files are missing or damaged, or a list lacks a special symbol or repeats a word.
-    """
+    """Read joint.model, or source.model and target.model; or such .txt, lists of words; or one such file."""
     if path.is_file():
         vocab = _read_vocab(path)
         return Vocabs(vocab, vocab, joint=True)
@@ -189,24 +160,23 @@ def _read_words(path: Path) -> Vocab:
         if word in numbers:
             raise UserError(f"lines {numbers[word] + 1} and {number + 1} of {path} are both {word!r}")
         numbers[word] = number
-    found = {
+    symbols = {
         name: next((word for word in spellings if word in numbers), None)
         for name, spellings in _SPECIALS.items()
     }
-    if missing := [f"{name} ({', '.join(_SPECIALS[name])})" for name, word in found.items() if word is None]:
+    if missing := [
+        f"{name} ({', '.join(_SPECIALS[name])})" for name, word in symbols.items() if word is None
+    ]:
         raise UserError(
             f"{path} lacks {' and '.join(missing)}; each special symbol needs a line, and so an id"
         )
-    return Vocab(make_word_model(words, Specials(**found)), name=str(path))  # type: ignore[arg-type]
+    return Vocab(make_word_model(words, Specials(**symbols)), name=str(path))  # type: ignore[arg-type]
 
 
 def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
     """Return the config of a model of many languages for the directions between some of them.
 
     A model without tags translates from the first language to the second one, whatever its files say.
-
-    Raises:
-      UserError: fewer than two languages, or the model does not have one.
     """
     data, tags = weights.config.data, weights.vocabs.target.tags
     if len(set(languages)) < 2 or len(set(languages)) < len(languages):
@@ -230,28 +200,23 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
 
 
 def check_cuttable(weights: Weights, texts: Sequence[str | Path]) -> None:
-    """Raise UserError if `cut_vocabulary` cannot cut the vocabulary of a model to texts."""
     if not isinstance(weights.vocabs.target, PretrainedVocab):
         raise UserError(f"--vocab_text is {texts[0]}, but this model has no vocabulary that can be cut")
 
 
 def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
-    """Return a pretrained model with the pieces that texts have, and the tags of some languages (None: all).
-
-    Raises:
-      UserError: a file cannot be read.
-    """
+    """Return a model with the pieces that texts have, and the tags of some languages (None: all)."""
     vocab = weights.vocabs.target
     assert isinstance(vocab, PretrainedVocab)
     tags = None if languages is None else _list_tags(weights.config.data)
     cut = vocab.cut(_read_texts(texts), tags=tags)
-    kept = np.asarray(cut.facts.kept)
+    kept_ids = np.asarray(cut.facts.kept)
     leaves = dict(weights.leaves)
     for path, leaf in leaves.items():
         if path.endswith("_embedding/embedding") or path == "output_bias":
-            leaves[path] = leaf[kept]
+            leaves[path] = leaf[kept_ids]
         elif path == "output_kernel":
-            leaves[path] = leaf[:, kept]
+            leaves[path] = leaf[:, kept_ids]
     section = dataclasses.replace(
         weights.config.vocab,
         size=cut.size,
@@ -262,11 +227,10 @@ def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Seq
 
 
 def _list_tags(data: DataConfig) -> list[str]:
-    """Return the tags of all directions, on both sides."""
     tags = [
         tag
-        for one in find_directions(data)
-        for tag in (*choose_tags(data, one), choose_target_tag(data, one))
+        for direction in find_directions(data)
+        for tag in (*choose_tags(data, direction), choose_target_tag(data, direction))
     ]
     return [tag for tag in dict.fromkeys(tags) if tag]
 
@@ -314,7 +278,8 @@ def import_run(
     hub_name = find_hub_name(path)
     path = fetch_input(path) if hub_name is None else fetch_model(hub_name)
     if not path.exists():
-        hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if _is_hub_name(origin) else ""
+        like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", origin)
+        hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if like_hub_name else ""
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
     source = find_format(format_name or find_format_name(path))
     if source.read is None:
@@ -322,11 +287,12 @@ def import_run(
     given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
     weights = source.read(path, given)
     if given.vocabs is not None:
-        weights = dataclasses.replace(weights, config=fit_vocabulary(weights.config, given.vocabs))
+        weights = dataclasses.replace(weights, config=formats.fit_vocabulary(weights.config, given.vocabs))
     if languages is not None:
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
-    _check_finite(weights)
+    if bad := [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]:
+        raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
     if vocab_text:
         check_cuttable(weights, vocab_text)
     if run_dir.is_symlink():
@@ -334,21 +300,21 @@ def import_run(
     partial = run_dir.with_name(f".{run_dir.name}.importing")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        own = None
+        ours = None
         if source.open is not None:
-            own = compute_own(weights, quantity=source.quantity, read_data=False)
+            ours = compute_own(weights, quantity=source.quantity, read_data=False)
         if vocab_text:
             weights = cut_vocabulary(weights, vocab_text, languages)
         leaves = nest_leaves(weights.leaves)
-        facts = {"format": source.name, "path": origin}
-        write_new_run(partial, weights.config, weights.vocabs, leaves, origin=facts)
+        written = {"format": source.name, "path": origin}
+        write_new_run(partial, weights.config, weights.vocabs, leaves, origin=written)
         counts = {
             "parameters": sum(leaf.size for leaf in weights.leaves.values()),
             "arrays": len(weights.leaves),
             "pieces": weights.vocabs.target.size,
         }
         del weights, leaves  # memory holds one of the two models at a time
-        parity = None if own is None else _compare(source, own, path, given)
+        parity = None if ours is None else _compare(source, ours, path, given)
         if parity is not None and not parity.is_within(tolerance):
             raise UserError(
                 f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
@@ -363,25 +329,12 @@ def import_run(
     return {"format": source.name, "run": str(run_dir)} | counts | checked
 
 
-def _is_hub_name(text: str) -> bool:
-    """Return whether a path looks like OWNER/NAME."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", text) is not None
-
-
-def _compare(source: Format, own: OwnOutputs, path: Path, given: Given) -> Parity:
+def _compare(source: Format, ours: OwnOutputs, path: Path, given: Given) -> Parity:
     assert source.open is not None
     try:
-        return compare(own, source.open(path, given))
+        return compare(ours, source.open(path, given))
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{path} cannot be opened as a {source.name} model: {type(error).__name__}: {reason}"
-        ) from error
-
-
-def _check_finite(weights: Weights) -> None:
-    bad = [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]
-    if bad:
-        raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path} cannot be opened as a {source.name} model: {reason}") from error

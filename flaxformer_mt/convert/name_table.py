@@ -1,8 +1,5 @@
 """Strict name table between Flax parameters and the arrays of a foreign format, with both conversions.
 
-Contains the check that no array is missing, unexpected or of a wrong shape. Each format lists its rules in a
-module of its own.
-
     Rule("encoder/layers_{n}/feedforward/input/kernel", "encoder.layers.{n}.fc1.weight", TRANSPOSED)
 
 stands for one entry per layer. A foreign array may also be the concatenation of several Flax arrays (`Rule`
@@ -19,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 
 Shape = tuple[int, ...]
@@ -31,24 +29,14 @@ class Layout(NamedTuple):
     to_flax: Callable[[np.ndarray, Shape], np.ndarray]
 
 
-def _transposed(array: np.ndarray) -> np.ndarray:
-    return array.T
-
-
 # Unchanged.
 SAME = Layout(lambda a: a, lambda a, shape: a)
 # [in, out] -> [out, in], as in PyTorch's Linear.
-TRANSPOSED = Layout(_transposed, lambda a, shape: a.T)
+TRANSPOSED = Layout(lambda a: a.T, lambda a, shape: a.T)
 # [D, H, K] -> [HK, D], as in PyTorch's Linear; the rows of one head are contiguous.
-HEADS_IN = Layout(
-    lambda a: a.reshape(len(a), -1).T,
-    lambda a, shape: a.T.reshape(shape),
-)
+HEADS_IN = Layout(lambda a: a.reshape(len(a), -1).T, lambda a, shape: a.T.reshape(shape))
 # [H, E, D] -> [D, HE], as in PyTorch's Linear.
-HEADS_OUT = Layout(
-    lambda a: a.reshape(-1, a.shape[-1]).T,
-    lambda a, shape: a.T.reshape(shape),
-)
+HEADS_OUT = Layout(lambda a: a.reshape(-1, a.shape[-1]).T, lambda a, shape: a.T.reshape(shape))
 # [H, K] -> [HK].
 FLAT = Layout(lambda a: a.reshape(-1), lambda a, shape: a.reshape(shape))
 # [H, E, D] -> [HE, D].
@@ -138,15 +126,6 @@ class Table:
     """All foreign arrays of one model by name, each with the Flax parameters that it is made of."""
 
     def __init__(self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str) -> None:
-        """Expand the rules to the parameters of a model.
-
-        Args:
-          shapes: of all Flax parameters, by path. Rules for paths of other models are skipped.
-          what: the name of the format, for error messages.
-
-        Raises:
-          UserError: no rule matches a parameter, so the format has no counterpart for it.
-        """
         self._shapes, self._what = shapes, what
         self._entries: dict[str, _Entry] = {}
         for rule in rules:
@@ -165,11 +144,9 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """The foreign names, in the order of the rules."""
         return list(self._entries)
 
     def shape_of(self, name: str) -> Shape:
-        """Return the shape of a foreign array."""
         entry = self._entries[name]
         if entry.constant is not None:
             return entry.constant.shape
@@ -206,11 +183,6 @@ class Table:
             is asked for once.
           tied: names that a file may omit because another name holds the same array.
           sizes: fields of the config that are sizes, so that the message can name the one that differs.
-
-        Raises:
-          UserError: names the field that explains most wrong shapes, and the first names that are missing,
-            unexpected, of a wrong shape, different from the array that they are tied to, or different from
-            their constant.
         """
         problems = self._compare(tensors, tied)
         if problems:
@@ -248,10 +220,10 @@ class Table:
 
     def _compare(self, tensors: Mapping[str, Any], tied: Sequence[str]) -> list[str]:
         problems = []
-        found = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
+        paths = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
         for name, entry in self._entries.items():
             if name not in tensors:
-                is_tied = name in tied and all(part.path in found for part in entry.parts)
+                is_tied = name in tied and all(part.path in paths for part in entry.parts)
                 if not entry.optional and not is_tied:
                     problems.append(f"{name}: missing, expected shape {list(self.shape_of(name))}")
             elif np.shape(tensors[name]) != self.shape_of(name):
@@ -275,17 +247,17 @@ def _explain_shapes(pairs: Iterable[tuple[Shape, Shape]], sizes: Mapping[str, in
     A size of another array that has the expected shape is no cause: nothing is named instead of it.
     """
     pairs = list(pairs)
-    right = {size for one, other in pairs if one == other for size in one}
+    right = {size for first, second in pairs if first == second for size in first}
     differing = Counter(
-        (expected, found)
-        for one, other in pairs
-        if len(one) == len(other)
-        for expected, found in zip(one, other, strict=True)
-        if expected != found and expected not in right
+        (expected, actual)
+        for first, second in pairs
+        if len(first) == len(second)
+        for expected, actual in zip(first, second, strict=True)
+        if expected != actual and expected not in right
     )
-    for (expected, found), _ in differing.most_common():
+    for (expected, actual), _ in differing.most_common():
         if names := [name for name, size in sizes.items() if size == expected]:
-            return f": {' or '.join(names)} is {expected}, here {found}"
+            return f": {' or '.join(names)} is {expected}, here {actual}"
     return ""
 
 
@@ -312,9 +284,7 @@ def _to_foreign(part: _Part, array: np.ndarray) -> np.ndarray:
 
 
 def _make_leaf(shape: Shape) -> np.ndarray:
-    """Return an array of NaN that begins at a multiple of 64 bytes: on CPUs, JAX uses such arrays without a
-    copy.
-    """
+    """Return an array of NaN aligned to 64 bytes: on CPUs, JAX uses such arrays without a copy."""
     size = math.prod(shape) * 4
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
@@ -339,6 +309,63 @@ def rules_for(prefixes: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> lis
         return Rule(tuple(ours + path for path in paths), theirs + rule.theirs, rule.layout, rule.head_axis)
 
     return [add_prefixes(*prefix, rule) for prefix, rule in itertools.product(prefixes, rules)]
+
+
+# The parameters of a norm, and of one that belongs to the sublayer before it.
+NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
+RESIDUAL_NORM = rules_for([("_residual/norm", ".layer_norm")], NORM)
+
+
+def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
+    names = [("query", "key", "value"), projections]
+    return [
+        *(
+            rule
+            for ours, theirs in zip(*names, strict=True)
+            for rule in (
+                Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN),
+                Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT),
+            )
+        ),
+        Rule("/output/kernel", f".{output}.weight", HEADS_OUT),
+        Rule("/output/bias", f".{output}.bias"),
+    ]
+
+
+def feedforward_rules(names: Mapping[str, str], layout: Layout = TRANSPOSED) -> list[Rule]:
+    """Return the rules of a feed-forward sublayer; `names` are those of its layers input, output and gate."""
+    return [
+        rule
+        for ours, theirs in names.items()
+        for rule in (
+            Rule(f"/{ours}/kernel", f".{theirs}.weight", layout),
+            Rule(f"/{ours}/bias", f".{theirs}.bias"),
+        )
+    ]
+
+
+def linear_layout(model: ModelConfig) -> Layout:
+    """Return the layout of the feed-forward matrices of a model as those of PyTorch's Linear."""
+    return CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
+
+
+class TableNames(NamedTuple):
+    """Names of the embeddings of both sides, and of the matrix of the output layer."""
+
+    source: str
+    target: str
+    output: str
+
+
+def embedding_rules(model: ModelConfig, names: TableNames) -> list[Rule]:
+    shared = model.tying in ("all", "embeddings")
+    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
+    output = (
+        Rule(f"{target}/embedding", names.output)
+        if model.tying in ("all", "target_output")
+        else Rule("output_kernel", names.output, TRANSPOSED)
+    )
+    return [Rule(f"{source}/embedding", names.source), Rule(f"{target}/embedding", names.target), output]
 
 
 def half_split_order(width: int) -> np.ndarray:

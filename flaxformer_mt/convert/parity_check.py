@@ -1,7 +1,4 @@
-"""Parity check: the largest difference between the outputs of the Flax model and of a foreign model.
-
-Contains the choice of the batches and the comparison. Each format provides the foreign forward function.
-"""
+"""Parity check: the largest difference between the outputs of the Flax model and of a foreign model."""
 
 import functools
 from collections.abc import Sequence
@@ -31,10 +28,7 @@ Ids = list[list[int]]
 
 @dataclass(frozen=True)
 class Parity:
-    """The largest absolute difference at any real target token, and what was compared.
-
-    largest_output: the largest number that the foreign model computes, to which rounding is proportional.
-    """
+    """The largest difference at any real target token; rounding is proportional to the largest output."""
 
     largest_difference: float
     largest_output: float
@@ -43,14 +37,11 @@ class Parity:
     checked_on: str
 
     def is_within(self, tolerance: float) -> bool:
-        """Return whether the difference is within a tolerance, which grows with outputs that are larger
-        than 1.
-        """
+        """Return whether the difference is within a tolerance, which grows with outputs above 1."""
         return self.largest_difference <= tolerance * max(1.0, self.largest_output)
 
 
 def check_tolerance(tolerance: float) -> None:
-    """Raise UserError for a tolerance that no model can keep, before any work."""
     if tolerance < 0:
         raise UserError(f"--tolerance is {tolerance:g}; it must be at least 0")
 
@@ -65,35 +56,29 @@ class OwnOutputs(NamedTuple):
 
 
 def measure(weights: Weights, theirs: Outputs, *, quantity: str) -> Parity:
-    """Compute the outputs of both systems for the same batches in float32, and compare them."""
     return compare(compute_own(weights, quantity=quantity), theirs)
 
 
 def compute_own(weights: Weights, *, quantity: str, read_data: bool = True) -> OwnOutputs:
-    """Compute the outputs of the Flax model; then its parameters are no longer needed.
-
-    read_data: whether the data set that the config names may be opened; see `make_batches`.
-    """
+    """Compute the outputs of the Flax model; then its parameters are no longer needed."""
     batches, checked_on = make_batches(weights, read_data=read_data)
     outputs = [flax_outputs(weights, batch, quantity=quantity) for batch in batches]
     return OwnOutputs(batches, outputs, quantity, checked_on)
 
 
-def compare(own: OwnOutputs, theirs: Outputs) -> Parity:
-    """Compute the outputs of the foreign system, and compare them."""
+def compare(computed: OwnOutputs, theirs: Outputs) -> Parity:
     largest, output, tokens = 0.0, 0.0, 0
-    for batch, ours in zip(own.batches, own.outputs, strict=True):
-        found = theirs(batch)
-        difference = np.abs(ours - found)[batch.target_mask]
-        output = max(output, float(np.abs(found[batch.target_mask]).max(initial=0.0)))
+    for batch, ours in zip(computed.batches, computed.outputs, strict=True):
+        their_outputs = theirs(batch)
+        difference = np.abs(ours - their_outputs)[batch.target_mask]
+        output = max(output, float(np.abs(their_outputs[batch.target_mask]).max(initial=0.0)))
         # NaN in either output counts as an infinite difference.
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0)))
         tokens += int(batch.target_mask.sum())
-    return Parity(largest, output, own.quantity, tokens, own.checked_on)
+    return Parity(largest, output, computed.quantity, tokens, computed.checked_on)
 
 
 def flax_outputs(weights: Weights, batch: Batch, *, quantity: str) -> np.ndarray:
-    """Return the outputs of the Flax model, as `Format.quantity` names them, in full float32."""
     with jax.default_matmul_precision("highest"):
         return np.asarray(_run(weights.params, batch, model=weights.make_model(), quantity=quantity))
 
@@ -119,16 +104,16 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
     config, vocabs = weights.config, weights.vocabs
     try:
         if not read_data:
-            raise UserError("a config of another origin names it")
+            raise UserError("this config came with the model, and must not choose files")
         split = next(name for name in _SPLITS if has_split(config.data, name))
         pairs = read_pairs(config.data, split)
-        chosen = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
-        sources = [vocabs.source.tokenize(pair.source) for pair in chosen]
-        targets = [vocabs.target.tokenize(pair.target) for pair in chosen]
-        description = f"{len(chosen)} pairs of the {split} set"
+        sample = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
+        sources = [vocabs.source.tokenize(pair.source) for pair in sample]
+        targets = [vocabs.target.tokenize(pair.target) for pair in sample]
+        description = f"{len(sample)} pairs of the {split} set"
     except UserError as error:
         sources, targets = _random_ids(vocabs)
-        description = f"random tokens, as the data cannot be read: {error}".split("\n")[0]
+        description = f"random tokens instead of data: {error}".split("\n")[0]
     sources, targets = _truncate_pairs(config, sources, targets)
     # One shape, and so one compiled program.
     lengths = max(map(len, sources), default=0), max(map(len, targets), default=0)
@@ -148,23 +133,18 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
 def make_batch(
     sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config, lengths: tuple[int, int] = (0, 0)
 ) -> Batch:
-    """One padded batch of sentence pairs that end in eos; language models get sources of length 0.
-
-    Args:
-      lengths: of sources and of targets, to which shorter ones are padded.
-    """
-    target_pad, lead = vocabs.target.pad_id, vocabs.target.bos_id
+    """One padded batch of sentence pairs that end in eos; language models get sources of length 0."""
+    target_pad, bos_id = vocabs.target.pad_id, vocabs.target.bos_id
     if config.data.source_language:
         source, source_mask = _pad(sources, vocabs.source.pad_id, lengths[0])
     else:
         source, source_mask = _pad([[] for _ in sources], vocabs.source.pad_id, 0)
     target_out, target_mask = _pad(targets, target_pad, lengths[1])
-    target_in, _ = _pad([[lead, *ids[:-1]] for ids in targets], target_pad, lengths[1])
+    target_in, _ = _pad([[bos_id, *ids[:-1]] for ids in targets], target_pad, lengths[1])
     return Batch(source, target_in, target_out, source_mask, target_mask)
 
 
 def _pad(rows: Sequence[Sequence[int]], pad_id: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids in rows of at least this length, and which of them are no padding."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max(initial=length))[None] < lengths[:, None]
     ids = np.full(mask.shape, pad_id, np.int32)
@@ -182,7 +162,6 @@ def _random_ids(vocabs: Vocabs) -> tuple[Ids, Ids]:
 
 
 def _truncate_pairs(config: Config, sources: Ids, targets: Ids) -> tuple[Ids, Ids]:
-    """Truncate sentences to the maximum lengths of the training data; the final eos is kept."""
 
     def truncate(ids: list[int], max_length: int) -> list[int]:
         return ids if len(ids) <= max_length else [*ids[: max_length - 1], ids[-1]]

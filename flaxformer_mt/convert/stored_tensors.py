@@ -1,7 +1,6 @@
 """The arrays of a Hugging Face folder, read one by one: a model of gigabytes is never in memory twice.
 
-Contains model.safetensors, in one file or in several shards with an index, and pytorch_model.bin, which
-PyTorch reads without running code (`weights_only`) and by mapping the file into memory.
+Reads model.safetensors, in one file or in several shards with an index, and pytorch_model.bin.
 """
 
 import contextlib
@@ -17,14 +16,13 @@ from safetensors.numpy import save_file
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_files import StoredArray, check_tensors
 from flaxformer_mt.convert.name_table import Tensors
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 
 WEIGHTS_NAME = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredArray]:
-    """Return tensors as arrays, which become float32 when they are read."""
     return {name: _as_array(tensor.detach, tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
@@ -33,12 +31,6 @@ def _as_array(read: Callable[[], torch.Tensor], shape: tuple[int, ...]) -> Store
 
 
 def open_tensors(folder: Path) -> dict[str, StoredArray]:
-    """Return the arrays of a folder by name, as float32 when they are read.
-
-    Raises:
-      UserError: no file has them, a file is missing or damaged, or has something else than plain floating-
-        point arrays.
-    """
     if _has_only_pickles(folder):
         return _open_pickles(folder)
     return open_safetensors(_find_files(folder, WEIGHTS_NAME))
@@ -52,7 +44,6 @@ def _has_only_pickles(folder: Path) -> bool:
 
 
 def _find_files(folder: Path, name: str) -> list[Path]:
-    """Return the file of this name, or the shards that its index lists."""
     index = folder / f"{name}.index.json"
     if (folder / name).is_file():
         return [folder / name]
@@ -75,11 +66,6 @@ def _find_files(folder: Path, name: str) -> list[Path]:
 
 
 def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
-    """Return the arrays of all these files by name, as float32 when they are read.
-
-    Raises:
-      UserError: a file is damaged, or two have an array of the same name.
-    """
     tensors: dict[str, StoredArray] = {}
     for path in paths:
         with _naming_damage(path), safe_open(path, framework="pt") as file:
@@ -90,9 +76,7 @@ def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
 
 
 def _read_tensor(path: Path, name: str) -> torch.Tensor:
-    """Return an array of a file, which is mapped into memory for this array alone: pages of others do not
-    stay.
-    """
+    """Map a file into memory for one array alone: pages of others do not stay."""
     with _naming_damage(path), safe_open(path, framework="pt") as file:
         tensor = file.get_tensor(name)
     check_tensors({name: tensor}, path)
@@ -104,13 +88,13 @@ def _open_pickles(folder: Path) -> dict[str, StoredArray]:
     for path in _find_files(folder, _PICKLE):
         with _naming_damage(path):
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        found: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
-        if not found or not all(
-            isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in found.items()
+        state: Mapping[Any, Any] = loaded if isinstance(loaded, dict) else {}
+        if not state or not all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
         ):
             raise UserError(f"{path} is no state dict: it must have a tensor for each name")
-        check_tensors(dict(found), path)
-        for name, tensor in as_arrays(found).items():
+        check_tensors(dict(state), path)
+        for name, tensor in as_arrays(state).items():
             _add(tensors, name, tensor, path)
     return tensors
 
@@ -128,14 +112,11 @@ def _naming_damage(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # damaged headers and pickles raise errors of many types
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{path} is damaged or no file of tensors: {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path} is damaged or no file of tensors: {reason}") from error
 
 
 def save_safetensors(tensors: Tensors, path: Path) -> None:
-    """Write arrays by name, as PyTorch's tools write them."""
     path.touch()
     mode = path.stat().st_mode
     save_file(tensors, path, metadata={"format": "pt"})

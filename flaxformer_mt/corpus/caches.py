@@ -79,8 +79,8 @@ def write_arrays(folder: Path, key: str, arrays: Mapping[str, np.ndarray], **val
 
 
 def load_or_make(folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    if (found := read_arrays(folder, key)) is not None:
-        return found[0]
+    if (cached := read_arrays(folder, key)) is not None:
+        return cached[0]
     arrays = make()
     write_arrays(folder, key, arrays)
     return arrays

@@ -15,7 +15,7 @@ from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Findi
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, carry, open_crew
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
@@ -57,7 +57,7 @@ def clean(
     *,
     may_drop: bool,
     digests: bool = False,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Read a split once, and find the rows to keep; `digests` says whether to digest sentences as well.
@@ -70,28 +70,28 @@ def clean(
         unasked = {name: "off" for name, action in actions.items() if action == "off"}
         actions = dict.fromkeys(_PROBLEMS, "keep") | unasked | {"invalid_utf8": "refuse"}
     problems: dict[str, dict[str, Any]] = {}
-    kept = np.ones(len(split), dtype=bool)
+    keep = np.ones(len(split), dtype=bool)
     hashes = np.zeros((len(split), 2), np.uint64)
     sentences = np.zeros((len(split), 2), np.uint64) if digests else None
 
     def add(name: str, finding: Finding, start: int) -> None:
-        found = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
-        found["count"] += finding.pairs
-        wanted = EXAMPLES - len(found["examples"])
-        found["examples"] += [
+        problem = problems.setdefault(name, {"count": 0, "action": actions[name], "examples": []})
+        problem["count"] += finding.pairs
+        wanted = EXAMPLES - len(problem["examples"])
+        problem["examples"] += [
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
     work = carry(CheckBlocks(rules, actions, split.languages, digests))
-    chosen = hands.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
+    pool = pool.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
-        open_crew(work, workers=chosen.workers, ray=chosen.ray) as crew,
+        open_crew(work, workers=pool.workers, ray=pool.ray) as crew,
     ):
         count(0)
         verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
-            kept[start : start + BLOCK] = verdict.kept
+            keep[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes
             if sentences is not None:
                 sentences[start : start + BLOCK] = verdict.sentences
@@ -99,17 +99,17 @@ def clean(
             for name, finding in verdict.problems.items():
                 add(name, finding, start)
     for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
-        repeated = np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, kept)
+        repeated = np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, keep)
         if len(repeated):
             first = repeated[:EXAMPLES].tolist()
             examples = [(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
             add(name, Finding(len(repeated), examples), 0)
             if actions[name] != "keep":
-                kept[repeated] = False
+                keep[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
-    left = int(kept.sum())
+    left = int(keep.sum())
     report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.facts}
-    return Cleaned(None if left == len(split) else np.flatnonzero(kept), hashes, report, sentences)
+    return Cleaned(None if left == len(split) else np.flatnonzero(keep), hashes, report, sentences)
 
 
 def load_or_clean(
@@ -119,7 +119,7 @@ def load_or_clean(
     may_drop: bool,
     digests: bool = False,
     folder: Path,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Run `clean`, or load its result from `folder` while the text and the rules are unchanged."""
@@ -129,9 +129,9 @@ def load_or_clean(
     if (stored := read_arrays(folder, key)) is not None:
         arrays, values = stored
         return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"], arrays.get("sentences"))
-    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, hands=hands, progress=progress)
-    found = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
-    write_arrays(folder, key, found, report=cleaned.report)
+    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, pool=pool, progress=progress)
+    computed = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
+    write_arrays(folder, key, computed, report=cleaned.report)
     return cleaned
 
 
@@ -142,20 +142,20 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
     return described
 
 
-def _find_repetitions(hashes: np.ndarray, kept: np.ndarray) -> np.ndarray:
+def _find_repetitions(hashes: np.ndarray, keep: np.ndarray) -> np.ndarray:
     """Kept rows, ascending, whose hashes, uint64 [N, 1 or 2], an earlier kept row has.
 
     Sorts one 64-bit number a pair; rows whose numbers repeat are compared by all 128 bits.
     """
-    mixed = mix_hashes(hashes)[kept]
+    mixed = mix_hashes(hashes)[keep]
     mixed.sort()
     repeated = mixed[1:][mixed[1:] == mixed[:-1]]
     del mixed
-    found = [np.zeros(0, np.int64)]
+    candidates = [np.zeros(0, np.int64)]
     for start in range(0, len(hashes) if len(repeated) else 0, _SEARCHED):
         block = slice(start, start + _SEARCHED)
-        found.append(start + np.flatnonzero(kept[block] & occur_in(mix_hashes(hashes[block]), repeated)))
-    rows = np.concatenate(found)
+        candidates.append(start + np.flatnonzero(keep[block] & occur_in(mix_hashes(hashes[block]), repeated)))
+    rows = np.concatenate(candidates)
     values = mix_hashes(hashes[rows])
     order = np.argsort(values, kind="stable")  # equal ones stay in the order of their rows
     rows, values = rows[order], values[order]
@@ -181,18 +181,18 @@ def mix_hashes(hashes: np.ndarray) -> np.ndarray:
 
 def _refuse(split: RawSplit, problems: dict[str, dict[str, Any]], *, may_drop: bool) -> None:
     lines = []
-    for name, found in problems.items():
-        if found["action"] != "refuse":
+    for name, problem in problems.items():
+        if problem["action"] != "refuse":
             continue
-        locations = ", ".join(example["where"] for example in found["examples"][:3])
-        more = ", ..." if found["count"] > 3 else ""
+        locations = ", ".join(example["where"] for example in problem["examples"][:3])
+        more = ", ..." if problem["count"] > 3 else ""
         remedy = f"correct them or set --config.data.clean.{name}=drop"
         if not may_drop:
             remedy = "correct them; validation and test data is never dropped"
         noun, texts = ("pair", _PROBLEMS) if split.has_source else ("sentence", _PROBLEMS_OF_TARGETS)
-        refused = f"{noun} is" if found["count"] == 1 else f"{noun}s are"
+        refused = f"{noun} is" if problem["count"] == 1 else f"{noun}s are"
         lines.append(
-            f"{split.name}: {found['count']} {refused} refused: {texts[name]} ({locations}{more}); {remedy}"
+            f"{split.name}: {problem['count']} {refused} refused: {texts[name]} ({locations}{more}); {remedy}"
         )
     if lines:
         raise UserError("\n".join(lines))

@@ -28,10 +28,10 @@ class HubRows:
         columns = self._rows[numbers]
         if self._nested:
             rows = columns["translation"]
-            columns = {name: [row[name] for row in rows] for name in self._languages if name}
+            columns = {name: [row and row[name] for row in rows] for name in self._languages if name}
         sources = columns[source] if source else [""] * len(numbers)
         pairs = zip(sources, columns[target], strict=True)
-        return [((one or "").encode(), (other or "").encode()) for one, other in pairs]
+        return [((left or "").encode(), (right or "").encode()) for left, right in pairs]
 
 
 def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit:
@@ -45,12 +45,12 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
         rows = datasets.load_dataset(path, config, split=real_split, cache_dir=str(cache / "hub"))
     translation = rows.features.get("translation")
     nested = translation is not None
-    found = (
+    available = (
         getattr(translation, "languages", None) or dict(translation)
         if nested
         else [key for key, kind in rows.features.items() if getattr(kind, "dtype", "").endswith("string")]
     )
-    check_languages(name, languages, found)
+    check_languages(name, languages, available)
     side, files = f"{name} {real_split}", [digest_file(Path(file["filename"])) for file in rows.cache_files]
     return RawSplit(
         name=name,
@@ -89,10 +89,10 @@ def _import_datasets(name: str) -> Any:
 
 
 def _read_name(name: str) -> tuple[str, str | None]:
-    given = name.removeprefix(PREFIX)
-    if given and Path(given).expanduser().is_dir():  # Path("") would be the working folder
-        return str(Path(given).expanduser()), None
-    owner, _, rest = given.partition("/")
+    location = name.removeprefix(PREFIX)
+    if location and Path(location).expanduser().is_dir():  # Path("") would be the working folder
+        return str(Path(location).expanduser()), None
+    owner, _, rest = location.partition("/")
     repository, _, config = rest.partition("/")
     if not owner or not repository:
         raise UserError(

@@ -45,24 +45,24 @@ class LanguageIdentifier:
             reason = str(error).partition("\n")[0]
             raise UserError(f"{path} is no fastText model of language identification: {reason}") from error
         self.digest = digest_file(file)
-        self._labels = [_read_label(label) for label in labels]
+        self._labels = [label.removeprefix(_LABEL) for label in labels]
 
     def identify(self, text: str) -> Identified:
         (label,), (probability,) = self._model.predict(text.replace("\n", " "), k=1)
-        return Identified(_read_label(label), min(1.0, float(probability)))
+        return Identified(label.removeprefix(_LABEL), min(1.0, float(probability)))
 
     def find_others(self, texts: Iterable[str], language: str, *, least: float) -> list[str]:
         """For each text the other language that it is in, at `least` so probable; "" if in `language`."""
         codes = self._find_codes(language)
-        found = map(self.identify, texts)
+        guesses = map(self.identify, texts)
         return [
-            one.language if one.probability >= least and _find_base(one.language) not in codes else ""
-            for one in found
+            guess.language if guess.probability >= least and _find_base(guess.language) not in codes else ""
+            for guess in guesses
         ]
 
-    def is_same(self, one: str, language: str) -> bool:
+    def is_same(self, identified: str, language: str) -> bool:
         """Return whether a language, as the model calls it, is this one of the config."""
-        return _find_base(one) in find_codes(language)
+        return _find_base(identified) in find_codes(language)
 
     def _find_codes(self, language: str) -> frozenset[str]:
         codes = find_codes(language)
@@ -74,9 +74,8 @@ class LanguageIdentifier:
         return codes
 
 
-@functools.cache
-def load_identifier(path: str) -> LanguageIdentifier:
-    return LanguageIdentifier(path)
+# A model is loaded once in each process.
+load_identifier = functools.cache(LanguageIdentifier)
 
 
 def _read_elsewhere(path: str, file: Path) -> None:
@@ -91,10 +90,6 @@ def _read_elsewhere(path: str, file: Path) -> None:
             return
         problem = f"reading it ends with signal {-status}"
     raise UserError(f"{path} (data.clean.language_model) is damaged: {problem}; copy or download it again")
-
-
-def _read_label(label: str) -> str:
-    return label.removeprefix(_LABEL)
 
 
 def _find_base(language: str) -> str:

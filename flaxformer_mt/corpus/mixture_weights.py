@@ -35,8 +35,8 @@ def describe_shares(parts: Sequence[Part]) -> list[dict[str, Any]]:
 def format_shares(shares: Sequence[dict[str, Any]]) -> str:
     """Format shares for the log: `mixture: 75.0% a (30 pairs x 1), 25.0% b (1 pair x 10)`."""
     texts = [
-        f"{one['share']:.1%} {one['name']} ({one['pairs']:,} pair{'s' * (one['pairs'] != 1)} x "
-        f"{one['weight']:.4g})"
-        for one in shares
+        f"{share['share']:.1%} {share['name']} ({share['pairs']:,} pair{'s' * (share['pairs'] != 1)} x "
+        f"{share['weight']:.4g})"
+        for share in shares
     ]
     return f"mixture: {', '.join(texts)}"

@@ -52,7 +52,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _is_list(value: Any) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value)
 
 
 def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
@@ -96,11 +96,11 @@ def _read_stage(name: str, value: Any, sets: dict[str, str], noise: NoiseConfig 
     if not _is_list(value):
         raise ValueError(f"has no mix in stage {name}; list - NAME SHARE, and at the end - until NAME EPOCHS")
     lines = [line.removeprefix("until ").split() for line in value]
-    for given, line in zip(value, lines, strict=True):
-        steps = line[:1] == ["steps"] and given.startswith("until ")
-        if len(line) != 2 or (given.startswith("until ") and line is not lines[-1]):
+    for entry, line in zip(value, lines, strict=True):
+        steps = line[:1] == ["steps"] and entry.startswith("until ")
+        if len(line) != 2 or (entry.startswith("until ") and line is not lines[-1]):
             raise ValueError(
-                f"has {given!r} in stage {name}; write NAME SHARE, and at the end until NAME EPOCHS"
+                f"has {entry!r} in stage {name}; write NAME SHARE, and at the end until NAME EPOCHS"
             )
         if line[0] not in sets and not steps:
             raise ValueError(

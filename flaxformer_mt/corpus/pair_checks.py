@@ -78,22 +78,22 @@ class CheckBlocks:
         lengths = np.stack([_count_characters(texts) for texts in (sources, targets)], axis=1)
         first_side = 0 if self.languages[0] else 1
         texts = TextBlock((sources, targets), lengths, first_side, self.languages)
-        kept, problems = np.ones(len(block), bool), dict[str, Finding]()
+        keep, problems = np.ones(len(block), bool), dict[str, Finding]()
         undecoded = _first_side(np.stack([bad_sources, bad_targets], axis=1))
         wanted = [(name, rule) for name, rule in RULES.items() if self.actions[name] != "off"]
         for name, rule in (("invalid_utf8", None), *wanted):
-            found = undecoded if rule is None else rule(texts, self.rules)
-            rows = np.flatnonzero(kept & (found >= 0))
+            problem_sides = undecoded if rule is None else rule(texts, self.rules)
+            rows = np.flatnonzero(keep & (problem_sides >= 0))
             if len(rows):
-                examples = [(int(row), int(found[row]), block[row]) for row in rows[:EXAMPLES]]
+                examples = [(int(row), int(problem_sides[row]), block[row]) for row in rows[:EXAMPLES]]
                 problems[name] = Finding(len(rows), examples)
                 if self.actions[name] != "keep":
-                    kept[rows] = False
+                    keep[rows] = False
         sentences = None
         if self.digests:
             digested = (sides[first_side], sides[1])
             sentences = np.array([[*map(digest_sentence, side)] for side in digested], np.uint64).T
-        return Verdict(kept, hashes, problems, sentences)
+        return Verdict(keep, hashes, problems, sentences)
 
     def describe(self) -> dict[str, Any]:
         return {}
@@ -191,8 +191,8 @@ def find_other_scripts(block: TextBlock, rules: CleanConfig) -> np.ndarray:
 
 
 def _share_of_scripts(text: str, wanted: frozenset[str]) -> float:
-    found = [_name_script(letter) in wanted for letter in text if letter.isalpha()]
-    return sum(found) / len(found) if found else 1.0
+    matches = [_name_script(letter) in wanted for letter in text if letter.isalpha()]
+    return sum(matches) / len(matches) if matches else 1.0
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -15,7 +15,7 @@ import numpy as np
 
 from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.unicode_text import is_blank
+from flaxformer_mt.unicode_text import is_blank, split_words
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384
@@ -79,11 +79,11 @@ class RecordRows:
 
 def check_languages(name: str, languages: tuple[str, str], present: Iterable[str]) -> None:
     """Raise UserError unless the data set `name` has text in both languages; "" needs none."""
-    found = sorted(present)
-    if missing := [language for language in languages if language and language not in found]:
+    available = sorted(present)
+    if missing := [language for language in languages if language and language not in available]:
         source = "--config.data.source_language and " if languages[0] else ""
         raise UserError(
-            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(found) or 'no text'}: "
+            f"{name} has no language {' and no '.join(missing)}; it has {', '.join(available) or 'no text'}: "
             f"set {source}--config.data.target_language"
         )
 
@@ -169,7 +169,7 @@ class Pairs:
         sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
         self._ends = list(itertools.accumulate(sizes))
         self.parts = tuple(
-            Part(*facts) for facts in zip((s.name for s in splits), sizes, weights, strict=True)
+            Part(*values) for values in zip((s.name for s in splits), sizes, weights, strict=True)
         )
         self.has_source = all(split.has_source for split in splits)
         self.languages = tuple(split.languages for split in splits)
@@ -182,8 +182,8 @@ class Pairs:
     def _gather_weights(self) -> np.ndarray:
         weights = []
         for split, kept, part in zip(self._splits, self._kept, self.parts, strict=True):
-            own = np.ones(len(split), np.float32) if split.weights is None else split.weights
-            weights.append(own if kept is None else own[kept])
+            values = np.ones(len(split), np.float32) if split.weights is None else split.weights
+            weights.append(values if kept is None else values[kept])
             assert len(weights[-1]) == part.size
         return np.concatenate(weights)
 
@@ -200,7 +200,7 @@ class Pairs:
     @property
     def links_identity(self) -> str:
         """Changes whenever the word alignments do; "" if there are none."""
-        return ",".join(one.identity if one else "none" for one in self._links)
+        return ",".join(links.identity if links else "none" for links in self._links)
 
     def read_links(self) -> Iterator[np.ndarray]:
         """Yield the word alignment [K, 2] of each pair; no points where a set has none."""
@@ -209,7 +209,7 @@ class Pairs:
             self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
         ):
             # Tags are words before those of the text.
-            tag_words = len(" ".join(split.tags).split()), len(split.target_tag.split())
+            tag_words = len(split_words(" ".join(split.tags))), len(split_words(split.target_tag))
             shift = np.array(tag_words, np.int32)
             for row in range(len(split)) if kept is None else kept:
                 if links is None:
@@ -226,8 +226,8 @@ class Pairs:
         """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
         kept, start = [], 0
         for rows, part in zip(self._kept, self.parts, strict=True):
-            chosen = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.size)]
-            kept.append(chosen - start if rows is None else rows[chosen - start])
+            selected = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.size)]
+            kept.append(selected - start if rows is None else rows[selected - start])
             start += part.size
         digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16)
         digest.update(numbers.astype(np.int64).tobytes())
@@ -261,9 +261,9 @@ class Pairs:
         return self.read_range(part, range(position - start, position - start + 1))[0]
 
     def __iter__(self) -> Iterator[Pair]:
-        for part, facts in enumerate(self.parts):
-            for start in range(0, facts.size, _CHUNK):
-                yield from self.read_range(part, range(start, min(start + _CHUNK, facts.size)))
+        for part, dataset in enumerate(self.parts):
+            for start in range(0, dataset.size, _CHUNK):
+                yield from self.read_range(part, range(start, min(start + _CHUNK, dataset.size)))
 
     def read_range(self, part: int, positions: range) -> list[Pair]:
         split, kept = self._splits[part], self._kept[part]

@@ -33,7 +33,7 @@ from flaxformer_mt.corpus.word_alignment import load_links
 from flaxformer_mt.errors import UserError, find_url, show_as
 from flaxformer_mt.object_store.working_copies import fetch_files
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.workers.worker_pool import HERE, Hands
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 
 class HeldOut(NamedTuple):
@@ -47,7 +47,7 @@ class HeldOut(NamedTuple):
 
 def hold_out(
     splits: Sequence[RawSplit],
-    kept: Sequence[np.ndarray | None],
+    cleaned: Sequence[np.ndarray | None],
     keys: Sequence[np.ndarray],
     sizes: Mapping[str, int],
 ) -> HeldOut:
@@ -57,30 +57,30 @@ def hold_out(
     pairs of `valid` and `test` of each direction; 0: none.
     """
     rows = [
-        np.arange(len(split)) if chosen is None else np.asarray(chosen)
-        for split, chosen in zip(splits, kept, strict=True)
+        np.arange(len(split)) if selected is None else np.asarray(selected)
+        for split, selected in zip(splits, cleaned, strict=True)
     ]
     seen: set[tuple[str, str]] = set()
     banned: dict[str, list[np.ndarray]] = {}
     held: dict[str, list[np.ndarray]] = {"valid": [], "test": []}
     for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
-        chosen = {name: own_rows[:0] for name in held}
+        selected = {name: own_rows[:0] for name in held}
         if split.languages not in seen:
             # A set read in both directions has the same pairs held out in each.
             by_target = split.has_source and split.languages[0] > split.languages[1]
             sides = own_keys[:, ::-1] if by_target else own_keys
             places = _choose(sides[own_rows], sizes, split.name)
-            chosen = {name: own_rows[numbers] for name, numbers in places.items()}
+            selected = {name: own_rows[numbers] for name, numbers in places.items()}
         seen.add(split.languages)
-        for name, numbers in chosen.items():
+        for name, numbers in selected.items():
             held[name].append(numbers)
             for side, language in enumerate(split.languages):
                 banned.setdefault(language, []).append(own_keys[numbers, side])
-    shared = {language: np.unique(np.concatenate(found)) for language, found in banned.items()}
+    shared = {language: np.unique(np.concatenate(digests)) for language, digests in banned.items()}
     train = []
     for split, own_rows, own_keys in zip(splits, rows, keys, strict=True):
-        found = zip(split.languages, own_keys[own_rows].T, strict=True)
-        is_shared = np.any([occur_in(own, shared[language]) for language, own in found], axis=0)
+        digests = zip(split.languages, own_keys[own_rows].T, strict=True)
+        is_shared = np.any([occur_in(values, shared[language]) for language, values in digests], axis=0)
         train.append(own_rows[~is_shared])
     aside = [
         len(own_rows) - sum(map(len, parts))
@@ -118,9 +118,9 @@ def copy_text(url: str, config: DataConfig) -> Path:
     show_as(folder, url)
     present = fetch_files(url, folder, wanted=wanted)
     if not texts & set(present):
-        found = f"it has {', '.join(present[:10])}" if present else "it is empty, or does not exist"
+        state = f"it has {', '.join(present[:10])}" if present else "it is empty, or does not exist"
         raise UserError(
-            f"{url} has no text file of the splits and languages of data: {found}; the files are named as "
+            f"{url} has no text file of the splits and languages of data: {state}; the files are named as "
             f"{config.train_split}.{config.target_language}; set --config.data.text_dir"
         )
     return folder
@@ -140,7 +140,7 @@ def read_pairs(
     split: Split,
     *,
     tagged: bool = True,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
     progress: WorkProgress = SILENT,
 ) -> Pairs:
     """Open the pairs of a split; prepare its data sets on disk first where necessary.
@@ -162,8 +162,10 @@ def read_pairs(
     if any(_is_held_out(member, config, split) for member in members):
         stored = "train"
     may_drop = stored == "train"
-    held_out = _held_out_identity(config) if may_drop else []
-    splits, kept, keys, hashes, reports, identities = [], [], [], [], [], []
+    sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
+    held_out = may_drop and any(sizes.values())
+    splits, row_lists, keys, hashes, reports = [], [], [], [], []
+    identities: list[Any] = []
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
@@ -173,18 +175,18 @@ def read_pairs(
             raw,
             config.clean,
             may_drop=may_drop,
-            digests=bool(held_out),
+            digests=held_out,
             folder=folder,
-            hands=hands,
+            pool=pool,
             progress=progress,
         )
         rows, report = drop_weightless(raw, cleaned.rows, cleaned.report)
         if report["pairs"] == 0:
-            found = ", ".join(f"{problem} {facts['count']}" for problem, facts in report["problems"].items())
+            problems = ", ".join(f"{name} {problem['count']}" for name, problem in report["problems"].items())
             noun = "pairs" if raw.has_source else "sentences"
             raise UserError(
                 f"{member.name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
-                f"({found or 'the split is empty'}); check the text and data.clean"
+                f"({problems or 'the split is empty'}); check the text and data.clean"
             )
         tags = choose_tags(config, member.direction) if tagged else ()
         own_weights = raw.weights if split == "train" else None
@@ -192,7 +194,7 @@ def read_pairs(
         splits.append(
             dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag, weights=own_weights)
         )
-        kept.append(rows)
+        row_lists.append(rows)
         hashes.append(cleaned.hashes)
         if cleaned.sentences is not None:
             keys.append(cleaned.sentences)
@@ -203,16 +205,16 @@ def read_pairs(
         identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
     if held_out:
-        kept, reports = _hold_out(splits, kept, keys, reports, config, split)
-        identities += held_out
-    sizes = [report["pairs"] for report in reports]
+        row_lists, reports = _hold_out(splits, row_lists, keys, reports, sizes, split)
+        identities.append(["held_out", list(sizes.values())])
+    counts = [report["pairs"] for report in reports]
     rules = describe_rules(config.clean) if may_drop else None
     return Pairs(
         splits,
-        kept,
-        weights=choose_weights(config, sizes) if split == "train" else (1.0,) * len(members),
+        row_lists,
+        weights=choose_weights(config, counts) if split == "train" else (1.0,) * len(members),
         fingerprint=digest([split, rules, *identities]),
-        report={"split": split, "pairs": sum(sizes), "parts": reports},
+        report={"split": split, "pairs": sum(counts), "parts": reports},
         hashes=hashes,
         links=_read_links(splits, config) if split == "train" else (),
         scores=_open_scores(splits, config) if split == "train" else (),
@@ -235,7 +237,7 @@ def _choose_members(config: DataConfig, split: Split) -> list[Member]:
         next(member for member in members if member.direction == direction)
         for direction in find_directions(config)
     ]
-    return first if len(first) == 1 else [one for one in first if _has_split(one, config, split)]
+    return first if len(first) == 1 else [member for member in first if _has_split(member, config, split)]
 
 
 def _check_tables(members: list[Member], splits: list[RawSplit]) -> None:
@@ -263,14 +265,10 @@ def open_train_set(config: DataConfig) -> RawSplit:
     return _open(members[0], config, "train")
 
 
-def find_alignments(config: DataConfig) -> list[Path | None]:
-    return _find_files(config, config.alignments)
-
-
-def _find_files(config: DataConfig, given: tuple[str, ...]) -> list[Path | None]:
+def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | None]:
     """The file of each data set, or None; a name without a folder is one of the set's text folder."""
     names = [member.dataset for member in read_members(config)]
-    files = given * (len(names) if len(given) == 1 else 1)
+    files = configured * (len(names) if len(configured) == 1 else 1)
     paths = []
     for name, file in zip(names, files or ("",) * len(names), strict=True):
         path = Path(file).expanduser() if file else None
@@ -286,13 +284,10 @@ def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | 
     """Read the alignments of each set; [] if data.alignments is empty."""
     if not any(config.alignments):
         return []
-    options: dict[str, Any] = {
-        "may_drop": config.clean.unequal_lines == "drop",
-        "cache": cache_dir(config),
-    }
+    may_drop, cache = config.clean.unequal_lines == "drop", cache_dir(config)
     return [
-        None if path is None else load_links(path, split, **options)
-        for path, split in zip(find_alignments(config), splits, strict=True)
+        None if path is None else load_links(path, split, may_drop=may_drop, cache=cache)
+        for path, split in zip(find_files(config, config.alignments), splits, strict=True)
     ]
 
 
@@ -300,15 +295,15 @@ def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile |
     """Open the teacher scores of each set; [] if data.teacher_scores is empty."""
     if not any(config.teacher_scores):
         return []
-    files = _find_files(config, config.teacher_scores)
-    found = [None if path is None else open_score_file(path) for path in files]
-    for file, split in zip(found, splits, strict=True):
+    files = find_files(config, config.teacher_scores)
+    opened = [None if path is None else open_score_file(path) for path in files]
+    for file, split in zip(opened, splits, strict=True):
         if file is not None and len(file) != len(split):
             raise UserError(
                 f"{file.path} has scores of {len(file)} rows, but {split.name} has {len(split)} training "
                 "pairs; make them again for this text with distil --teacher_scores"
             )
-    return found
+    return opened
 
 
 def has_split(config: DataConfig, split: Split) -> bool:
@@ -318,26 +313,20 @@ def has_split(config: DataConfig, split: Split) -> bool:
     return bool(members) if several else _has_split(members[0], config, split)
 
 
-def _held_out_identity(config: DataConfig) -> list[Any]:
-    sizes = [config.valid_pairs, config.test_pairs]
-    return [["held_out", sizes]] if any(sizes) else []
-
-
 def _hold_out(
     splits: list[RawSplit],
-    kept: list[Any],
+    cleaned: list[Any],
     keys: list[Any],
     reports: list[dict[str, Any]],
-    config: DataConfig,
+    sizes: Mapping[str, int],
     split: Split,
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """Return the rows of a split, where some training pairs are held out, and the reports of the sets."""
-    sizes = {"valid": config.valid_pairs, "test": config.test_pairs}
-    found = hold_out(splits, kept, keys, sizes)
-    rows = getattr(found, split)
+    parts = hold_out(splits, cleaned, keys, sizes)
+    rows = getattr(parts, split)
     described = []
     for number, report in enumerate(reports):
-        held = {name: len(getattr(found, name)[number]) for name in sizes} | {"aside": found.aside[number]}
+        held = {name: len(getattr(parts, name)[number]) for name in sizes} | {"aside": parts.aside[number]}
         described.append(report | {"pairs": len(rows[number]), "held_out": held})
     return rows, described
 

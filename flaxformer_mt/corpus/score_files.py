@@ -65,18 +65,22 @@ def open_score_file(path: Path) -> ScoreFile:
             "--teacher_scores=8"
         )
     try:
-        arrays, facts = _map_arrays(path)
-        if facts["format"] != _FORMAT:
-            raise ValueError(f"its format is {facts['format']!r}")
-        found = ScoreFile(path, **arrays, vocabulary=facts["vocabulary"], origin=json.loads(facts["origin"]))
-        rows, tokens = len(found.checks), int(found.offsets[-1])
-        if found.offsets.shape != (rows + 1,) or (np.diff(found.offsets) < 0).any() or found.offsets[0]:
+        arrays, metadata = _map_arrays(path)
+        if metadata["format"] != _FORMAT:
+            raise ValueError(f"its format is {metadata['format']!r}")
+        scores = ScoreFile(
+            path, **arrays, vocabulary=metadata["vocabulary"], origin=json.loads(metadata["origin"])
+        )
+        rows, tokens = len(scores.checks), int(scores.offsets[-1])
+        if scores.offsets.shape != (rows + 1,) or (np.diff(scores.offsets) < 0).any() or scores.offsets[0]:
             raise ValueError("its offsets are not those of its rows")
-        if found.ids.ndim != 2 or found.ids.shape != found.probs.shape or len(found.ids) != tokens:
-            raise ValueError(f"it has {tokens} tokens, but arrays {found.ids.shape} and {found.probs.shape}")
+        if scores.ids.ndim != 2 or scores.ids.shape != scores.probs.shape or len(scores.ids) != tokens:
+            raise ValueError(
+                f"it has {tokens} tokens, but arrays {scores.ids.shape} and {scores.probs.shape}"
+            )
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise UserError(f"{path} is no file of teacher scores: {error}; {_MAKE_AGAIN}") from error
-    return found
+    return scores
 
 
 def _map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -86,7 +90,7 @@ def _map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         if size < 8 + length:
             raise ValueError(f"its header of {length} bytes exceeds the file of {size}")
         header = json.loads(file.read(length))
-    facts = header.pop("__metadata__")
+    metadata = header.pop("__metadata__")
     arrays = {}
     for name in ("offsets", "checks", "ids", "probs"):
         dtype = _TYPES[header[name]["dtype"]]
@@ -99,7 +103,7 @@ def _map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             arrays[name] = np.memmap(path, dtype, "r", offset=8 + length + begin, shape=shape).view(
                 np.ndarray
             )
-    return arrays, facts
+    return arrays, metadata
 
 
 def write_part(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from flaxformer_mt.config.tag_styles import find_codes
 from flaxformer_mt.corpus.language_identification import LanguageIdentifier
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.unicode_text import find_script, lacks_spaces
@@ -29,6 +30,21 @@ _CLOSER, _UNLIKE = 0.1, 0.4
 # A line is in another language if a model is so sure of it.
 _PROBABLE = 0.5
 _EXAMPLES = 3
+# Frequent words of languages, by which a training set is known to be swapped as a whole: a side has at least
+# this share of those of the other language alone, and so many times its own.
+_COMMON_SHARE, _COMMON_TIMES = 0.03, 3
+_COMMON_WORDS = dict(
+    entry.strip().split(": ")
+    for entry in """cs: a se je že na to v není jsem; da: og det at er ikke en jeg til på;
+    de: der die das und ist nicht ein eine ich sie zu; en: the and of to is not with you i that;
+    es: el los las que es una por con no está; fi: ja on ei se että hän oli minä ovat;
+    fr: le la les et est des une pas que je il; hu: a az és nem hogy egy is van ez;
+    it: il che di è non per una della sono; nl: de het een en niet van dat is ik;
+    pl: i nie się na jest że to w z; pt: o os que não uma para com do é você;
+    ro: și nu este în o cu de la pe; ru: и не что в на это он я с;
+    sv: och att det som är inte en jag för; tr: bir ve bu için ne de değil ben çok;
+    uk: і не що в на це він я з""".split(";")
+)
 
 _Profile = collections.Counter[str]
 
@@ -79,22 +95,30 @@ def find_side_problems(
         for block in blocks:
             for language, counts in zip(languages, block.profiles, strict=True):
                 known[language].update(counts)
-    known = {name: own for name, own in known.items() if name and own.total() >= _FEWEST_LETTERS}
+    known = {name: profile for name, profile in known.items() if name and profile.total() >= _FEWEST_LETTERS}
     findings = []
     for split, parts in samples.items():
         for name, languages, blocks in parts:
-            found: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
+            blocks_by_problem: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
             for block in blocks:
                 if identifier is None:
                     problems = [(problem, "") for problem in _compare(block, languages, known)]
                 else:
                     problems = list(_identify(block, languages, identifier))
                 for kind in problems:
-                    found[kind].append((block, 0))
+                    blocks_by_problem[kind].append((block, 0))
                 is_swapped = any(problem == "swapped" for problem, _ in problems)
+                if (
+                    split == "train"
+                    and identifier is None
+                    and not is_swapped
+                    and _speak_reversed(block, languages)
+                ):
+                    is_swapped = True
+                    blocks_by_problem["swapped", languages[1]].append((block, 0))
                 if languages[0] and not is_swapped and (shift := find_shift(block.pairs)):
-                    found["shifted", ""].append((block, shift))
-            for (problem, language), where in found.items():
+                    blocks_by_problem["shifted", ""].append((block, shift))
+            for (problem, language), where in blocks_by_problem.items():
                 block, shift = where[0]
                 numbers = len(where), len(blocks), block.start + 1
                 examples = _choose_examples(block)
@@ -107,15 +131,15 @@ def find_shift(pairs: Sequence[Pair]) -> int:
     lengths = np.log1p([[len(source), len(target)] for source, target in pairs])
     if len(pairs) < _FEWEST_PAIRS:
         return 0
-    found = {
+    correlations = {
         shift: _correlate(
             lengths[max(0, -shift) : len(pairs) - max(0, shift), 0],
             lengths[max(0, shift) : len(pairs) + min(0, shift), 1],
         )
         for shift in range(-_LARGEST_SHIFT, _LARGEST_SHIFT + 1)
     }
-    best = max(found, key=found.__getitem__)
-    is_clear = found[best] >= _CORRELATION and found[best] - found[0] >= _MORE
+    best = max(correlations, key=correlations.__getitem__)
+    is_clear = correlations[best] >= _CORRELATION and correlations[best] - correlations[0] >= _MORE
     return best if is_clear else 0
 
 
@@ -131,9 +155,9 @@ def count_sequences(texts: Iterable[str]) -> _Profile:
     return counts
 
 
-def compare_sequences(one: _Profile, other: _Profile) -> float:
-    product = sum(count * other[key] for key, count in one.items())
-    norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (one, other)]
+def compare_sequences(left: _Profile, right: _Profile) -> float:
+    product = sum(count * right[key] for key, count in left.items())
+    norms = [np.sqrt(sum(count * count for count in counts.values())) for counts in (left, right)]
     return float(product / (norms[0] * norms[1])) if all(norms) else 0.0
 
 
@@ -163,8 +187,8 @@ def _identify(
     for side, language in enumerate(languages):
         if language:
             texts = [pair[side] for pair in block.pairs]
-            found = collections.Counter(identifier.find_others(texts, language, least=_PROBABLE))
-            common, count = found.most_common(1)[0]
+            counts = collections.Counter(identifier.find_others(texts, language, least=_PROBABLE))
+            common, count = counts.most_common(1)[0]
             others[side] = common if 2 * count > len(texts) else ""
     if all(others) and all(map(identifier.is_same, others, languages[::-1])):
         yield "swapped", others[0]
@@ -177,25 +201,44 @@ def _identify(
 def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Profile]) -> Iterator[str]:
     """Yield swapped, or each side with few letter sequences of its language in the training set."""
     source, target = languages
-    own = block.profiles
-    is_enough = [counts.total() >= _FEWEST_LETTERS for counts in own]
+    profiles = block.profiles
+    is_enough = [counts.total() >= _FEWEST_LETTERS for counts in profiles]
     if source and target in known and source in known and source != target and all(is_enough):
         gains = [
-            compare_sequences(own[0], known[target]) - compare_sequences(own[0], known[source]),
-            compare_sequences(own[1], known[source]) - compare_sequences(own[1], known[target]),
+            compare_sequences(profiles[0], known[target]) - compare_sequences(profiles[0], known[source]),
+            compare_sequences(profiles[1], known[source]) - compare_sequences(profiles[1], known[target]),
         ]
         if min(gains) >= _CLOSER:
             yield "swapped"
             return
-    for name, language, counts, enough in zip(("source", "target"), languages, own, is_enough, strict=True):
+    for name, language, counts, enough in zip(
+        ("source", "target"), languages, profiles, is_enough, strict=True
+    ):
         if enough and language in known and compare_sequences(counts, known[language]) < _UNLIKE:
             yield name
 
 
-def _correlate(one: np.ndarray, other: np.ndarray) -> float:
-    if min(one.std(), other.std()) < 1e-9:
+def _speak_reversed(block: Block, languages: tuple[str, str]) -> bool:
+    """Whether each side has the frequent words of the other language, and hardly any of its own."""
+    words = [
+        {word for code in find_codes(language) for word in _COMMON_WORDS.get(code, "").split()}
+        for language in languages
+    ]
+    words = [words[0] - words[1], words[1] - words[0]]
+    if not all(words):
+        return False
+    for side in (0, 1):
+        texts = [word for pair in block.pairs for word in pair[side].lower().split()]
+        foreign, own = (sum(word in known for word in texts) for known in (words[1 - side], words[side]))
+        if foreign < _COMMON_SHARE * len(texts) or foreign < _COMMON_TIMES * own:
+            return False
+    return True
+
+
+def _correlate(left: np.ndarray, right: np.ndarray) -> float:
+    if min(left.std(), right.std()) < 1e-9:
         return 0.0
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(left, right)[0, 1])
 
 
 def _choose_examples(block: Block) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def _find_columns(path: Path, table: Any, languages: tuple[str, str]) -> dict[st
     if "translation" in fields.names and pyarrow.types.is_struct(fields.field("translation").type):
         fields, prefix = list(fields.field("translation").type), "translation."
     kinds = ("string", "large_string", "string_view")
-    check_languages(str(path), languages, [one.name for one in fields if str(one.type) in kinds])
+    check_languages(str(path), languages, [field.name for field in fields if str(field.type) in kinds])
     return {language: prefix + language for language in languages if language}
 
 
@@ -168,18 +168,18 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
     _require(folder)
     wanted = [language for language in languages if language]
     present = {suffix: find_file(folder, f"{split}.{suffix}") for suffix in (*wanted, *TABLES)}
-    found = [path for path in present.values() if path]
-    tables = [path for path in found if find_table(path)]
+    matches = [path for path in present.values() if path]
+    tables = [path for path in matches if find_table(path)]
     if not languages[0] and tables in ([], [present["tsv"]]):
         return (_find_target(folder, split, languages[1]),)
-    if tables and len(found) > 1:
-        other = next(path for path in found if path != tables[0])
+    if tables and len(matches) > 1:
+        other = next(path for path in matches if path != tables[0])
         raise UserError(f"{folder} has both {tables[0].name} and {other.name}; keep one of them")
     if tables:
         return (tables[0],)
     if missing := [language for language in languages if not present[language]]:
         raise UserError(_missing(folder, split, missing[0], languages))
-    return tuple(found)
+    return tuple(matches)
 
 
 def find_table(path: Path) -> str:
@@ -218,10 +218,10 @@ def _require(folder: Path) -> None:
 
 def find_file(folder: Path, name: str) -> Path | None:
     """The file of this name, or the packed one; raise UserError if there are several."""
-    found = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
-    if len(found) > 1:
-        raise UserError(f"{folder} has both {found[0].name} and {found[1].name}; keep one of them")
-    return found[0] if found else None
+    matches = [path for packing in PACKINGS if (path := folder / f"{name}{packing}").is_file()]
+    if len(matches) > 1:
+        raise UserError(f"{folder} has both {matches[0].name} and {matches[1].name}; keep one of them")
+    return matches[0] if matches else None
 
 
 def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]) -> str:
@@ -293,11 +293,11 @@ def _check_columns(path: Path, before: int, block: list[bytes], wanted: int) -> 
     counts = [line.count(b"\t") + 1 for line in block]
     if counts.count(wanted) == len(block):
         return
-    row, found = next((row, count) for row, count in enumerate(counts) if count != wanted)
+    row, columns = next((row, count) for row, count in enumerate(counts) if count != wanted)
     expected = "3, as the first one: source, tab, target, tab, weight"
     if wanted == 2:
         expected = "2: source, one tab, target; or all lines have a third one, the weight of the pair"
-    raise UserError(f"{path} line {before + row + 1} has {found} columns; a .tsv line has {expected}")
+    raise UserError(f"{path} line {before + row + 1} has {columns} columns; a .tsv line has {expected}")
 
 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
@@ -320,5 +320,5 @@ def read_stamp(path: Path) -> tuple[int, ...]:
 
     `cp -p` sets the time of modification, but not that of change.
     """
-    facts = path.stat()
-    return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+    status = path.stat()
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

@@ -34,11 +34,12 @@ from flaxformer_mt.errors import UserError
 def read_json_pairs(
     path: Path, block: Sequence[bytes], languages: tuple[str, str], *, first_line: int
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the texts of both languages ("": none) of each line; a line feed in a text becomes a space."""
+    """Yield the texts of both languages ("": none) of a line; a line feed becomes a space, null is empty."""
     for number, line in enumerate(block, first_line):
         try:
             values = json.loads(line)
             values = values.get("translation", values)
+            values = dict.fromkeys(languages) if values is None else values
             source, target = (values[language] if language else "" for language in languages)
             yield _encode(source), _encode(target)
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
@@ -50,6 +51,7 @@ def read_json_pairs(
 
 
 def _encode(text: object) -> bytes:
+    text = "" if text is None else text
     if not isinstance(text, str):
         raise TypeError(f"a text is {type(text).__name__}")
     return text.replace("\n", " ").encode("utf-8", "surrogatepass")
@@ -98,16 +100,16 @@ def drop_weightless(
     """Drop pairs of weight 0 from the rows that cleaning has kept (None: all), and report them."""
     if split.weights is None:
         return rows, report
-    kept = np.arange(len(split)) if rows is None else np.asarray(rows)
-    counts = split.weights[kept] > 0
+    numbers = np.arange(len(split)) if rows is None else np.asarray(rows)
+    counts = split.weights[numbers] > 0
     if counts.all():
         return rows, report
-    dropped = kept[~counts]
+    dropped = numbers[~counts]
     first = dropped[:EXAMPLES].tolist()
     examples = [split.make_example(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
     problem = {"count": len(dropped), "action": "drop", "examples": examples}
     problems = report["problems"] | {"weight_0": problem}
-    return kept[counts], report | {"problems": problems, "pairs": int(counts.sum())}
+    return numbers[counts], report | {"problems": problems, "pairs": int(counts.sum())}
 
 
 class TextRows:
@@ -136,17 +138,17 @@ class TextRows:
         return self._lines
 
     def read(self, indices: Iterable[int]) -> list[tuple[bytes, bytes]]:
-        size, found = text_files.BLOCK, list[tuple[bytes, bytes]]()
+        size, pairs = text_files.BLOCK, list[tuple[bytes, bytes]]()
         with self._lock:
             if isinstance(indices, range) and indices and indices.step == 1:
                 for number in range(indices.start // size, (indices.stop - 1) // size + 1):
                     first = number * size
                     block = self._open(number)
-                    found += block[max(0, indices.start - first) : indices.stop - first]
+                    pairs += block[max(0, indices.start - first) : indices.stop - first]
             else:
                 for index in indices:
-                    found.append(self._open(index // size)[index % size])
-        return found
+                    pairs.append(self._open(index // size)[index % size])
+        return pairs
 
     def _open(self, number: int) -> list[tuple[bytes, bytes]]:
         if number != self._number:
@@ -231,12 +233,12 @@ def open_parallel_text(
 
 
 def _read_tag(file: Path) -> dict[str, str]:
-    """Tag before the sources of a table that `backtranslate` made, as its report says."""
+    """Tag before the sources that `backtranslate` made, in any form of the table, as its report says."""
     try:
         report = json.loads((file.parent / "report.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    made = file.name == "train.tsv" and isinstance(report, dict) and "dropped" in report
+    made = file.name.startswith("train.") and isinstance(report, dict) and "dropped" in report
     tag = report.get("tag") if made else None
     return {"tag": tag} if isinstance(tag, str) and tag else {}
 

@@ -36,9 +36,9 @@ def compiled_dir() -> Path:
 
 
 def tfds_dir(config: DataConfig) -> Path:
-    given = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
-    if given:
-        return local_path(given)
+    configured = config.tfds_data_dir or os.environ.get("TFDS_DATA_DIR", "")
+    if configured:
+        return local_path(configured)
     try:
         return Path.home() / "tensorflow_datasets"
     except RuntimeError:  # no home folder
@@ -160,11 +160,11 @@ def _remove_endless(root: Path) -> None:
     """Remove what TFDS would wait for, or read until memory ends; the set then counts as damaged."""
     for path in list(root.rglob("*")):
         try:
-            facts = path.stat()
+            status = path.stat()
         except OSError:
             continue  # a link to nowhere, or removed meanwhile
-        is_huge = path.suffix == ".json" and facts.st_size > _DESCRIPTION_BYTES
-        if is_huge or not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
+        is_huge = path.suffix == ".json" and status.st_size > _DESCRIPTION_BYTES
+        if is_huge or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             warn_user(f"{path} is no file of a prepared data set, but a pipe, a device or too large; removed")
             path.unlink()
 

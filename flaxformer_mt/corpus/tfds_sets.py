@@ -64,8 +64,8 @@ def _open_builder(name: str, folder: Path) -> Any:
     prepared = _find_prepared(folder, match)
     if prepared is None:
         return _build(name, folder)
-    facts = _read_info(prepared)
-    formats = [facts.get("fileFormat", "tfrecord"), *facts.get("alternativeFileFormats", [])]
+    info = _read_info(prepared)
+    formats = [info.get("fileFormat", "tfrecord"), *info.get("alternativeFileFormats", [])]
     if "array_record" not in formats:
         raise UserError(
             f"{name} in {prepared} is prepared as {formats[0]}, which has no random access; convert it with "
@@ -134,10 +134,10 @@ def _unknown(name: str, folder: Path) -> str:
     for each in difflib.get_close_matches(family, _FAMILIES, n=1, cutoff=0.75):
         configs = list(tfds.builder_cls(each).builder_configs)
         reverse = "-".join(reversed(config.split("-")))
-        chosen = [c for c in (config, reverse) if c in configs] or difflib.get_close_matches(
+        matches = [c for c in (config, reverse) if c in configs] or difflib.get_close_matches(
             config, configs, n=3
         )
-        near += [f"{each}/{c}" for c in chosen or configs[:8]]
+        near += [f"{each}/{c}" for c in matches or configs[:8]]
     if near:
         return f"there is no data set {name}; did you mean {' or '.join(dict.fromkeys(near))}?"
     known = ", ".join(("toy_de_en", "parallel_text", *_FAMILIES))

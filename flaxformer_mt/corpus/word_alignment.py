@@ -18,6 +18,7 @@ from flaxformer_mt.corpus.caches import digest, load_or_make
 from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import split_words
 
 # Cells of a block [N, T, S], the unit of the computation; cells of all blocks that are kept in memory.
 _BLOCK, _KEPT = 1 << 17, 1 << 28
@@ -107,8 +108,8 @@ class Lexicon:
             counts = np.bincount(places, np.append(counts, new_counts[new >= 0])).astype(np.int64)
             least = 1
             while len(keys) > _MOST_KEYS:
-                kept = counts > least
-                keys, counts, least = keys[kept], counts[kept], least + 1
+                frequent = counts > least
+                keys, counts, least = keys[frequent], counts[frequent], least + 1
         return keys
 
     def _code(self, group: np.ndarray) -> np.ndarray:
@@ -178,7 +179,7 @@ def _align_direction(source: Sentences, target: Sentences, iterations: tuple[int
     rows = np.arange(len(source.lengths))
     lexicon = Lexicon(source, target, rows, empty=True, passes=iterations[0])
     jumps = np.ones(2 * _LONGEST_JUMP + 1) / (2 * _LONGEST_JUMP + 1)
-    found = [np.full(length, -1, np.int64) for length in target.lengths]
+    alignments = [np.full(length, -1, np.int64) for length in target.lengths]
     for iteration in range(iterations[1] + 1):
         counts, new_jumps = np.zeros(len(lexicon.probabilities)), np.full(len(jumps), _SMOOTHING)
         for block in lexicon.blocks():
@@ -189,10 +190,10 @@ def _align_direction(source: Sentences, target: Sentences, iterations: tuple[int
                 best = posteriors.argmax(axis=2)
                 best[best == posteriors.shape[2] - 1] = -1
                 for pair, positions in zip(block.pairs.tolist(), best, strict=True):
-                    found[pair] = positions[: target.lengths[pair]]
+                    alignments[pair] = positions[: target.lengths[pair]]
         lexicon.update(counts)
         jumps = new_jumps / new_jumps.sum()
-    return found
+    return alignments
 
 
 def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -222,9 +223,9 @@ def _read_hmm(block: _Block, likely: np.ndarray, jumps: np.ndarray) -> tuple[np.
         before = forward[:, step].sum(axis=1)
     posteriors, counts, after = np.empty_like(likely), np.zeros(len(jumps)), np.ones_like(start)
     for step in reversed(range(steps)):
-        chosen = forward[:, step] * after[:, None]
-        chosen /= chosen.sum(axis=(1, 2), keepdims=True)
-        posteriors[:, step, :-1], posteriors[:, step, -1] = chosen[:, 0], chosen[:, 1].sum(axis=1)
+        posterior = forward[:, step] * after[:, None]
+        posterior /= posterior.sum(axis=(1, 2), keepdims=True)
+        posteriors[:, step, :-1], posteriors[:, step, -1] = posterior[:, 0], posterior[:, 1].sum(axis=1)
         if step == 0:
             break
         before = forward[:, step - 1].sum(axis=1)
@@ -249,9 +250,9 @@ def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]
     points in both, adds neighboring points (also diagonal ones) that one of them has and whose source or
     target word is still free, and then points of either whose words are both free.
     """
-    one = [(int(s), t) for t, s in enumerate(forward) if s >= 0]
-    other = [(s, int(t)) for s, t in enumerate(backward) if t >= 0]
-    union, points = {*one, *other}, set(one) & set(other)
+    forward_points = [(int(s), t) for t, s in enumerate(forward) if s >= 0]
+    backward_points = [(s, int(t)) for s, t in enumerate(backward) if t >= 0]
+    union, points = {*forward_points, *backward_points}, set(forward_points) & set(backward_points)
     free = [set(range(size)) - {point[side] for point in points} for side, size in enumerate(shape)]
     waiting = sorted(points)
 
@@ -267,7 +268,7 @@ def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]
             if near in union and near not in points and (near[0] in free[0] or near[1] in free[1]):
                 take(near)
                 waiting.append(near)
-    for point in itertools.chain(one, other):
+    for point in itertools.chain(forward_points, backward_points):
         if point[0] in free[0] and point[1] in free[1]:
             take(point)
     return np.array(sorted(points, key=lambda point: point[::-1]), np.int64).reshape(-1, 2)
@@ -276,7 +277,7 @@ def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]
 _POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 _CHUNK = 4096
 # Part of the cache key: raise it when the cached arrays change.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
@@ -303,21 +304,21 @@ def _read(path: Path, split: RawSplit) -> dict[str, np.ndarray]:
     points: list[np.ndarray] = []
     counts = np.zeros(len(split) + 1, np.int64)
     for row, (line, sizes) in enumerate(zip(read_lines(path), _count_words(split), strict=False)):
-        found = parse_points(line, sizes, where=f"{path} line {row + 1}")
-        points.append(np.array(found, np.int32).reshape(-1, 2))
-        counts[row + 1] = len(found)
+        parsed = parse_points(line, sizes, where=f"{path} line {row + 1}")
+        points.append(np.array(parsed, np.int32).reshape(-1, 2))
+        counts[row + 1] = len(parsed)
     return {"points": np.concatenate([np.zeros((0, 2), np.int32), *points]), "offsets": np.cumsum(counts)}
 
 
 def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
     for pair in itertools.chain.from_iterable(split.read_blocks(_CHUNK)):
-        source, target = (len(text.decode("utf-8", errors="replace").split()) for text in pair)
+        source, target = (len(split_words(text.decode("utf-8", errors="replace"))) for text in pair)
         yield source, target
 
 
 def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tuple[int, int]]:
     """Points of one line, unique, in the order of target and then source positions; `sizes` in words."""
-    found: set[tuple[int, int]] = set()
+    points: set[tuple[int, int]] = set()
     for text in line.split():
         match = _POINT.fullmatch(text)
         shown = text[:40].decode("utf-8", errors="replace")
@@ -330,10 +331,11 @@ def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tup
         if point[0] >= sizes[0] or point[1] >= sizes[1]:
             raise UserError(
                 f"{where}: point {shown} is outside of the pair, which has {sizes[0]} source and {sizes[1]} "
-                "target words; count words from 0, separated by white space, in the text as it is"
+                "target words; count words from 0, separated by spaces, in the text as it is (eflomal "
+                "splits at no-break spaces too: let it align a copy in which they are letters, such as _)"
             )
-        found.add(point)
-    return sorted(found, key=lambda point: point[::-1])
+        points.add(point)
+    return sorted(points, key=lambda point: point[::-1])
 
 
 def format_points(points: Iterable[Iterable[int]]) -> str:

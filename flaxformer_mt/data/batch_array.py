@@ -95,7 +95,7 @@ def to_array(
     batch: Batch, *, pad_id: int, bos_id: int, unpadded: tuple[int, int] | None = None
 ) -> BatchArray:
     """Write a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape."""
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "source_length": batch.source.shape[1],
         "packed": batch.source_segments is not None,
         "pad_id": pad_id,
@@ -108,7 +108,7 @@ def to_array(
     shape = (batch.source.shape[0], batch.source.shape[1] + batch.target_out.shape[1])
     if isinstance(batch.source, jax.ShapeDtypeStruct):
         only_shape: Any = jax.ShapeDtypeStruct(shape, np.int32)
-        return BatchArray(only_shape, **facts)
+        return BatchArray(only_shape, **fields)
     numbers = np.empty(shape, np.int32)
     sides = (
         (batch.source, batch.source_mask, batch.source_positions),
@@ -124,7 +124,7 @@ def to_array(
             part += positions == 0
         np.copyto(part, _PADDING, where=~mask)
         begin += tokens.shape[1]
-    return BatchArray(numbers, **facts)
+    return BatchArray(numbers, **fields)
 
 
 def as_batch(batch: Batch | BatchArray) -> Batch:

@@ -203,18 +203,18 @@ class EpochPlan:
         tokens = lengths[self._examples[places]].astype(np.float64)
         owners = np.repeat(np.arange(len(counts)), counts)
         of_batches = np.bincount(owners, tokens, minlength=len(counts))
-        found = []
+        likely = []
         for number, shape in enumerate(self.shapes):
-            chosen = self._shape_numbers == number
-            own = tokens[chosen[owners]]
-            if not len(own):
-                found.append(0)
+            of_shape = self._shape_numbers == number
+            shape_tokens = tokens[of_shape[owners]]
+            if not len(shape_tokens):
+                likely.append(0)
                 continue
-            full = of_batches[chosen & (counts == shape.rows)]
-            of_epochs = own.std() * shape.rows / len(own) ** 0.5
+            full = of_batches[of_shape & (counts == shape.rows)]
+            of_epochs = shape_tokens.std() * shape.rows / len(shape_tokens) ** 0.5
             spread = 5 * ((full.std() if len(full) else 0.0) + of_epochs)
-            found.append(int(np.ceil(own.mean() * shape.rows + spread)))
-        return found
+            likely.append(int(np.ceil(shape_tokens.mean() * shape.rows + spread)))
+        return likely
 
     @property
     def padding_share(self) -> float:
@@ -246,10 +246,10 @@ def plan_epoch(
     random = np.random.default_rng([seed & 0xFFFF_FFFF_FFFF_FFFF, epoch])
     fits = fitting(source_lengths, target_lengths, config=config)
     fits &= smallest_shape(source_lengths, target_lengths, shapes) < len(shapes)
-    chosen = _occurrences(fits, parts, random) if drawn is None else drawn[fits[drawn]]
-    skipped = int(len(fits) - fits.sum()) if drawn is None else len(drawn) - len(chosen)
-    examples = random.permutation(chosen)
-    del chosen, fits
+    candidates = _occurrences(fits, parts, random) if drawn is None else drawn[fits[drawn]]
+    skipped = int(len(fits) - fits.sum()) if drawn is None else len(drawn) - len(candidates)
+    examples = random.permutation(candidates)
+    del candidates, fits
     lengths = source_lengths[examples], target_lengths[examples]
     if config.batching == "pack":
         groups = _group_into_packs(examples, *lengths, shapes[-1], random)
@@ -335,16 +335,16 @@ def _occurrences(fits: np.ndarray, parts: Sequence[Part] | None, random: np.rand
             f"the parts have {sum(part.size for part in parts)} pairs, but there are {len(fits)} lengths"
         )
     numbers = np.int32 if len(fits) < 1 << 31 else np.int64
-    chosen, start = [], 0
+    repeated, start = [], 0
     for part in parts:
         present = (start + np.flatnonzero(fits[start : start + part.size])).astype(numbers)
         start += part.size
         times = int(part.weight)
         # Stochastic rounding: the expected number is exact even for a handful of pairs.
         extra = int((part.weight - times) * len(present) + random.random())
-        chosen += [present] * times
-        chosen.append(random.choice(present, extra, replace=False, shuffle=False))
-    return np.concatenate(chosen)
+        repeated += [present] * times
+        repeated.append(random.choice(present, extra, replace=False, shuffle=False))
+    return np.concatenate(repeated)
 
 
 def _group_into_buckets(

@@ -34,12 +34,12 @@ def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
     texts = [" ".join(filter(None, pairs[number].target.split(" "))) for number in numbers]
     back = list(map(vocab.detokenize, vocab.tokenize_all(texts)))
     changed = [
-        (number, text, found)
-        for number, text, found in zip(numbers, texts, back, strict=True)
-        if text != found
+        (number, text, restored)
+        for number, text, restored in zip(numbers, texts, back, strict=True)
+        if text != restored
     ]
     missing = collections.Counter(
-        character for _, text, found in changed for character in _find_missing(text, found)
+        character for _, text, restored in changed for character in _find_missing(text, restored)
     )
     return {
         "lines": len(texts),
@@ -49,8 +49,8 @@ def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
             for character, count in missing.most_common(_CHARACTERS)
         ],
         "examples": [
-            {"number": number + 1, "text": text[:_SHORT], "back": found[:_SHORT]}
-            for number, text, found in changed[:_EXAMPLES]
+            {"number": number + 1, "text": text[:_SHORT], "back": restored[:_SHORT]}
+            for number, text, restored in changed[:_EXAMPLES]
         ],
     }
 
@@ -58,7 +58,7 @@ def find_lost_text(pairs: _Pairs, vocab: Vocab) -> dict[str, Any]:
 def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
     if not report or not report["lost"]:
         return []
-    characters = ", ".join(f"{one['character']} ({one['lines']:,})" for one in report["characters"][:3])
+    characters = ", ".join(f"{entry['character']} ({entry['lines']:,})" for entry in report["characters"][:3])
     example: Mapping[str, Any] = report["examples"][0]
     shown = "; ".join(
         [
@@ -74,9 +74,9 @@ def describe_lost_text(report: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _find_missing(text: str, found: str) -> Sequence[str]:
+def _find_missing(text: str, restored: str) -> Sequence[str]:
     """Characters that occur more often in a text than in what comes back of it."""
-    return list(collections.Counter(text) - collections.Counter(found))
+    return list(collections.Counter(text) - collections.Counter(restored))
 
 
 def _name(character: str) -> str:
@@ -93,18 +93,14 @@ def find_overlap(train: Pairs, held_out: Mapping[str, Pairs]) -> dict[str, dict[
     """
     wanted = {name: _gather(pairs.read_hashes()) for name, pairs in held_out.items()}
     known = [np.sort(np.concatenate(both)) for both in zip(*wanted.values(), strict=True)]
-    found = {name: [np.zeros(len(one), bool) for one in both] for name, both in wanted.items()}
+    matches = {name: [np.zeros(len(hashes), bool) for hashes in both] for name, both in wanted.items()}
     for part in train.read_hashes():
         for which, values in enumerate(_gather([part]) if known else ()):
             present = values[occur_in(values, known[which])]
             for name, both in wanted.items():
-                found[name][which] |= np.isin(both[which], present)
+                matches[name][which] |= np.isin(both[which], present)
     return {
-        name: {
-            "of": len(pairs),
-            "pairs": int(found[name][0].sum()),
-            "sources": int(found[name][1].sum()),
-        }
+        name: {"of": len(pairs), "pairs": int(matches[name][0].sum()), "sources": int(matches[name][1].sum())}
         for name, pairs in held_out.items()
     }
 
@@ -125,9 +121,9 @@ def _hash(text: str) -> int:
 
 def describe_overlap(overlap: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
-        f"{found['pairs']:,} of the {found['of']:,} pairs of the {name} set "
-        f"({found['pairs'] / found['of']:.1%}) also occur in the training set, so their scores show what the "
+        f"{count['pairs']:,} of the {count['of']:,} pairs of the {name} set "
+        f"({count['pairs'] / count['of']:.1%}) also occur in the training set, so their scores show what the "
         "model remembers; remove them from one of the sets"
-        for name, found in overlap.items()
-        if found["pairs"]
+        for name, count in overlap.items()
+        if count["pairs"]
     ]

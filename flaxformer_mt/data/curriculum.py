@@ -52,26 +52,26 @@ class Curriculum:
     def draw(self, place: Position) -> np.ndarray:
         """Numbers of the pairs of an epoch, counted over all sets, in no useful order."""
         stage, start = self.stages[place.stage], 0
-        found = [np.zeros(0, np.int64)]
+        drawn = [np.zeros(0, np.int64)]
         for number, (size, share) in enumerate(zip(self._sizes, stage.shares, strict=True)):
             if share:
                 rate = self._sizes[stage.counted] * (share / stage.shares[stage.counted])
                 begin, end = (
                     math.floor(rate * epoch) for epoch in (place.stage_epoch, place.stage_epoch + 1)
                 )
-                found += [start + chosen for chosen in self._take(place.stage, number, begin, end)]
+                drawn += [start + numbers for numbers in self._take(place.stage, number, begin, end)]
             start += size
-        return np.concatenate(found)
+        return np.concatenate(drawn)
 
     def _take(self, stage: int, number: int, begin: int, end: int) -> list[np.ndarray]:
         """Pairs `begin` to `end` of the sequence of a stage's random passes over one set."""
-        size, found = self._sizes[number], []
+        size, passes = self._sizes[number], []
         while begin < end:
             turn, at = divmod(begin, size)
             stop = min(end - turn * size, size)
-            found.append(self._permute(stage, number, turn)[at:stop].astype(np.int64))
+            passes.append(self._permute(stage, number, turn)[at:stop].astype(np.int64))
             begin = turn * size + stop
-        return found
+        return passes
 
     def _permute(self, stage: int, number: int, turn: int) -> np.ndarray:
         drawn_for, order = self._permutations.get(number, ((-1, -1), np.zeros(0, np.int32)))

@@ -12,7 +12,7 @@ from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore, fold, remove_store
 from flaxformer_mt.vocab import Vocabs
-from flaxformer_mt.workers.worker_pool import HERE, Hands
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 
 class EpochStores:
@@ -37,7 +37,7 @@ class EpochStores:
         noise: TextNoise | None = None,
         varies: bool = False,
         own_root: Path | None = None,
-        hands: Hands = HERE,
+        pool: PoolOptions = NO_POOL,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> None:
         """Build the base under `root`; stores of later epochs go to `own_root`, of this process alone."""
@@ -48,7 +48,7 @@ class EpochStores:
         self.varies = varies or bool(sampling) or self._noise.rates.active
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._stores: dict[int, TokenStore] = {}
-        self.base = self._build(0, self._pairs, self._noise, hands=hands, count=count)
+        self.base = self._build(0, self._pairs, self._noise, pool=pool, count=count)
 
     def store(self, epoch: int) -> TokenStore:
         """Build the store if missing; all but the base and the last two requested are removed."""

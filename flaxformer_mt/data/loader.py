@@ -23,23 +23,17 @@ from flaxformer_mt.shapes import Batch
 
 
 class RowShare(NamedTuple):
-    """The rows of a batch to build: of `parts` blocks of equal height, the blocks in `own`, in order."""
+    """The rows of a batch to build: of `parts` blocks of equal height, those of the numbers `blocks`."""
 
     parts: int
-    own: tuple[int, ...]
+    blocks: tuple[int, ...]
 
 
 ALL_ROWS = RowShare(1, (0,))
 
 
 def make_batch(
-    store: TokenStore,
-    plan: EpochPlan,
-    index: int,
-    *,
-    pad_id: int,
-    bos_id: int,
-    share: RowShare = ALL_ROWS,
+    store: TokenStore, plan: EpochPlan, index: int, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
 ) -> Batch:
     """Build batch `index` of `plan` as int32 and bool arrays, in the layout described at `Batch`.
 
@@ -92,12 +86,12 @@ def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
         return planned
     height = -(-planned.shape.rows // share.parts)
     new_numbers = np.full(share.parts, -1)
-    new_numbers[list(share.own)] = np.arange(len(share.own))
+    new_numbers[list(share.blocks)] = np.arange(len(share.blocks))
     new_part = new_numbers[planned.rows // height]
-    kept = new_part >= 0
-    own_rows = new_part[kept] * height + planned.rows[kept] % height
-    shape = planned.shape._replace(rows=height * len(share.own))
-    return planned._replace(shape=shape, examples=planned.examples[kept], rows=own_rows)
+    inside = new_part >= 0
+    own_rows = new_part[inside] * height + planned.rows[inside] % height
+    shape = planned.shape._replace(rows=height * len(share.blocks))
+    return planned._replace(shape=shape, examples=planned.examples[inside], rows=own_rows)
 
 
 class _Gathered(NamedTuple):
@@ -173,10 +167,10 @@ def train_batches(
     epochs = _Epochs(stores, config, seed, start, buffer + 1, accumulation)
 
     def batch_at(step: int) -> tuple[Position, Batch | None]:
-        found = epochs.find(step)
-        if found is None:
+        located = epochs.find(step)
+        if located is None:
             return start, None
-        active, index = found
+        active, index = located
         batch = make_batch(active.store, active.plan, index, pad_id=pad_id, bos_id=bos_id, share=share)
         ended = index + 1 == len(active.plan)
         return active.after if ended else active.place._replace(index=index + 1), batch

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.words import number_pieces
@@ -81,8 +82,8 @@ def _number_words(
         pieces = tokens[:-1]
         starts = begins[pieces]
         starts[:1] = True
-        count = len(text.split())
-        if int(starts.sum()) == count and not unclear[pieces].any():
+        count = len(split_words(text))
+        if int(starts.sum()) == count == len(text.split()) and not unclear[pieces].any():
             numbers.append(np.cumsum(starts) - 1)
         else:
             numbers.append(np.array(number_pieces(vocab, pieces, text), np.int64))
@@ -110,9 +111,9 @@ def link_pieces(
         first[words[::-1]] = local[::-1]  # of several pieces of a word, the first is written last
         # A word after the last that has pieces was normalised away.
         inside = points[:, side] < np.array([*sizes, 0])[owners]
-        chosen = np.where(inside, offsets[owners] + points[:, side], len(count) - 1)
-        firsts.append(first[chosen])
-        counts.append(np.where(inside, count[chosen], 0))
+        linked = np.where(inside, offsets[owners] + points[:, side], len(count) - 1)
+        firsts.append(first[linked])
+        counts.append(np.where(inside, count[linked], 0))
     total = counts[0] * counts[1]
     number = np.arange(total.sum()) - np.repeat(np.cumsum(total) - total, total)
     width = np.repeat(counts[0], total)

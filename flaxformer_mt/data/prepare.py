@@ -19,7 +19,7 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.lexical_table import ShortlistRequest, write_shortlist
+from flaxformer_mt.data.learned_shortlist import ShortlistRequest, write_shortlist
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
@@ -38,7 +38,7 @@ from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_len
 from flaxformer_mt.tracking.progress_display import SILENT, Count, WorkProgress
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_language_tags, check_tags
-from flaxformer_mt.workers.worker_pool import HERE, Hands
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 # Training lines whose sentences are counted.
 _SAMPLE = 2000
@@ -67,7 +67,7 @@ def prepare(
     progress: WorkProgress = SILENT,
     overlap: bool = False,
     shortlist: ShortlistRequest | None = None,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
 ) -> Prepared:
     """Read the data set, train or load the vocabularies, and tokenize; reuses the results in the cache.
 
@@ -81,7 +81,7 @@ def prepare(
         check_run(run_dir, config)
         forget_preparation(run_dir, config)
     root = cache_dir(config.data)
-    train_pairs = read_pairs(config.data, "train", hands=hands, progress=progress)
+    train_pairs = read_pairs(config.data, "train", pool=pool, progress=progress)
     splits: tuple[Split, ...] = ("valid", "test")
     held_out: dict[str, Pairs] = {
         split: read_pairs(config.data, split) for split in splits if has_split(config.data, split)
@@ -90,19 +90,25 @@ def prepare(
     making = "reading" if config.vocab.kind == "pretrained" else "training"
     with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
-        _check_tags(vocabs, train_pairs)
+        check_language_tags(vocabs.source, train_pairs.tags)
+        check_language_tags(vocabs.target, train_pairs.target_tags)
+        check_tags(vocabs.source, train_pairs.report["parts"])
     if run_dir is not None and is_first():
         publish(run_dir)
     with progress.part("tokenizing", total=len(train_pairs)) as count:
-        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, hands, count)
+        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, pool, count)
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
-    report = {
+    report: dict[str, Any] = {
         "train": train_pairs.report,
-        "valid": held_out["valid"].report if "valid" in held_out else None,
-        "test": held_out["test"].report if "test" in held_out else None,
-        "vocabulary": _describe_vocabs(config, vocabs),
+        **{split: held_out[split].report if split in held_out else None for split in splits},
+        "vocabulary": {
+            "kind": config.vocab.kind,
+            "joint": vocabs.joint,
+            "source_size": vocabs.source.size if config.data.source_language else 0,
+            "target_size": vocabs.target.size,
+        },
         "target_lengths": lengths,
         "lost_text": find_lost_text(valid_pairs, vocabs.target) if valid_pairs is not None else None,
         **_describe_epochs(config, train),
@@ -145,7 +151,7 @@ def _tokenize_train(
     vocabs: Vocabs,
     root: Path,
     own_root: Path | None,
-    hands: Hands,
+    pool: PoolOptions,
     count: Count,
 ) -> EpochStores:
     """Noise leaves tags and the symbols of the vocabulary as they are."""
@@ -160,7 +166,7 @@ def _tokenize_train(
         noise=TextNoise(config.data.noise, tuple(symbols)),
         varies=any(stage.noise.active for stage in read_stages(config.data)),
         own_root=own_root,
-        hands=hands,
+        pool=pool,
         count=count,
     )
 
@@ -171,13 +177,15 @@ def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
         return {"batches": stages[0]["batches"], "stages": stages}
     parts = train.base.parts
     mixture = {"mixture": describe_shares(parts)} if len(parts) > 1 else {}
-    return {"batches": _plan_first_epoch(config, train), **mixture}
+    return {"batches": plan_first_epoch(config, train), **mixture}
 
 
-def _check_tags(vocabs: Vocabs, pairs: Pairs) -> None:
-    check_language_tags(vocabs.source, pairs.tags)
-    check_language_tags(vocabs.target, pairs.target_tags)
-    check_tags(vocabs.source, pairs.report["parts"])
+def plan_first_epoch(config: Config, train: EpochStores) -> Any:
+    lengths = train.base.source_lengths, train.base.target_lengths
+    shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
+    # Of one seed for all runs: what is compiled for these batches serves a sweep over seeds.
+    plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, parts=train.base.parts, shapes=shapes)
+    return plan_summary(plan, *lengths)
 
 
 def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
@@ -186,15 +194,6 @@ def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
         for warning in describe_side_problems(findings):
             warn_user(warning)
     return [dataclasses.asdict(finding) for finding in findings]
-
-
-def _describe_vocabs(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    return {
-        "kind": config.vocab.kind,
-        "joint": vocabs.joint,
-        "source_size": vocabs.source.size if config.data.source_language else 0,
-        "target_size": vocabs.target.size,
-    }
 
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
@@ -223,11 +222,3 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         vocabs.save(run_dir / "vocab")
         seal_vocabs(run_dir / "vocab")
     return vocabs
-
-
-def _plan_first_epoch(config: Config, train: EpochStores) -> Any:
-    lengths = train.base.source_lengths, train.base.target_lengths
-    shapes = make_training_shapes(*lengths, config=config.data, headroom=train.varies)
-    # Of one seed for all runs: what is compiled for these batches serves a sweep over seeds.
-    plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, parts=train.base.parts, shapes=shapes)
-    return plan_summary(plan, *lengths)

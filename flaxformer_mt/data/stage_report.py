@@ -22,7 +22,7 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
     assert curriculum is not None, "the config has no stages"
     lengths = base.source_lengths, base.target_lengths
     shapes = make_training_shapes(*lengths, config=config.data, headroom=stores.varies)
-    found, start = [], 1
+    described, start = [], 1
     for number, stage in enumerate(curriculum.stages):
         drawn = curriculum.draw(Position(0, 0, number))
         plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, shapes=shapes, drawn=drawn)
@@ -30,7 +30,7 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
         if stage.epochs is not None:
             updates = -(-len(plan) * stage.epochs // accumulation)
         rates = dataclasses.asdict(stage.noise)
-        found.append(
+        described.append(
             {
                 "name": stage.name,
                 "from_update": start,
@@ -48,13 +48,13 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
             }
         )
         start += updates or 0
-    return found
+    return described
 
 
 def format_stages(stages: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for number, stage in enumerate(stages, start=1):
-        mix = ", ".join(f"{one['share']:.1%} {one['name']}" for one in stage["mix"])
+        mix = ", ".join(f"{part['share']:.1%} {part['name']}" for part in stage["mix"])
         noise = ", ".join(f"{kind} {rate:g}" for kind, rate in stage["noise"].items())
         lines.append(
             f"stage {number} of {len(stages)}, {stage['name']}: {mix}; {_format_length(stage)}"

@@ -48,12 +48,12 @@ class TextNoise(NamedTuple):
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
         draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
-        found = list(pairs)
+        noisy = list(pairs)
         for index, spoken in enumerate(itertools.islice(languages, len(pairs))):
             if draws[index].any():
                 kinds = itertools.compress(_KINDS, draws[index])
-                found[index] = self._change(pairs[index], kinds, random.Random(seed << 32 | index), spoken)
-        return found
+                noisy[index] = self._change(pairs[index], kinds, random.Random(seed << 32 | index), spoken)
+        return noisy
 
     def _change(
         self, pair: Pair, kinds: Iterable[str], chance: random.Random, languages: tuple[str, str]
@@ -141,25 +141,25 @@ _STYLES = "'’ \"“”„«» -–— .,;: !?. 。、，".split()
 def _others(groups: Iterable[str]) -> dict[str, str]:
     """Map each character to the others of its groups."""
     pairs = [pair for group in groups for pair in itertools.permutations(group, 2)]
-    return {one: "".join(other for first, other in pairs if first == one) for one, _ in pairs}
+    return {letter: "".join(other for first, other in pairs if first == letter) for letter, _ in pairs}
 
 
 def _find_neighbours() -> dict[str, str]:
-    found: dict[str, str] = {}
+    neighbours: dict[str, str] = {}
     for rows in _KEYBOARDS:
         for above, row, below in zip(("", *rows), rows, (*rows[1:], ""), strict=False):
             for at, key in enumerate(row):
                 left = max(at - 1, 0)
                 near = above[at : at + 2] + row[left : at + 2] + below[left : at + 1]
-                found.setdefault(key, near.replace(key, ""))
-    return found
+                neighbours.setdefault(key, near.replace(key, ""))
+    return neighbours
 
 
 _NEIGHBOURS, _SIMILAR, _STYLED = _find_neighbours(), _LATIN | _others(_ALIKE), _others(_STYLES)
 
 
-def _like(letter: str, found: str) -> list[str]:
-    return [one.upper() if letter.isupper() and len(one.upper()) == 1 else one for one in found]
+def _like(letter: str, others: str) -> list[str]:
+    return [other.upper() if letter.isupper() and len(other.upper()) == 1 else other for other in others]
 
 
 def _near(letter: str) -> list[str]:
@@ -175,8 +175,8 @@ def _similar(letter: str) -> list[str]:
 
 def _class_of(category: str) -> str:
     """Make a regular expression of one character of a category of Unicode."""
-    found = (chr(code) for code in range(0x21, 0xFF66) if unicodedata.category(chr(code))[0] == category)
-    return f"[{''.join(map(re.escape, found))}]"
+    members = (chr(code) for code in range(0x21, 0xFF66) if unicodedata.category(chr(code))[0] == category)
+    return f"[{''.join(map(re.escape, members))}]"
 
 
 _P, _M = _class_of("P"), _class_of("M")

@@ -30,7 +30,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.shapes import TeacherTokens
 from flaxformer_mt.vocab import Vocab, Vocabs
-from flaxformer_mt.workers.worker_pool import HERE, Hands, carry, open_crew
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, carry, open_crew
 
 
 class GrowingArray:
@@ -59,8 +59,7 @@ class GrowingArray:
             self._file.seek(0)
             self._write_header()
             assert self._file.tell() == self._start, "the .npy header exceeds its reserved space"
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self.flush()
 
     def _write_header(self) -> None:
         np.lib.format.write_array_header_1_0(
@@ -127,12 +126,12 @@ class TokenizeChunks:
             if which == 0 and not self.has_source:
                 sides.append((np.zeros(0, self.dtypes[0]), np.zeros(len(texts[0]), np.int64)))
                 continue
-            found = vocab.tokenize_all(
+            tokens = vocab.tokenize_all(
                 texts[which], sampling=sampling, seed=fold(seed, block.number, which), threads=self.threads
             )
-            lengths = np.fromiter(map(len, found), np.int64, len(found))
-            sides.append((np.concatenate(found).astype(self.dtypes[which]), lengths))
-            ids.append(found)
+            lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+            sides.append((np.concatenate(tokens).astype(self.dtypes[which]), lengths))
+            ids.append(tokens)
         links = None
         if self._linker is not None and block.links is not None:
             links = self._linker.link(texts, ids, block.links)
@@ -173,21 +172,21 @@ class TeacherScores:
         for number, scored in enumerate(self.files):
             if scored is None:
                 continue
-            own = np.flatnonzero(self._part == number)
-            counts = np.diff(scored.offsets)[rows[own]]
-            wrong = (counts != lengths[own]) & (counts > 0)
-            for index in own[np.linspace(0, len(own) - 1, min(_COMPARED, len(own))).astype(int)]:
+            members = np.flatnonzero(self._part == number)
+            counts = np.diff(scored.offsets)[rows[members]]
+            wrong = (counts != lengths[members]) & (counts > 0)
+            for index in members[np.linspace(0, len(members) - 1, min(_COMPARED, len(members))).astype(int)]:
                 start, end = offsets[index], offsets[index + 1]
                 if scored.offsets[rows[index] + 1] > scored.offsets[rows[index]]:
-                    wrong[np.searchsorted(own, index)] |= (
+                    wrong[np.searchsorted(members, index)] |= (
                         checksum(tokens[start:end]) != scored.checks[rows[index]]
                     )
             if wrong.any():
                 raise UserError(
                     f"{scored.path} has scores of other targets than the text, first in row "
-                    f"{rows[own[wrong]].min() + 1}; make them for this text with distil --teacher_scores"
+                    f"{rows[members[wrong]].min() + 1}; make them for this text with distil --teacher_scores"
                 )
-            self._starts[own[counts > 0]] = scored.offsets[rows[own[counts > 0]]]
+            self._starts[members[counts > 0]] = scored.offsets[rows[members[counts > 0]]]
 
     def lay_out(
         self,
@@ -207,10 +206,10 @@ class TeacherScores:
         for number, file in enumerate(self.files):
             if file is None:
                 continue
-            own = (parts == number) & (starts >= 0)
-            at = (places[0][own], places[1][own], slice(file.top_k))
-            ids[at] = file.ids[starts[own] + index[own]]
-            probs[at] = file.probs[starts[own] + index[own]]
+            inside = (parts == number) & (starts >= 0)
+            at = (places[0][inside], places[1][inside], slice(file.top_k))
+            ids[at] = file.ids[starts[inside] + index[inside]]
+            probs[at] = file.probs[starts[inside] + index[inside]]
         return TeacherTokens(ids, probs)
 
 
@@ -280,7 +279,7 @@ class TokenStore:
         seed: int = 0,
         noise: TextNoise | None = None,
         stop: threading.Event | None = None,
-        hands: Hands = HERE,
+        pool: PoolOptions = NO_POOL,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> "TokenStore":
         """Open the store of these pairs and vocabularies under `root`; write a missing store first.
@@ -309,7 +308,7 @@ class TokenStore:
                         damage = str(error)
                         warn_user(f"the token store {folder} is damaged: {damage}; it is built again")
                         _remove_folder(folder)
-            _write_store(folder, pairs, _TokenizedChunks(pairs, vocabs, drawing, stop, hands), stop, count)
+            _write_store(folder, pairs, _TokenizedChunks(pairs, vocabs, drawing, stop, pool), stop, count)
         raise UserError(
             f"the token store {folder} is damaged again whenever it is written: {damage}; set "
             "data.cache_dir to a folder on another disk"
@@ -410,10 +409,10 @@ class _TokenizedChunks:
     """The token ids of chunks of pairs, as workers make them, from any chunk on."""
 
     def __init__(
-        self, pairs: Pairs, vocabs: Vocabs, drawing: Drawing, stop: threading.Event | None, hands: Hands
+        self, pairs: Pairs, vocabs: Vocabs, drawing: Drawing, stop: threading.Event | None, pool: PoolOptions
     ) -> None:
         self._pairs, self._stop, self._noisy = pairs, stop, drawing.noise is not None
-        self._hands = hands.for_work(len(pairs) / CHUNK, least=_FEW_CHUNKS)
+        self._pool = pool.for_work(len(pairs) / CHUNK, least=_FEW_CHUNKS)
         self.dtypes = tuple(
             np.dtype(np.uint16 if vocab.size <= 1 << 16 else np.int32)
             for vocab in (vocabs.source, vocabs.target)
@@ -426,12 +425,12 @@ class _TokenizedChunks:
             has_source=pairs.has_source,
             linked=bool(pairs.links_identity),
             # In this process, SentencePiece's own threads do the work of workers.
-            threads=-1 if self._hands == HERE and hands.workers != 1 else 1,
+            threads=-1 if self._pool == NO_POOL and pool.workers != 1 else 1,
         )
 
     def read(self, first: int) -> Iterator[TokenizedChunk]:
         """Yield the chunks from number `first` on; raise BuildStopped once `stop` is set."""
-        with open_crew(carry(self._work), workers=self._hands.workers, ray=self._hands.ray) as crew:
+        with open_crew(carry(self._work), workers=self._pool.workers, ray=self._pool.ray) as crew:
             yield from crew.map(self._read_texts(first), name=_name_chunk)
 
     def _read_texts(self, first: int) -> Iterator[TextChunk]:
@@ -517,12 +516,12 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
                 time.sleep(_WAIT)
                 continue
             except file_lock.FileHasNoLock:
-                own = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
-                own.mkdir()
+                private = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+                private.mkdir()
                 try:
-                    yield own
+                    yield private
                 finally:
-                    shutil.rmtree(own, ignore_errors=True)
+                    shutil.rmtree(private, ignore_errors=True)
                 return
             if os.path.lexists(folder):  # it was finished in the meantime
                 with contextlib.suppress(OSError):
@@ -583,9 +582,9 @@ def _write_arrays(
 
 def _list_arrays(dtypes: tuple[np.dtype, ...], *, linked: bool) -> list[tuple[str, np.dtype]]:
     offsets, points = np.dtype(np.int64), np.dtype(np.uint16)
-    found = [(f"{side}.tokens", dtype) for side, dtype in zip(_SIDES, dtypes, strict=True)]
-    found += [(f"{side}.offsets", offsets) for side in _SIDES]
-    return found + ([("links.points", points), ("links.offsets", offsets)] if linked else [])
+    arrays = [(f"{side}.tokens", dtype) for side, dtype in zip(_SIDES, dtypes, strict=True)]
+    arrays += [(f"{side}.offsets", offsets) for side in _SIDES]
+    return arrays + ([("links.points", points), ("links.offsets", offsets)] if linked else [])
 
 
 def remove_store(store: TokenStore) -> None:

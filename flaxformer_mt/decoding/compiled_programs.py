@@ -62,6 +62,11 @@ class StatePrograms:
         """Store the programs `empty`, `prefill` and `generate`, which may be in the making."""
         self._parts, self._programs = parts, programs
 
+    def wait(self) -> None:
+        """Wait until all programs are ready."""
+        for program in self._programs.values():
+            program.result()
+
     def empty(self) -> Leaves:
         """Return a state whose rows are all free."""
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
@@ -108,19 +113,24 @@ class SearchPrograms:
         sizes: tuple[int, int],
         spread: bool | SplitParameters,
         shortlists: Shortlists | None = None,
+        platform: str | None = None,
+        compile_program: Callable[[Any, tuple[Any, ...]], Any] | None = None,
         **jit_options: Any,
     ) -> None:
         """Store what all programs have in common; see `SearchEngine`.
 
         Args:
           shortlists: if each line has a shortlist, what all of them have in common.
+          platform: what programs are compiled for, as JAX names it; None: the devices of this process.
+          compile_program: compiles a jitted function for such arguments.
           jit_options: of `jax.jit`; no program is kept with them.
         """
         self._options, self._symbols, self._shortlists = options, symbols, shortlists
         self._configs, self._sizes = configs, sizes
         self._split = spread if isinstance(spread, SplitParameters) else None
         self.parts = local_device_count() if spread and self._split is None else 1
-        self.jit_options = jit_options
+        self.jit_options, self._platform = jit_options, platform
+        self._compile_program = compile_program or (lambda program, inputs: program.lower(*inputs).compile())
         # What all programs depend on, apart from their arguments and sizes.
         self._facts = [configs, options, symbols, sizes, shortlists and shortlists.common.tolist()]
         self._found: dict[Any, StatePrograms] = {}
@@ -129,7 +139,7 @@ class SearchPrograms:
 
     @functools.cached_property
     def _models(self) -> list["Model"]:
-        return make_models(self._configs, self._sizes)
+        return make_models(self._configs, self._sizes, self._platform)
 
     def find(
         self, params: tuple[Any, ...], size: Size, example: Sources, *, n_best: int, keep: bool = False
@@ -191,7 +201,7 @@ class SearchPrograms:
                 arguments = make_arguments()
                 program = self._jit(function, donate=() if keep else donate)
                 if not keep:
-                    return program.lower(*arguments).compile()
+                    return self._compile_program(program, arguments)
                 return compile_kept(program, arguments, [*facts, function.__name__, size], devices)
 
             return _compilers().submit(compile_one)

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from flaxformer_mt.model import Model
 
 
-def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
-    """Return the networks; `sizes` are the numbers of entries of the source and the target vocabulary."""
+def make_models(
+    configs: Sequence[ModelConfig], sizes: tuple[int, int], platform: str | None = None
+) -> list["Model"]:
+    """Return the networks for a platform, by default that of this process.
+
+    `sizes` are the numbers of entries of the source and the target vocabulary.
+    """
     from flaxformer_mt.model import make_model
 
     source_size, target_size = sizes
-    platform = default_platform()
+    platform = platform or default_platform()
     return [
         make_model(one, source_size=source_size, target_size=target_size, platform=platform)
         for one in configs

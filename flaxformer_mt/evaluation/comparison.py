@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.config.directions import Direction, find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import (
@@ -64,11 +64,8 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
             f"--against={name} is neither a run directory nor a file of translations; give RUN, "
             "RUN@CHECKPOINT or FILE"
         )
-    if not read_config(folder / "config.json").data.source_language:
-        raise UserError(
-            f"--against={name} is a language model (its data.source_language is empty) and translates "
-            "nothing; compare runs that translate, or files of translations"
-        )
+    reason = " and translates nothing; compare runs that translate, or files of translations"
+    refuse_language_model(read_config(folder / "config.json").data, f"--against={name}", reason)
     return ComparedSystem(name, folder, checkpoint)
 
 
@@ -116,7 +113,7 @@ def make_resampling_options(
 
 def read_compared_files(
     systems: Sequence[ComparedSystem],
-    own: tuple[Path, Config, ScoredSet],
+    evaluated: tuple[Path, Config, ScoredSet],
     *,
     split: Literal["test", "valid"] | None,
 ) -> dict[str, tuple[str, ...]]:
@@ -124,27 +121,27 @@ def read_compared_files(
 
     Without a split, the set comes from files, which any run can translate.
     """
-    found = {}
+    scored, translations = evaluated[2], {}
     for system in systems:
         if system.run is not None:
             if split is not None:
-                check_same_set(split, own, (system.run, read_config(system.run / "config.json")))
+                check_same_set(split, evaluated, (system.run, read_config(system.run / "config.json")))
             continue
         lines = read_sentences(system.name)
-        count = len(own[2].sources)
+        count = len(scored.sources)
         if len(lines) != count:
             raise UserError(
-                f"{system.name} has {len(lines)} lines, but {own[2].name} has {count} sentences; line N must "
+                f"{system.name} has {len(lines)} lines, but {scored.name} has {count} sentences; line N must "
                 "be the translation of sentence N"
             )
-        found[system.name] = tuple(lines)
-    return found
+        translations[system.name] = tuple(lines)
+    return translations
 
 
 class Rival(NamedTuple):
     """The translations of a compared system, and its description as JSON values, of which one is its name."""
 
-    facts: dict[str, Any]
+    description: dict[str, Any]
     hypotheses: tuple[str, ...]
 
 
@@ -168,15 +165,12 @@ def translate_compared_systems(
         translator = Translator.load(
             system.run, checkpoint=system.checkpoint, search=system.search, **options
         )
-        languages: dict[str, Any] = {
-            "source_language": direction.source,
-            "target_language": direction.target,
-        }
+        languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))
-        facts = {"name": system.name, "checkpoint": translator.checkpoint}
-        facts |= describe_search(translator.config.search)
-        rivals.append(Rival(facts, tuple(translation.text for translation in translated)))
+        description = {"name": system.name, "checkpoint": translator.checkpoint, "step": translator.step}
+        description |= describe_search(translator.config.search)
+        rivals.append(Rival(description, tuple(translation.text for translation in translated)))
     return rivals
 
 
@@ -189,61 +183,66 @@ def describe_search(search: SearchConfig) -> dict[str, Any]:
 
 
 def find_largest_differences(
-    one: Sequence[str], other: Sequence[str], references: Sequence[str], *, most: int, lowercase: bool = False
+    left: Sequence[str],
+    right: Sequence[str],
+    references: Sequence[str],
+    *,
+    most: int,
+    lowercase: bool = False,
 ) -> list[tuple[int, float, float]]:
     """Indices of the `most` sentences whose chrF differs most, and the chrF of both; no identical ones."""
-    unlike = [i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
         score_sentences_chrf([texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase)
-        for texts in (one, other)
+        for texts in (left, right)
     )
     rows = zip(unlike, ours, theirs, strict=True)
     return sorted(rows, key=lambda row: -abs(row[1] - row[2]))[:most]
 
 
 def save_largest_differences(
-    run_dir: Path, name: str, own: Translations, rivals: Sequence[Rival], *, lowercase: bool
+    run_dir: Path, name: str, ours: Translations, rivals: Sequence[Rival], *, lowercase: bool
 ) -> None:
     """Write the sentences whose chrF differs most between the run and each other system, at most 100 each."""
     rows = []
-    for facts, hypotheses in rivals:
+    for description, hypotheses in rivals:
         for i, our, their in find_largest_differences(
-            own.hypotheses, hypotheses, own.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
+            ours.hypotheses, hypotheses, ours.references, most=_SHOWN_DIFFERENCES, lowercase=lowercase
         ):
-            texts = own.sources[i], own.references[i], own.hypotheses[i], hypotheses[i]
-            rows.append((facts["name"], str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
+            texts = ours.sources[i], ours.references[i], ours.hypotheses[i], hypotheses[i]
+            rows.append((description["name"], str(i + 1), f"{our:.2f}", f"{their:.2f}", *texts))
     save_differences(run_dir, name, _HEADING, rows)
 
 
 def compare(
-    own: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
+    ours: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
     """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
-    found = resample_scores(
+    resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
-        {"": own.hypotheses} | {facts["name"]: hypotheses for facts, hypotheses in rivals},
-        own.references,
+        {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
+        ours.references,
         samples=resamples.samples,
         paired=resamples.paired,
         trials=resamples.trials,
         **score_options,
     )
-    first, *others = found.systems
-    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": found.plain_signatures["ter"]}
+    first, *others = resampled.systems
+    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": resampled.plain_signatures["ter"]}
     if resamples.samples:
         result["confidence"] = {"level": 95, "samples": resamples.samples} | {
-            metric: {"mean": score.mean, "ci": score.ci, "signature": found.signatures[metric]}
+            metric: {"mean": score.mean, "ci": score.ci, "signature": resampled.signatures[metric]}
             for metric, score in first.items()
         }
     if rivals:
-        result["paired"] = {"test": resamples.paired, "signatures": found.signatures}
+        result["paired"] = {"test": resamples.paired, "signatures": resampled.signatures}
         result["against"] = [
             {
-                **facts,
-                "differing": sum(a != b for a, b in zip(own.hypotheses, hypotheses, strict=True)),
+                **description,
+                "differing": sum(a != b for a, b in zip(ours.hypotheses, hypotheses, strict=True)),
                 **{metric: score._asdict() for metric, score in scores.items()},
             }
-            for (facts, hypotheses), scores in zip(rivals, others, strict=True)
+            for (description, hypotheses), scores in zip(rivals, others, strict=True)
         ]
     return result
 
@@ -256,10 +255,10 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     runs/b      35.00 ± 1.10  p=0.0020     56.90 ± 0.80  p=0.0310     46.95 ± 1.04  p=0.0040
     """
     confidence, systems = result.get("confidence", {}), result.get("against", [])
-    own = {
+    evaluated = {
         metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
     }
-    rows = [(name, own), *((system["name"], system) for system in systems)]
+    rows = [(name, evaluated), *((_name_system(system), system) for system in systems)]
     width = max(len(row) for row, _ in rows)
     lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
     for row, scores in rows:
@@ -267,7 +266,12 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _cell(found: Mapping[str, Any]) -> str:
-    interval = "" if found["ci"] is None else f"± {found['ci']:.2f}"
-    chance = "" if found.get("p_value") is None else f"p={found['p_value']:.4f}"
-    return f"{found['score']:>10.2f} {interval:<7} {chance:<8}"
+def _name_system(system: Mapping[str, Any]) -> str:
+    step, name = system.get("step"), system["name"]
+    return name if step is None or name.endswith(f"@{step}") else f"{name} (step {step:,})"
+
+
+def _cell(score: Mapping[str, Any]) -> str:
+    interval = "" if score["ci"] is None else f"± {score['ci']:.2f}"
+    chance = "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"
+    return f"{score['score']:>10.2f} {interval:<7} {chance:<8}"

@@ -44,6 +44,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
     score_by_length,
 )
 from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.segmentation import SplitSentences
 from flaxformer_mt.translation.translator import Translator
@@ -108,7 +109,7 @@ def _show_progress(translator: Translator, total: int, stream: TextIO | None) ->
     if stream is not None:
         beam = f", beam {search.beam_size}" if search.method == "beam" else ""
         noun = "sentence" if total == 1 else "sentences"
-        checkpoint = f"checkpoint {translator.checkpoint}"
+        checkpoint = f"checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
         said = f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})"
         print(said, file=stream, flush=True)
     with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
@@ -236,6 +237,7 @@ def _evaluate_set(
     )
     save_translations(run_dir, scored.name, evaluation)
     report: dict[str, Any] = {"name": scored.name, "checkpoint": translator.checkpoint}
+    report["step"] = translator.step
     report |= _report_scores(evaluation, describe_search(translator.config.search), **scoring)
     del translator  # its parameters need no memory when compared runs are loaded
     rivals = translate_compared_systems(
@@ -286,7 +288,7 @@ def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
         return "\n\n".join([*tables, describe_directions(result)])
     if "by_length" not in result:
         return ""
-    scores = describe_scores(f"{name}@{result['checkpoint']}", result)
+    scores = describe_scores(f"{name}@{name_checkpoint(result['checkpoint'], result.get('step'))}", result)
     return "\n\n".join([scores, describe_by_length(result["by_length"])])
 
 
@@ -323,6 +325,7 @@ def _evaluate_language_model(
     return {
         "name": split if reference is None else name_of_file(reference),
         "checkpoint": scored.checkpoint,
+        "step": scored.step,
         "sentences": len(sentences),
         "tokens": scored.likelihood.tokens,
         "loss": scored.likelihood.loss,

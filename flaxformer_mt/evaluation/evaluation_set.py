@@ -131,19 +131,19 @@ def read_sets(
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
 ) -> list[ScoredSet]:
     """Read the split in each direction that has it and the languages (None: all), unless files are given."""
-    given = {name: language for name, language in languages.items() if language is not None}
-    tags = choose_line_tags(config.data, **given, vocab_tags=vocab_tags)
-    chosen = [
-        one
-        for one in find_directions(config.data)
-        if languages.get("source_language") in (None, one.source)
-        and languages.get("target_language") in (None, one.target)
+    named = {name: language for name, language in languages.items() if language is not None}
+    tags = choose_line_tags(config.data, **named, vocab_tags=vocab_tags)
+    directions = [
+        candidate
+        for candidate in find_directions(config.data)
+        if languages.get("source_language") in (None, candidate.source)
+        and languages.get("target_language") in (None, candidate.target)
     ]
     if (source is None) != (reference is None):
         missing = "a reference" if reference is None else "a source"
         raise UserError(f"{source or reference} is given without {missing}; give both files")
     if source is None or reference is None:
-        return _read_split_sets(config, split, chosen, given)
+        return _read_split_sets(config, split, directions, named)
     if source == reference:
         raise UserError(f"source and reference are both {source}; give two files")
     sources, references = read_sentences(source), read_sentences(reference)
@@ -152,30 +152,30 @@ def read_sets(
             f"{source} has {len(sources)} lines, but {reference} has {len(references)}; "
             "line N of the reference must be the translation of line N of the source"
         )
-    if len({one.target for one in chosen}) > 1:
+    if len({candidate.target for candidate in directions}) > 1:
         raise UserError(tags.missing or "--target_language is missing: BLEU depends on the language")
-    direction = chosen[0] if chosen else Direction(given["source_language"], given["target_language"])
-    return [ScoredSet(name_of_file(source), tuple(sources), tuple(references), direction, given)]
+    direction = directions[0] if directions else Direction(named["source_language"], named["target_language"])
+    return [ScoredSet(name_of_file(source), tuple(sources), tuple(references), direction, named)]
 
 
 def _read_split_sets(
-    config: Config, split: Split, chosen: Sequence[Direction], given: dict[str, str]
+    config: Config, split: Split, directions: Sequence[Direction], named: dict[str, str]
 ) -> list[ScoredSet]:
     files = "--source=FILE --reference=FILE"
     check_split(config, split, files=files)
-    several, found = len(find_directions(config.data)) > 1, []
+    several, sets = len(find_directions(config.data)) > 1, []
     for direction, pairs in _read_split(config.data, split).items():
-        if direction in chosen:
+        if direction in directions:
             name = f"{split}.{direction.name}" if several else split
             both = {"source_language": direction.source, "target_language": direction.target}
             sources, references = (tuple(getattr(pair, side) for pair in pairs) for side in Pair._fields)
-            found.append(ScoredSet(name, sources, references, direction, both if several else given))
-    if not found:
+            sets.append(ScoredSet(name, sources, references, direction, both if several else named))
+    if not sets:
         raise UserError(
-            f"{config.data.dataset} has no {split} split for {' and '.join(given.values())}; score files "
+            f"{config.data.dataset} has no {split} split for {' and '.join(named.values())}; score files "
             f"with {files}"
         )
-    return found
+    return sets
 
 
 def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
@@ -183,10 +183,10 @@ def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
     directions = find_directions(data)
     if len(directions) == 1:
         return {directions[0]: list(pairs)}
-    rows, found = iter(pairs), dict[Direction, list[Pair]]()
+    rows, texts = iter(pairs), dict[Direction, list[Pair]]()
     for part, languages in zip(pairs.parts, pairs.languages, strict=True):
-        found[Direction(*languages)] = list(itertools.islice(rows, part.size))
-    return found
+        texts[Direction(*languages)] = list(itertools.islice(rows, part.size))
+    return texts
 
 
 def check_split(config: Config, split: Split, *, files: str) -> None:
@@ -201,9 +201,11 @@ def name_of_file(path: str) -> str:
     return "stdin" if path == STANDARD else Path(path).name
 
 
-def check_same_set(split: Split, own: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]) -> None:
+def check_same_set(
+    split: Split, evaluated: tuple[Path, Config, ScoredSet], other: tuple[Path, Config]
+) -> None:
     """Raise UserError if a split consists of different sentences in the configs of two runs."""
-    (run, config, scored), (other_run, other_config) = own, other
+    (run, config, scored), (other_run, other_config) = evaluated, other
     remedy = "score both on one set with --source=FILE --reference=FILE"
     names = (
         f"{run} has the {split} split of {config.data.dataset} ({len(scored.sources)} pairs, "

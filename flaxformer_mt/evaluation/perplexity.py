@@ -20,7 +20,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.losses import TokenSums, sum_over_tokens
 from flaxformer_mt.parallel import enable_compilation_cache
-from flaxformer_mt.runs.load_run import Warn, load_trained
+from flaxformer_mt.runs.load_run import Warn, load_trained, name_checkpoint
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.vocab import Vocab
@@ -78,6 +78,7 @@ class ScoredText(NamedTuple):
 
     likelihood: Likelihood
     checkpoint: str
+    step: int | None
 
 
 def score_text(
@@ -112,7 +113,8 @@ def score_text(
     params = jax.device_put(trained.params)
     if progress is not None:
         noun = "sentence" if len(sentences) == 1 else "sentences"
-        said = f"scoring {len(sentences):,} {noun} with checkpoint {trained.checkpoint}"
+        checkpoint = name_checkpoint(trained.checkpoint, trained.progress.get("step"))
+        said = f"scoring {len(sentences):,} {noun} with checkpoint {checkpoint}"
         print(said, file=progress, flush=True)
     with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
 
@@ -121,7 +123,7 @@ def score_text(
             throughput.add(lines=lines, tokens=int(batch.target_mask.sum()))
 
         likelihood = measure(step, params, batches, on_batch=count)
-    return ScoredText(likelihood, trained.checkpoint)
+    return ScoredText(likelihood, trained.checkpoint, trained.progress.get("step"))
 
 
 def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[Batch]:

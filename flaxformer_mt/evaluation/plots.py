@@ -233,10 +233,10 @@ def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
         if "Last Resort" in family:  # its glyph of every character is a box
             continue
         path = font_manager.findfont(font_manager.FontProperties(family=family))
-        found = {c for c in missing if ord(c) in font_manager.get_font(path).get_charmap()}
-        if found:
+        glyphs = {c for c in missing if ord(c) in font_manager.get_font(path).get_charmap()}
+        if glyphs:
             families.append(family)
-            missing -= found
+            missing -= glyphs
     return families, missing | {character for character in characters if not character.isprintable()}
 
 

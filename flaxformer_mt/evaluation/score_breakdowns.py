@@ -13,7 +13,8 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
-from flaxformer_mt.evaluation.metrics import SCRIPT_SAMPLE, choose_score_options, score_translations
+from flaxformer_mt.evaluation.metrics import choose_score_options, score_translations
+from flaxformer_mt.translation.bleu_tokenizers import SCRIPT_SAMPLE
 
 
 class _Rows(NamedTuple):
@@ -36,16 +37,16 @@ class DirectionScorer:
 
     def score(self, translations: Translations) -> dict[str, float]:
         """The means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
-        found = {}
+        by_direction = {}
         for direction, start, stop, options in self._rows:
             part = translations.choose(range(start, stop))
-            found[direction.name] = score_translations(part.hypotheses, part.references, **options)
+            by_direction[direction.name] = score_translations(part.hypotheses, part.references, **options)
         values = {
-            "bleu": fmean(scores.bleu for scores in found.values()),
-            "chrf": fmean(scores.chrf for scores in found.values()),
+            "bleu": fmean(scores.bleu for scores in by_direction.values()),
+            "chrf": fmean(scores.chrf for scores in by_direction.values()),
         }
-        if len(found) > 1:
-            for name, scores in found.items():
+        if len(by_direction) > 1:
+            for name, scores in by_direction.items():
                 values |= {f"bleu_{name}": scores.bleu, f"chrf_{name}": scores.chrf}
         return values
 
@@ -55,7 +56,7 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
     first = next(iter(reports.values()))
     means = {metric: fmean(report[metric] for report in reports.values()) for metric in _METRICS}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
-    same = {field: first[field] for field in ("checkpoint", "method", "beam_size", "length_penalty")}
+    same = {field: first[field] for field in ("checkpoint", "step", "method", "beam_size", "length_penalty")}
     return {
         "name": name,
         **same,
@@ -119,12 +120,12 @@ def split_by_length(translations: Translations) -> dict[tuple[int, int | None], 
     """The sentences of each bucket that has any, by the words of its shortest and longest source."""
     lengths = [*map(_count_words, translations.sources)]
     starts = [0, *(longest + 1 for longest in _LONGEST)]
-    found = {}
+    buckets = {}
     for start, end in zip(starts, [*_LONGEST, None], strict=True):
         indices = [i for i, n in enumerate(lengths) if start <= n and (end is None or n <= end)]
         if indices:
-            found[start, end] = translations.choose(indices)
-    return found
+            buckets[start, end] = translations.choose(indices)
+    return buckets
 
 
 def _count_words(line: str) -> int:

@@ -1,18 +1,20 @@
 """Attention over whole sequences: by plain products, by fused kernels, and over batches without padding.
 
 All take queries [B, Q, H, K], keys [B, M, H, K], values [B, M, H, E] and the rule of a mask, and return [B,
-Q, H, E].
+Q, H, E]. `drop` drops weights [B, H, Q, M]; `see_weights` gets them before that, and returns those to use.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import gpu_attention
+from flaxformer_mt.kernels.dropout import dropout, is_hash_key, split_key
 from flaxformer_mt.kernels.masks import MaskRule
 from flaxformer_mt.kernels.pallas_attention import (
     LANES,
@@ -27,11 +29,20 @@ from flaxformer_mt.kernels.unpad import Places, remove_padding, restore_padding
 from flaxformer_mt.parallel.sharding import map_parts
 from flaxformer_mt.shapes import Array, AttentionMask, typed
 
-Kind = Literal["plain", "xla", "cudnn", "pallas"]
+# pallas is the kernel of TPUs, triton the one of GPUs that has attention dropout and biases.
+Kind = Literal["plain", "xla", "cudnn", "pallas", "triton"]
 Preference = Literal["auto", "plain", "xla", "cudnn", "pallas"]
 
-# From weights [B, H, Q, M] to those that average the values, as dropout does.
 SeeWeights = Callable[[Array], Array]
+
+
+class Drop(NamedTuple):
+    """Dropout of attention weights: its key and rate."""
+
+    key: Array
+    rate: float
+
+
 Attention = Callable[..., Array]
 
 # Limits of cuDNN on all GPUs that have its kernel: dtypes, the divisor and the maximum of the head size, and
@@ -49,18 +60,20 @@ def attend(
     mask: MaskRule,
     *,
     scale: float | None = None,
+    drop: Drop | None = None,
     see_weights: SeeWeights | None = None,
 ) -> Array:
     """Average the values under softmax(query keys / sqrt(K)) (Vaswani et al. 2017, equation 1).
 
     Args:
       scale: factor of the products in place of 1 / sqrt(K).
-      see_weights: gets the weights, and returns those to use, as dropout does.
     """
     bias = None if mask.bias is None else mask.bias.dense(query.shape[1], keys.shape[1])
     weights = attention_weights(product, query, keys, mask.dense(query.shape[1]), scale=scale, bias=bias)
     if see_weights is not None:
         weights = see_weights(weights)
+    if drop is not None:
+        weights = dropout(weights, *drop)
     return product("BHQM,BMHE->BQHE", weights, values).astype(values.dtype)
 
 
@@ -95,22 +108,23 @@ def attend_unpadded(
     mask: MaskRule,
     *,
     scale: float | None = None,
+    drop: Drop | None = None,
     see_weights: SeeWeights | None = None,
 ) -> Array:
     """Attend over the rows of sentences of a batch without padding; to others, apply `attention` as it is."""
     if not isinstance(mask.query_segments, Places):
-        return attention(query, keys, values, mask, scale=scale, see_weights=see_weights)
+        return attention(query, keys, values, mask, scale=scale, drop=drop, see_weights=see_weights)
     assert isinstance(mask.memory_segments, Places)
     own, memory = mask.query_segments, mask.memory_segments
     rule = MaskRule(None, memory.is_token, mask.causal, padded_at_end=True, bias=mask.bias)
     keys, values = (restore_padding(heads, memory) for heads in (keys, values))
     query = restore_padding(query, own)
-    heads = attention(query, keys, values, rule, scale=scale, see_weights=see_weights)
+    heads = attention(query, keys, values, rule, scale=scale, drop=drop, see_weights=see_weights)
     return remove_padding(heads, own)
 
 
 def attend_fused(
-    kind: Kind,
+    kinds: tuple[Kind, ...],
     plain: Attention,
     query: Array,
     keys: Array,
@@ -118,16 +132,22 @@ def attend_fused(
     mask: MaskRule,
     *,
     scale: float | None = None,
+    drop: Drop | None = None,
     see_weights: SeeWeights | None = None,
 ) -> Array:
-    """Attend by a fused kernel on the heads of each device; by `plain` where the kernel cannot be used.
+    """Attend by the first of some fused kernels that can, on the heads of each device; by `plain` if none
+    can.
 
-    That is where somebody sees the weights, which a fused kernel does not keep, where scores have another
-    scale or a bias, and for lengths, head sizes or dtypes that it does not support.
+    No kernel can where somebody sees the weights, which it does not keep.
     """
-    changed = scale is not None or mask.bias is not None
-    if see_weights is not None or changed or keys.shape[-1] != values.shape[-1]:
-        return plain(query, keys, values, mask, scale=scale, see_weights=see_weights)
+    options: dict[str, Any] = {"scale": scale, "drop": drop}
+    changes = mask.bias is not None or scale is not None or drop is not None
+    if see_weights is not None or keys.shape[-1] != values.shape[-1]:
+        return plain(query, keys, values, mask, **options, see_weights=see_weights)
+    if changes:
+        if "triton" in kinds and fits("triton", query, keys) and (drop is None or is_hash_key(drop.key)):
+            return attend_rows_on_gpu(query, keys, values, mask, scale, drop)
+        return plain(query, keys, values, mask, **options)
     segments = {
         name: given
         for name in ("query_segments", "memory_segments")
@@ -136,8 +156,11 @@ def attend_fused(
 
     def attend_part(query: Array, keys: Array, values: Array, *own: Array) -> Array:
         rule = dataclasses.replace(mask, **dict(zip(segments, own, strict=True)))
-        if not fits(kind, query, keys):
+        kind = next((kind for kind in kinds if fits(kind, query, keys)), "plain")
+        if kind == "plain":
             return plain(query, keys, values, rule)
+        if kind == "triton":
+            return attend_rows_on_gpu(query, keys, values, rule, None, None)
         if kind == "pallas":
             return attend_rows_on_tpu(query, keys, values, rule)
         return attend_by_jax(kind, query, keys, values, rule)
@@ -145,6 +168,33 @@ def attend_fused(
     inputs = [(heads, "BTHK") for heads in (query, keys, values)]
     inputs += [(jnp.asarray(given), "BT") for given in segments.values()]
     return map_parts(attend_part, *inputs, result=(query.shape, "BTHK"))
+
+
+def attend_rows_on_gpu(
+    query: Array, keys: Array, values: Array, mask: MaskRule, scale: float | None, drop: Drop | None
+) -> Array:
+    """Attend by the kernel of gpu_attention.py, which has biases, other scales, and dropout of weights."""
+    (batch, length, heads, size), memory_length = query.shape, keys.shape[1]
+    rule = gpu_attention.Rule(
+        mask.causal, size**-0.5 if scale is None else scale, 0.0 if drop is None else drop.rate
+    )
+    arrays: dict[str, tuple[Array, str]] = {}
+    if drop is not None:
+        numbers = jnp.arange(batch * heads, dtype=jnp.uint32).reshape(batch, heads) * (length * memory_length)
+        words, first = split_key(drop.key, batch * heads * length * memory_length)
+        arrays |= {"key": (words, "K"), "first_numbers": (first + numbers, "BH")}
+    if mask.bias is not None:
+        arrays["bias"] = (mask.bias.dense(length, memory_length)[0], "HQM")
+
+    def attend_part(
+        query: Array, keys: Array, values: Array, own: Array, memory: Array, *others: Array
+    ) -> Array:
+        inputs = gpu_attention.Inputs(own, memory, **dict(zip(arrays, others, strict=True)))
+        return gpu_attention.attend_rows(rule, (query, keys, values), inputs)
+
+    inputs = [(part, "BTHK") for part in (query, keys, values)]
+    inputs += [(part, "BT") for part in mask.segments(query, keys)]
+    return map_parts(attend_part, *inputs, *arrays.values(), result=(query.shape, "BTHK"))
 
 
 def attend_by_jax(kind: Any, query: Array, keys: Array, values: Array, mask: MaskRule) -> Array:
@@ -172,19 +222,20 @@ def attend_rows_on_tpu(query: Array, keys: Array, values: Array, mask: MaskRule)
     return attend_rows(query.shape[2], mask.causal, False, flat, segments).reshape(query.shape)
 
 
-def resolve_attention(preferred: Preference, platform: str) -> Kind:
-    """Resolve the value `auto` of `model.attention`: cudnn on GPUs, pallas on TPUs, plain elsewhere.
-
-    The kernel pallas runs on TPUs alone: elsewhere it resolves to plain.
+def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:
+    """List the fused kernels that `model.attention` allows on a platform, the first choice first.
 
     Args:
       platform: the platform that programs are compiled for, as JAX names it: cpu, gpu (or cuda), tpu.
     """
+    platform = "gpu" if platform == "cuda" else platform
+    if preferred == "auto":
+        by_platform: dict[str, tuple[Kind, ...]] = {"gpu": ("cudnn", "triton"), "tpu": ("pallas",)}
+        return by_platform.get(platform, ())
     if preferred == "pallas":
-        return "pallas" if platform == "tpu" else "plain"
-    if preferred != "auto":
-        return preferred
-    return "cudnn" if platform in ("gpu", "cuda") else "pallas" if platform == "tpu" else "plain"
+        own: dict[str, tuple[Kind, ...]] = {"gpu": ("triton",), "tpu": ("pallas",)}
+        return own.get(platform, ())
+    return () if preferred == "plain" else (preferred,)
 
 
 def fits(kind: Kind, query: Any, keys: Any) -> bool:
@@ -192,6 +243,8 @@ def fits(kind: Kind, query: Any, keys: Any) -> bool:
     size, lengths = query.shape[-1], (query.shape[1], keys.shape[1])
     if kind == "pallas":
         return query.dtype == jnp.bfloat16 and fits_kernel(*lengths, heads=query.shape[2], size=size)
+    if kind == "triton":
+        return query.dtype == jnp.bfloat16 and gpu_attention.fits_kernel(keys.shape[1], size=size)
     if kind == "cudnn":
         fitting = query.dtype in _CUDNN_TYPES and size % _CUDNN_HEAD_MULTIPLE == 0
         return (
@@ -210,6 +263,10 @@ _NEEDS = {
         f"{LANES} numbers in the heads of a device, and lengths that are multiples of {LENGTH_MULTIPLE} with "
         f"a product of at most {MAX_SCORES}"
     ),
+    "triton": (
+        f"keys and values of one head size, {gpu_attention.HEAD_SIZES}, and rows of at most "
+        f"{gpu_attention.MAX_LENGTH}"
+    ),
 }
 
 
@@ -224,24 +281,26 @@ def explain_attention(
       tensor: number of devices that share the heads.
     """
     rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
-    preferred = resolve_attention(config.attention, platform)
-    asked = f"model.attention={config.attention}"
-    if config.positions == "relative" or not config.attention_scale:
-        return "plain", f"{asked}, but fused kernels have neither relative positions nor unscaled scores"
-    if preferred == "plain":
+    kinds, asked = resolve_attention(config.attention, platform), f"model.attention={config.attention}"
+    if not kinds:
         return "plain", asked + ("" if config.attention == "plain" else f" has no fused kernel on {platform}")
-    if rate > 0:
+    relative = config.positions == "relative" or not config.attention_scale
+    if (relative or rate > 0) and "triton" not in kinds:
+        if relative:
+            return "plain", f"{asked}, but {kinds[0]} has neither relative positions nor unscaled scores"
         return "plain", (
-            f"{asked}, but fused kernels have no attention dropout, and its rate is {rate:g}; "
-            "model.attention_dropout_rate=0 allows one"
+            f"{asked}, but {kinds[0]} has no attention dropout, and its rate is {rate:g}; "
+            "model.attention_dropout_rate=0 allows it"
         )
+    kinds = ("triton",) if relative or rate > 0 else kinds
     dtype = jnp.dtype(config.dtype)
     heads = config.num_heads if config.num_heads % tensor else config.num_heads // tensor
     sizes = [size or config.model_dim // config.num_heads for size in (config.key_dim, config.value_dim)]
     shapes = [jax.ShapeDtypeStruct((1, length, heads, sizes[0]), dtype) for length in {*lengths} - {0}]
-    if sizes[0] == sizes[1] and all(fits(preferred, shape, shape) for shape in shapes):
-        return preferred, f"{asked} on {platform}"
+    for kind in kinds:
+        if sizes[0] == sizes[1] and all(fits(kind, shape, shape) for shape in shapes):
+            return kind, f"{asked} on {platform}"
     return "plain", (
-        f"{asked}, but the kernel {preferred} needs bfloat16, {_NEEDS[preferred]}, not "
+        f"{asked}, but the kernel {kinds[0]} needs bfloat16, {_NEEDS[kinds[0]]}, not "
         f"{dtype.name}, head sizes {sizes[0]} and {sizes[1]} and lengths {lengths[0]} and {lengths[1]}"
     )

@@ -26,7 +26,7 @@ def dropout(x: Array, key: Array, rate: float) -> Array:
       key: any key of JAX; with one of `make_dropout_key`, a number costs a few operations where it is used
         and passes through no memory.
     """
-    kept = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(_threshold(rate))
+    kept = jax.random.bits(key, x.shape, jnp.uint32) >= jnp.uint32(keep_threshold(rate))
     return jnp.where(kept, x.astype(jnp.float32) * dropout_scale(rate), 0.0).astype(x.dtype)
 
 
@@ -38,10 +38,10 @@ dropout.defvjp(
 
 def dropout_scale(rate: float) -> float:
     """Return the factor that keeps the expectation of entries."""
-    return 2**32 / (2**32 - _threshold(rate))
+    return 2**32 / (2**32 - keep_threshold(rate))
 
 
-def _threshold(rate: float) -> int:
+def keep_threshold(rate: float) -> int:
     """Return the least random number whose entry is kept.
 
     Rates are below 1; the cap keeps some entries even where rounding would drop all.
@@ -67,6 +67,20 @@ def make_hash_key(key: Array, part: Array | int = 0) -> Array:
     """Make a key of this hash from any key of JAX: programs that draw by it compile soon."""
     words = jax.random.bits(key, (_WORDS - 1,), jnp.uint32)
     return jax.random.wrap_key_data(jnp.append(words, jnp.asarray(part, jnp.uint32)), impl=_HASH)
+
+
+def is_hash_key(key: Array) -> bool:
+    """Tell whether a key is one of `make_dropout_key`, or was made from one."""
+    return jax.random.key_impl(key) == _HASH
+
+
+def split_key(key: Array, size: int) -> tuple[Array, Array]:
+    """Return the two words that a key mixes into numbers, and the number of the first of `size` entries.
+
+    `dropout` keeps entry i where hash_numbers(first + i, words) >= keep_threshold(rate), modulo 2 ** 32.
+    """
+    words = jax.random.key_data(key)
+    return words[:2], words[2] * jnp.uint32(size % 2**32)
 
 
 def hash_numbers(numbers: Array, words: Any) -> Array:

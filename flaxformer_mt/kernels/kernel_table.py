@@ -43,8 +43,8 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
     multiply = product.multiply_on_cpu if on_cpu else product.multiply
     products = Product(multiply, gathers_twice)
     plain = functools.partial(attend, products)
-    kind = resolve_attention(config.attention, platform)
-    attention = plain if kind == "plain" else functools.partial(attend_fused, kind, plain)
+    kinds = resolve_attention(config.attention, platform)
+    attention = functools.partial(attend_fused, kinds, plain) if kinds else plain
     score = {
         "cpu": cross_entropy.score_rounded,
         "tpu": cross_entropy.score_in_two_passes,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.kernels import Kernels, MaskRule
+from flaxformer_mt.kernels import Drop, Kernels, MaskRule
 from flaxformer_mt.kernels.key_value_cache import KeyValues, average, score, store, write
 from flaxformer_mt.model.initializers import make_initializers
 from flaxformer_mt.model.layers import Dropout
@@ -76,10 +76,10 @@ class MultiHeadAttention(nn.Module):
 
         def see_weights(weights: Array) -> Array:  # [B, H, Q, M]
             self.sow("intermediates", "attention_weights", weights)
-            return self.dropout(weights, deterministic=deterministic)
+            return weights
 
-        drops = not deterministic and self.dropout.rate > 0
-        sees = drops or self.is_mutable_collection("intermediates")
+        key = self.dropout.draw_key(deterministic=deterministic)
+        sees = self.is_mutable_collection("intermediates")
         query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
         heads = self.kernels.attention(
             query,
@@ -87,6 +87,7 @@ class MultiHeadAttention(nn.Module):
             values,
             mask,
             scale=None if self.config.attention_scale else 1.0,
+            drop=None if key is None else Drop(key, self.dropout.rate),
             see_weights=see_weights if sees else None,
         )
         return self.output(heads)

@@ -49,15 +49,15 @@ class ObjectStore:
 
     def list(self, folder: str = "") -> dict[str, str]:
         """Names of all objects, or of those below a folder, each with a text that names its version."""
-        found = self._call("listed", self._files.find, self._path(folder), detail=True)
-        if list(found.values()) == [{}]:  # one object of that very name, in some stores without its facts
-            found = {path: self._call("listed", self._files.info, path) for path in found}
-        if not found and self._extra:  # a bucket that is absent lists as an empty one
+        objects = self._call("listed", self._files.find, self._path(folder), detail=True)
+        if list(objects.values()) == [{}]:  # one object of that very name, in some stores without its facts
+            objects = {path: self._call("listed", self._files.info, path) for path in objects}
+        if not objects and self._extra:  # a bucket that is absent lists as an empty one
             self._call("listed", self._files.info, self._base.strip("/").partition("/")[0])
-        named = {path[len(self._base) + 1 :]: facts for path, facts in found.items()}
+        named = {path[len(self._base) + 1 :]: info for path, info in objects.items()}
         return {
-            name: " ".join(str(facts[fact]) for fact in _VERSION_FACTS if facts.get(fact) is not None)
-            for name, facts in named.items()
+            name: " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)
+            for name, info in named.items()
             # Consoles of stores make objects that end in /, to show a folder; others must not leave ours.
             if not {"", ".", ".."} & set(name.split("/"))
         }

@@ -1,21 +1,18 @@
-"""Several processes in one job: connection, messages, barriers and common decisions.
+"""Several processes in one job, by jax.distributed: connection, messages, barriers and common decisions.
 
-Contains the connection through jax.distributed. watchdog.py ends this process when another one has died. With
-one process, all functions return without communication.
+With one process, all functions return without communication. JAX ends a process when another one has died.
 """
 
-import atexit
 import contextlib
 import ctypes
-import functools
 import json
+import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,126 +20,12 @@ import numpy as np
 from flaxformer_mt.errors import TrainingInterrupted, UserError
 from flaxformer_mt.parallel.devices import find_devices
 
-# Seconds between two heartbeats of a process.
-HEARTBEAT_INTERVAL = 1.0
-# Seconds without a heartbeat after which a process counts as dead; the variable overrides the default.
+# Seconds without a heartbeat after which JAX counts a process as dead; the variable overrides the default.
 HEARTBEAT_TIMEOUT = float(os.environ.get("FLAXFORMER_MT_PROCESS_TIMEOUT", "30"))
-
-_FOLDER = "flaxformer_mt/alive"
-
-
-class Heartbeats:
-    """The heartbeats of a job as one process sees them; contains no thread and no clock."""
-
-    def __init__(self, client: Any, index: int, count: int) -> None:
-        """Store the arguments.
-
-        Args:
-          client: the client of the key-value store of `jax.distributed`.
-          index: index of this process.
-          count: number of processes.
-        """
-        self._client, self._index, self._count = client, index, count
-        # Process -> its last heartbeat, and when this process first saw it.
-        self._seen: dict[int, tuple[int, float]] = {}
-        self._beat = 0
-        self._lost = ""
-        self._last_contact: float | None = None
-
-    def exchange(self, now: float) -> str:
-        """Write and read heartbeats at time `now`, in seconds; return which process has died, "" if none.
-
-        Process 0 returns the message again at each call, and sends it with its heartbeats.
-        """
-        self._beat += 1
-        if self._last_contact is None:
-            self._last_contact = now
-        try:
-            self._write()
-            beats = self._read_all() if self._index == 0 else self._read_first()
-            self._last_contact = now
-        except jax.errors.JaxRuntimeError:
-            silence = now - self._last_contact
-            # Process 0 stores the heartbeats.
-            return _describe(0, self._count, silence) if silence > HEARTBEAT_TIMEOUT / 3 else ""
-        if self._lost:
-            return self._lost
-        for process in range(self._count) if self._index == 0 else [0]:
-            if process == self._index:
-                continue
-            beat = beats.get(process, 0)
-            if process not in self._seen or self._seen[process][0] != beat:
-                self._seen[process] = (beat, now)
-            elif now - self._seen[process][1] > HEARTBEAT_TIMEOUT:
-                self._lost = _describe(process, self._count, now - self._seen[process][1])
-                break
-        if self._lost and self._index == 0:
-            self._write()
-        return self._lost
-
-    def _write(self) -> None:
-        value = json.dumps([self._beat, self._lost])
-        self._client.key_value_set(f"{_FOLDER}/{self._index}", value, allow_overwrite=True)
-
-    def _read_all(self) -> dict[int, int]:
-        """Return the last heartbeat of each process that has sent one."""
-        found = self._client.key_value_dir_get(_FOLDER)
-        return {int(key.rpartition("/")[2]): json.loads(value)[0] for key, value in found}
-
-    def _read_first(self) -> dict[int, int]:
-        """Return the last heartbeat of process 0; keeps what it says about the others."""
-        try:
-            beat, self._lost = json.loads(self._client.key_value_try_get(f"{_FOLDER}/0"))
-        except jax.errors.JaxRuntimeError as error:
-            if "NOT_FOUND" in str(error):  # no heartbeat has been written yet
-                return {}
-            raise
-        return {0: beat}
-
-
-def _describe(process: int, count: int, silence: float) -> str:
-    return f"process {process} of {count} has sent no heartbeat for {silence:.0f} s"
-
-
-class Watchdog:
-    """Thread that exchanges heartbeats, and ends this process when another one has died."""
-
-    def __init__(self, client: Any, end: Callable[[str], object]) -> None:
-        """Store the client of the key-value store, and what ends this process, given who has died."""
-        self._index, self._count = jax.process_index(), jax.process_count()
-        self._client = client
-        self._heartbeats = Heartbeats(client, self._index, self._count)
-        self._end = end
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch-processes", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; heartbeats stop when the interpreter exits, so others notice exceptions here."""
-        atexit.register(self._stop)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Leave the job in order; process 0 is the last, since the other processes depend on it."""
-        self._stop()
-        if self._index == 0:
-            self._client.get_live_nodes(list(range(self._count)))  # returns when only this process is left
-        jax.distributed.shutdown()
-
-    def _stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(HEARTBEAT_INTERVAL):
-            if lost := self._heartbeats.exchange(time.monotonic()):
-                if self._index == 0:  # the others read the message before their coordinator ends
-                    time.sleep(3 * HEARTBEAT_INTERVAL)
-                self._end(lost)
-
 
 T = TypeVar("T")
 
-# Seconds that processes wait for one that is still working: if it dies, the watchdog ends them sooner.
+# Seconds that processes wait for one that is still working: if it dies, JAX ends them sooner.
 _BARRIER_TIMEOUT = 24 * 3600.0
 # The exit status of a process that ends because another one has died.
 LOST_PROCESS_STATUS = 75
@@ -160,9 +43,9 @@ def connect(
     `coordinator` is HOST:PORT of process 0. With `detect`, JAX finds the three values, on Slurm, GKE, TPU
     pods and under Open MPI.
     """
-    given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given) and not detect:
+    arguments = {"--coordinator": coordinator, "--processes": processes, "--process": process}
+    missing = [name for name, value in arguments.items() if value is None]
+    if len(missing) == len(arguments) and not detect:
         return
     if missing and not detect:
         raise UserError(
@@ -176,11 +59,15 @@ def connect(
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise UserError(f"--coordinator={coordinator} has no port; give HOST:PORT, as {coordinator}:12345")
     _reserve_standard_output()
-    with contextlib.suppress(AttributeError):  # JAX versions without this option
-        # The watchdog explains what happened; JAX would end the process with a stack trace.
-        jax.config.update("jax_enable_recoverability", True)
     try:
-        jax.distributed.initialize(coordinator, processes, process, initialization_timeout=120)
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process,
+            initialization_timeout=120,
+            heartbeat_timeout_seconds=math.ceil(HEARTBEAT_TIMEOUT),
+            shutdown_timeout_seconds=math.ceil(HEARTBEAT_TIMEOUT),
+        )
     except (ValueError, RuntimeError) as error:
         if detect:
             raise UserError(
@@ -192,26 +79,23 @@ def connect(
             f"({_first_line(error)}); start all processes, with process 0 at that address"
         ) from error
     if jax.process_count() > 1:
-        global _watchdog
-        # The current stream: sys.stderr may be redirected later.
-        _watchdog = Watchdog(_client(), functools.partial(_end_this_process, sys.stderr))
-        _watchdog.start()
-        if not is_first():
-            _explain_aborts()
+        _explain_aborts()
 
 
 def _explain_aborts() -> None:
-    """Print an explanation when JAX aborts this process, as it does as soon as process 0 has died.
+    """Explain why JAX aborts this process, as it does once another one of the job has died.
 
     The abort comes from a C++ thread, in which Python's own signal handlers do not run.
     """
-    stream, index = sys.stderr, jax.process_index()
+    stream = sys.stderr  # the current one: it may be redirected later
 
     def explain(_: int) -> None:
+        if _failed:  # its own error has been printed, and now the other processes have ended as well
+            os._exit(2)
         print(
-            f"error: JAX has ended process {index}, as it does when process 0, the coordinator of the job, "
-            "has died (messages of JAX are above). To resume from the last checkpoint, start the same "
-            "command again with as many processes as are available",
+            "error: a process of this job or its machine has died, so this process ends too. JAX names it "
+            "above as unhealthy; if it names none, it is process 0. To resume from the last checkpoint, "
+            "start the same command again with as many processes as are available",
             file=stream,
             flush=True,
         )
@@ -224,18 +108,8 @@ def _explain_aborts() -> None:
 
 # Callbacks that C code refers to; the list protects them from garbage collection.
 _callbacks: list[Any] = []
-
-
-def _end_this_process(stream: TextIO, lost: str) -> NoReturn:
-    """End this process at once, since its main thread may wait for the dead process forever."""
-    print(
-        f"error: {lost}: it or its machine has died, so this process ends too. "
-        "To resume from the last checkpoint, start the same command again with as many processes as are "
-        "available",
-        file=stream,
-        flush=True,
-    )
-    os._exit(LOST_PROCESS_STATUS)
+# Whether this process ends by an error of its own.
+_failed = False
 
 
 def _reserve_standard_output() -> None:
@@ -244,9 +118,9 @@ def _reserve_standard_output() -> None:
     File descriptor 1 becomes standard error, and `sys.stdout` a copy of the original standard output.
     """
     sys.stdout.flush()
-    own = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, newline="\n")
+    stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, newline="\n")
     os.dup2(2, 1)
-    sys.stdout = own
+    sys.stdout = stdout
 
 
 def _first_line(error: Exception) -> str:
@@ -383,25 +257,27 @@ def work_together() -> Iterator[None]:
     with _quiet(not is_first()):
         try:
             yield
-        except jax.errors.JaxRuntimeError:
-            if process_count() > 1:  # time for the watchdog to end this process if another one has died
-                time.sleep(HEARTBEAT_TIMEOUT + 3 * HEARTBEAT_INTERVAL)
+        except (jax.errors.JaxRuntimeError, ValueError):  # what collectives raise
+            if process_count() > 1:  # time for JAX to end this process if another one has died
+                time.sleep(HEARTBEAT_TIMEOUT + 5)
             raise
         except TrainingInterrupted:  # all processes have agreed to stop
             _leave()
             raise
-        except UserError:  # in all processes, or in this one: then the watchdog ends the others
+        except UserError:  # in all processes, or in this one: then JAX ends the others
+            global _failed
+            _failed = True
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                _leave(seconds=HEARTBEAT_INTERVAL * 5)
+                _leave(seconds=5)
             raise
     _leave()
 
 
 def _leave(seconds: float = _BARRIER_TIMEOUT) -> None:
     """Leave the job in order, if all other processes do so within this time."""
-    wait_for_all("end", seconds=seconds)
-    if _watchdog is not None:
-        _watchdog.finish()
+    if process_count() > 1:
+        wait_for_all("end", seconds=seconds)
+        jax.distributed.shutdown()
 
 
 @contextlib.contextmanager
@@ -417,6 +293,3 @@ def _client() -> Any:
     from jax._src import distributed  # the key-value store has no public name
 
     return distributed.global_state.client
-
-
-_watchdog: Watchdog | None = None

@@ -177,8 +177,7 @@ def _make_checkpointer(**options: Any) -> Any:
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
     return ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, **options),
-        multiprocessing_options=alone,
+        ocp.PyTreeCheckpointHandler(multiprocessing_options=alone, **options), multiprocessing_options=alone
     )
 
 

@@ -38,7 +38,7 @@ class CheckpointIndex:
         return sorted(int(path.name) for path in self.directory.iterdir() if is_step(path.name))
 
     def best(self) -> int | None:
-        """The step with the best score, the earliest of equal ones; None if no checkpoint has a score.
+        """The step with the best score, see `rank_scores`; None if no checkpoint has a score.
 
         The score of a damaged checkpoint is unknown: the best is then what a later checkpoint recorded.
         """
@@ -130,9 +130,11 @@ class CheckpointIndex:
         return None, ""
 
     def _best_of(self, steps: list[int]) -> int | None:
-        sign = -1 if self._best_metric == "loss" else 1
-        scores = {step: self._read_score(step) for step in steps}
-        known = {step: sign * score for step, score in scores.items() if score is not None}
+        ranks = {
+            step: rank_scores(self._read_undamaged(step).get("metrics", {}), self._best_metric)
+            for step in steps
+        }
+        known = {step: rank for step, rank in ranks.items() if rank is not None}
         return max(known, key=lambda step: (known[step], -step), default=None)
 
     def _find_damage(self, folder: Path, parts: Iterable[str] | None = None) -> str:
@@ -145,10 +147,6 @@ class CheckpointIndex:
             return damage
         step = read_progress(folder).get("step", int(folder.name))
         return "" if step == int(folder.name) else f"it holds the checkpoint of step {step}"
-
-    def _read_score(self, step: int) -> float | None:
-        score = self._read_undamaged(step).get("metrics", {}).get(self._best_metric)
-        return score if isinstance(score, int | float) and math.isfinite(score) else None
 
     def _is_interim(self, step: int) -> bool:
         return self._read_undamaged(step).get("interim") is True
@@ -167,6 +165,21 @@ class CheckpointIndex:
         return f"there is no checkpoint {word}; the nearest is {min(steps, key=lambda s: abs(s - int(word)))}"
 
 
+def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float] | None:
+    """Return what is largest for the best checkpoint; None: there is no score.
+
+    Of scores that are equal as they are shown, with two digits, the lower loss decides: BLEU may stay at 0.00
+    while the model learns.
+    """
+    score, loss = (
+        value if isinstance(value, int | float) and math.isfinite(value) else None
+        for value in (metrics.get(best_metric), metrics.get("loss"))
+    )
+    if score is None:
+        return None
+    return (-score if best_metric == "loss" else round(score, 2)), (-math.inf if loss is None else -loss)
+
+
 def _name_undamaged(step: int | None) -> str:
     if step is None:
         return "no undamaged checkpoint is left"
@@ -181,7 +194,7 @@ def _read_recorded_best(folder: Path) -> int | None:
 
 def read_progress(folder: Path) -> dict[str, Any]:
     """Training progress that the checkpoint in `folder` stores, which the caller may change."""
-    facts = atomic_folder.read_facts(folder)
-    if "progress" in facts:
-        return copy.deepcopy(facts["progress"])
+    metadata = atomic_folder.read_facts(folder)
+    if "progress" in metadata:
+        return copy.deepcopy(metadata["progress"])
     return json.loads((folder / _OLD_PROGRESS).read_text(encoding="utf-8"))

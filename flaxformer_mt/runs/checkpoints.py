@@ -11,9 +11,8 @@ Row 11 of the data path.
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ from flaxformer_mt.parallel.processes import (
     wait_for_all,
 )
 from flaxformer_mt.runs import array_files, atomic_folder
-from flaxformer_mt.runs.array_files import read_stored_arrays
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, CheckpointIndex, read_progress
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.trees import (
@@ -57,18 +55,8 @@ def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, 
         if filled := without_empty(leaves):
             array_files.write_item(folder / name, filled)
     specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-    seal_checkpoint(folder, specs, progress)
+    atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress})
     atomic_folder.publish_folder(final)
-
-
-def seal_checkpoint(
-    folder: Path,
-    specs: dict[str, Specs],
-    progress: dict[str, Any],
-    written: Mapping[str, atomic_folder.FileDigest] = MappingProxyType({}),
-) -> None:
-    """Write the manifest into a folder of arrays; `written`: files that other processes have flushed."""
-    atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
 
 
 def without_empty(leaves: Leaves) -> Leaves:
@@ -116,7 +104,10 @@ class SharedSave:
             for wait in self._waits:
                 wait()
             if self._error is None:
-                files = atomic_folder.digest_files(self._folder, wanted=_is_own_file)
+                me = process_index()
+                files = atomic_folder.digest_files(
+                    self._folder, wanted=lambda name: array_files.is_written_by(name, me)
+                )
                 if not is_first():
                     working_copies.send_parts(self._folder)
                 return {"files": files}
@@ -144,10 +135,6 @@ class SharedSave:
 
 def _describe(error: Exception | None) -> str:
     return str(error) if isinstance(error, OSError | UserError) else f"{type(error).__name__}: {error}"
-
-
-def _is_own_file(name: str) -> bool:
-    return array_files.is_written_by(name, process_index())
 
 
 # Trees for evaluation and translation, which use the first of these that a checkpoint has.
@@ -189,7 +176,7 @@ class Checkpoints:
         Leaves of trees are arrays of any sharding, or numbers. Their buffers may be donated or overwritten as
         soon as this method returns. `progress` are JSON values, which `restore` returns.
         """
-        self._join_writer()
+        self.finish_writing()
         progress = json.loads(json.dumps(progress))  # as it is now, and as it is read
         leaves = {name: flatten_tree(tree) for name, tree in trees.items()}
         start = self._start_shared_save if process_count() > 1 else self._start_save
@@ -199,23 +186,19 @@ class Checkpoints:
 
     def record_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Store the scores of a checkpoint that was saved without them; its arrays stay as they are."""
-        self._join_writer()
+        self.finish_writing()
         if is_first():
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
             with self._explain_failed_write():
-                facts = atomic_folder.read_facts(folder)
-                atomic_folder.replace_facts(folder, {**facts, "progress": progress})
+                metadata = atomic_folder.read_facts(folder)
+                atomic_folder.replace_facts(folder, {**metadata, "progress": progress})
 
     def wait(self) -> None:
         """Wait until the last `save` is on disk; with several processes, on all of them."""
         self.finish_writing()
         wait_for_all("checkpoint")
         working_copies.refresh(self.directory)  # what another process has written
-
-    def finish_writing(self) -> None:
-        """Wait until the last `save` of this process is on disk, whatever the other processes do."""
-        self._join_writer()
 
     def restore(
         self, which: int | str, targets: dict[str, PyTree]
@@ -257,7 +240,10 @@ class Checkpoints:
         """
         folder = self.resolve(which)
         name, specs = self._inference_tree(folder)
-        if sharding_of is None and (stored := read_stored_arrays(folder / name, specs)) is not None:
+        if (
+            sharding_of is None
+            and (stored := array_files.read_stored_arrays(folder / name, specs)) is not None
+        ):
             leaves = jax.device_put(merge_leaves(stored))
         else:
             likes = {path: make_like(spec) for path, spec in specs.items()}
@@ -297,15 +283,15 @@ class Checkpoints:
         return final
 
     def steps(self) -> list[int]:
-        self._join_writer()
+        self.finish_writing()
         return self._index.steps()
 
     def latest(self) -> int | None:
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step with the best `best_metric`, the earliest of equal ones; None if no checkpoint has it."""
-        self._join_writer()
+        """The step with the best `best_metric`, see `rank_scores`; None if no checkpoint has it."""
+        self.finish_writing()
         return self._index.best()
 
     def newest_undamaged(self) -> int | None:
@@ -314,7 +300,7 @@ class Checkpoints:
         First removes what a killed process left behind, checkpoints that it would have deleted included, so
         only the training process may call it. Sets `warning` to the names of newer, damaged checkpoints.
         """
-        self._join_writer()
+        self.finish_writing()
         self._sweep()
         step, self.warning = self._index.find_newest_undamaged()
         if step is not None:
@@ -322,10 +308,11 @@ class Checkpoints:
         return step
 
     def resolve(self, which: int | str) -> Path:
-        self._join_writer()
+        self.finish_writing()
         return self._index.resolve(which)
 
-    def _join_writer(self) -> None:
+    def finish_writing(self) -> None:
+        """Wait until the last `save` of this process is on disk, whatever the other processes do."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -349,7 +336,7 @@ class Checkpoints:
     def _run_writer(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except Exception as error:  # re-raised by `_join_writer` in the training thread
+        except Exception as error:  # re-raised by `finish_writing` in the training thread
             self._error = error
 
     def _start_save(
@@ -381,12 +368,12 @@ class Checkpoints:
                 return folder
 
         def publish(folder: Path, written: dict[str, atomic_folder.FileDigest]) -> None:
-            seal_checkpoint(folder, specs, progress, written)
+            atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress}, written=written)
             atomic_folder.publish_folder(final, folder)
             self._prune(step)
 
         specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-        filled = {name: kept for name, leaves in trees.items() if (kept := without_empty(leaves))}
+        filled = {name: stored for name, leaves in trees.items() if (stored := without_empty(leaves))}
         shared = SharedSave(filled, begin=begin, publish=publish)
 
         def write() -> None:

@@ -23,7 +23,7 @@ from flaxformer_mt.parallel.processes import decide_once, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, load_sealed_vocabs, open_run, seal_vocabs
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
-from flaxformer_mt.runs.target_lengths import TargetLengths, read_several_sentences, read_target_lengths
+from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
 from flaxformer_mt.trees import copy_to_host, flatten_tree
 from flaxformer_mt.vocab import Vocabs
 
@@ -74,8 +74,8 @@ class TrainedModel:
             model = self.make_model()
             return _find_shapes(jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)))
 
-        facts = [self.config.model, self.vocabs.source.size, self.vocabs.target.size]
-        return keep_json("shapes", facts, trace)
+        shapes = [self.config.model, self.vocabs.source.size, self.vocabs.target.size]
+        return keep_json("shapes", shapes, trace)
 
 
 def load_trained(
@@ -101,7 +101,10 @@ def load_trained(
 
     def choose() -> list[str]:
         which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)
-        return [which, checkpoints.resolve(which).name]
+        name = checkpoints.resolve(which).name
+        if which == "best" and (warning := describe_start(int(name), checkpoints.latest(), run_dir)):
+            warn(warning)
+        return [which, name]
 
     which, folder_name = decide_once(choose)
     what = f"read checkpoint {folder_name}, which process 0 has chosen"
@@ -121,8 +124,7 @@ def load_trained(
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
     learned, several = work_in_all(
-        lambda: (read_target_lengths(run_dir), read_several_sentences(run_dir)),
-        what=f"read {run_dir / LENGTHS_FILE}",
+        lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}"
     )
     trained = TrainedModel(config, vocabs, params, which, progress, split, learned, several)
     if problems := compare_shapes(trained.find_shapes(), params):
@@ -131,6 +133,21 @@ def load_trained(
             "Differing parameters:\n" + "\n".join(problems)
         )
     return trained
+
+
+def describe_start(best: int | None, newest: int | None, run_dir: Path) -> str:
+    """Return a warning if the best checkpoint of a trained run is the model that it started from; else ""."""
+    if best != IMPORTED_STEP or not newest:
+        return ""
+    return (
+        f"the best checkpoint of {run_dir} is step {IMPORTED_STEP}, the model that training started from; "
+        f"--checkpoint=last takes step {newest}"
+    )
+
+
+def name_checkpoint(checkpoint: str, step: int | None) -> str:
+    """Return the name of a checkpoint with the step that it stands for: `best (step 250)`."""
+    return checkpoint if step is None or checkpoint == str(step) else f"{checkpoint} (step {step:,})"
 
 
 def load_named(name: str, **options: Any) -> TrainedModel:

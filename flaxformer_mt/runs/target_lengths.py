@@ -2,17 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError
-
-Found = TypeVar("Found")
 
 FILE_NAME = "target_lengths.json"
 
@@ -95,48 +92,27 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
     write_atomically(path, text.encode())
 
 
-def read_target_lengths(run_dir: Path) -> TargetLengths | None:
-    """The line of a run; None if it has none."""
-
-    def read(found: dict[str, Any]) -> TargetLengths:
-        line = TargetLengths(*(float(found[name]) for name in TargetLengths._fields))
-        if not (0 <= line.ratio <= 1000 and abs(line.offset) <= 1e6):
-            raise ValueError(f"ratio is {line.ratio}, offset is {line.offset}")
-        return line
-
-    return _read(run_dir, read)
-
-
-def read_several_sentences(run_dir: Path) -> float | None:
-    """The share of training lines with several sentences; None if the run does not say."""
-
-    def read(found: dict[str, Any]) -> float | None:
-        if "several_sentences" not in found:  # written by an earlier version
-            return None
-        share = float(found["several_sentences"])
-        if not 0 <= share <= 1:
-            raise ValueError(f"several_sentences is {share}")
-        return share
-
-    return _read(run_dir, read)
-
-
-def _read(run_dir: Path, read: Callable[[dict[str, Any]], Found]) -> Found | None:
+def read_target_lengths(run_dir: Path) -> tuple[TargetLengths | None, float | None]:
+    """The line of a run, and the share of training lines with several sentences; None: unknown."""
     path = run_dir / FILE_NAME
     try:
-        return read(read_json_object(path))
+        described = read_json_object(path)
+        line = TargetLengths(*(float(described[name]) for name in TargetLengths._fields))
+        if not (0 <= line.ratio <= 1000 and abs(line.offset) <= 1e6):
+            raise ValueError(f"ratio is {line.ratio}, offset is {line.offset}")
+        if "several_sentences" not in described:  # written by an earlier version
+            return line, None
+        share = float(described["several_sentences"])
+        if not 0 <= share <= 1:
+            raise ValueError(f"several_sentences is {share}")
+        return line, share
     except FileNotFoundError:
-        return None
-    except KeyError as error:
-        raise _say_damaged(path, f"{error} is missing") from error
-    except (ValueError, TypeError) as error:
-        raise _say_damaged(path, str(error)) from error
+        return None, None
+    except (KeyError, ValueError, TypeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UserError(
+            f"{path} is damaged ({reason}); delete it, and translations are searched as without it, or let "
+            f"`prepare --run={path.parent}` write it again"
+        ) from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
-
-
-def _say_damaged(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"{path} is damaged ({reason}); delete it, and translations are searched as without it, or let "
-        f"`prepare --run={path.parent}` write it again"
-    )

@@ -31,7 +31,7 @@ class PairRules:
     # Leave out pairs with a side of more than this many characters.
     max_characters: Annotated[int, at_least(1)] = 1000
     # Leave out pairs whose longer side has more than this many times the characters of the shorter one.
-    max_length_ratio: Annotated[float, at_least(1)] = 4.0
+    pair_length_ratio: Annotated[float, at_least(1)] = 4.0
     # Leave out pairs with a side that repeats the same one to four words (in scripts without spaces, 2 to 24
     # letters) more than this many times in a row.
     max_repetitions: Annotated[int, at_least(1)] = 3
@@ -45,7 +45,7 @@ class PairRules:
             return "empty"
         if max(lengths) > self.max_characters:
             return "too_long"
-        if max(lengths) > self.max_length_ratio * min(lengths):
+        if max(lengths) > self.pair_length_ratio * min(lengths):
             return "length_ratio"
         if not self.copies and _plain(source) == _plain(target):
             return "copies"
@@ -113,6 +113,7 @@ def write_table(
         os.fsync(file.fileno())
     os.replace(partial, folder / TABLE)
     values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(PairRules)}
+    values["max_length_ratio"] = values.pop("pair_length_ratio")  # as reports have always named it
     return {**counts, "dropped": dropped, "tag": tag, "rules": values}
 
 

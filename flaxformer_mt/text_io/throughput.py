@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from flaxformer_mt.parallel.compilation import CompileClock
-from flaxformer_mt.tracking import format_duration
+from flaxformer_mt.tracking.progress_display import Display, format_duration, make_display
 
 # Seconds before the first line; work that takes less prints no summary either.
 _SILENT_SECONDS = 5.0
@@ -51,7 +51,7 @@ class Throughput:
         self._start = self._last_shown = self._last_added = clock()
         self._stream = stream or sys.stderr
         self._silent_seconds = math.inf if quiet else _SILENT_SECONDS
-        self._live: Any = None
+        self._display: Display | None = None
 
     def add(self, *, lines: int = 1, tokens: int) -> None:
         """Count finished lines, and the target tokens that were generated for them.
@@ -78,7 +78,7 @@ class Throughput:
         compiling: the seconds of compilation until then; None: all.
 
         Example:
-          12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left
+          12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compile/load 0:12 | 40:12 left
         """
         compiling = self._compile_clock.compiling() if compiling is None else compiling
         working = max(1e-9, now - self._start - compiling)
@@ -90,7 +90,7 @@ class Throughput:
             f"{self._tokens / working:,.0f} target tokens/s",
         ]
         if compiling >= 1:
-            parts.append(f"compiling {format_duration(compiling)}")
+            parts.append(f"compile/load {format_duration(compiling)}")
         if self._total and done < self._total and self._lines:
             parts.append(f"{format_duration((self._total - done) * working / self._lines)} left")
         return " | ".join(parts)
@@ -106,26 +106,13 @@ class Throughput:
         traceback: TracebackType | None,
     ) -> None:
         self._compile_clock.__exit__(kind, error, traceback)
-        if self._live is not None:
-            self._live.stop()
+        if self._display is not None:
+            self._display.close()
         now = self._clock()
         if now - self._start >= self._silent_seconds:
             print(f"{self.format(now)} | {format_duration(now - self._start)} in total", file=self._stream)
 
     def _show(self, line: str) -> None:
-        if not self._stream.isatty():
-            print(line, file=self._stream, flush=True)
-            return
-        if self._live is None:
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(
-                console=Console(file=self._stream),
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=False,  # standard output may be read by another program
-                redirect_stderr=self._stream is sys.stderr,
-            )
-            self._live.start()
-        self._live.update(line, refresh=True)
+        if self._display is None:
+            self._display = make_display(self._stream, transient=True, bar=False)
+        self._display.show(line, self._lines)

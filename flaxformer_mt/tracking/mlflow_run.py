@@ -7,7 +7,7 @@ from typing import Any
 import mlflow
 
 from flaxformer_mt.tracking.progress_display import Sample
-from flaxformer_mt.tracking.service import Identity, Service
+from flaxformer_mt.tracking.tracking_services import Identity, Service
 
 # MLflow takes this many parameters at a time.
 _AT_ONCE = 100

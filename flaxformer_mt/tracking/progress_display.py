@@ -1,7 +1,6 @@
 """Progress as a human sees it, by rich: lines that are updated in place on a terminal, and messages."""
 
 import contextlib
-import functools
 import itertools
 import math
 import os
@@ -68,18 +67,13 @@ def announce_if_slow(text: str, say: Callable[[str], object]) -> Iterator[None]:
 
 
 def format_train_line(
-    step: int,
-    total_steps: int,
-    values: Mapping[str, Any],
-    seconds_left: float,
-    *,
-    width: int | None = None,
+    step: int, total_steps: int, values: Mapping[str, Any], seconds_left: float, *, width: int | None = None
 ) -> str:
     """`step  1200/5000 | loss 3.412 | lr 8.9e-04 | ... | 12:31 left`; some values give way to `width`."""
     left = [f"{format_duration(seconds_left)} left"] if math.isfinite(seconds_left) else []
     for omitted in range(len(_OMITTED) + 1):
-        kept = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
-        line = " | ".join([f"step {step:>5}/{total_steps}", *format_values(kept), *left])
+        shown = {name: value for name, value in values.items() if name not in _OMITTED[:omitted]}
+        line = " | ".join([f"step {step:>5}/{total_steps}", *format_values(shown), *left])
         if width is None or len(line) <= width:
             break
     return line
@@ -115,7 +109,7 @@ class Display:
         """Columns for a line that is updated in place; None where every line stays."""
         return None
 
-    def show(self, line: str, step: int) -> None: ...
+    def show(self, line: str, done: int) -> None: ...
 
     def say(self, text: str, *, cut: bool = False) -> None:
         """Show a message above the progress line; `cut` limits it to one line of a terminal."""
@@ -134,7 +128,7 @@ class _PlainDisplay(Display):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def show(self, line: str, step: int) -> None:
+    def show(self, line: str, done: int) -> None:
         self.say(line)
 
     def say(self, text: str, *, cut: bool = False) -> None:
@@ -149,12 +143,26 @@ class _LiveDisplay(Display):
 
     silent_seconds = _SILENT_LIVE
 
-    def __init__(self, stream: TextIO, start_step: int, total_steps: int) -> None:
-        # A thread that refreshes the bar would slow training down.
-        self._progress = make_bar(stream, refreshes_itself=False, transient=False)
-        self._task = self._progress.add_task(
-            format_train_line(start_step, total_steps, {}, math.nan), total=total_steps, completed=start_step
+    def __init__(
+        self, stream: TextIO, line: str, *, total: int | None, done: int, transient: bool, bar: bool
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        text = TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
         )
+        self._progress = Progress(
+            *([BarColumn(bar_width=_BAR)] if bar else []),
+            text,
+            console=Console(file=stream),
+            auto_refresh=transient and bar,  # the thread would slow training down
+            transient=transient,
+            redirect_stdout=False,  # programs may read standard output
+            redirect_stderr=stream is sys.stderr,
+        )
+        self._task = self._progress.add_task(line, total=total, completed=done)
         self._progress.start()
         self._progress.refresh()
 
@@ -162,8 +170,8 @@ class _LiveDisplay(Display):
         """Beside the bar and the space that follows it."""
         return self._progress.console.width - _BAR - 1
 
-    def show(self, line: str, step: int) -> None:
-        self._progress.update(self._task, completed=step, description=line, refresh=True)
+    def show(self, line: str, done: int) -> None:
+        self._progress.update(self._task, completed=done, description=line, refresh=True)
 
     def say(self, text: str, *, cut: bool = False) -> None:
         plain: Any = {"markup": False, "emoji": False, "highlight": False}
@@ -193,34 +201,24 @@ class _LiveDisplay(Display):
         self._progress.stop()
 
 
-def make_display(stream: TextIO | None, start_step: int, total_steps: int) -> Display:
-    """Silent for None, live on a terminal, plain elsewhere."""
+def make_display(
+    stream: TextIO | None,
+    line: str = "",
+    *,
+    total: int | None = None,
+    done: int = 0,
+    transient: bool = False,
+    bar: bool = True,
+) -> Display:
+    """Silent for None; on a terminal with cursor movements a bar, perhaps, and a line; else lines that stay.
+
+    A transient bar disappears at the end, and moves in the meantime.
+    """
     if stream is None:
         return Display()
-    return _LiveDisplay(stream, start_step, total_steps) if is_live(stream) else _PlainDisplay(stream)
-
-
-def is_live(stream: TextIO) -> bool:
-    """Whether lines can be updated in place: on a terminal that has cursor movements."""
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-def make_bar(stream: TextIO, *, refreshes_itself: bool, transient: bool) -> Any:
-    """A rich `Progress`: a bar, and the description of its task, as one line; `transient` ones disappear."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    one_line = Column(no_wrap=True, overflow="ellipsis")
-    return Progress(
-        BarColumn(bar_width=_BAR),
-        TextColumn("{task.description}", markup=False, table_column=one_line),
-        console=Console(file=stream),
-        auto_refresh=refreshes_itself,
-        transient=transient,
-        redirect_stdout=False,  # programs may read standard output
-        redirect_stderr=stream is sys.stderr,
-    )
+    if not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+        return _PlainDisplay(stream)
+    return _LiveDisplay(stream, line, total=total, done=done, transient=transient, bar=bar)
 
 
 # Receives the number of items that are done.
@@ -243,23 +241,18 @@ class WorkProgress:
         The first call of what it yields counts the items that an earlier process has done; 0: none. Without a
         total nothing is counted.
         """
-        stream = self._stream
-        if stream is None:
-            yield lambda items: None
-            return
-        bar = make_bar(stream, refreshes_itself=True, transient=True) if is_live(stream) else None
-        task = bar.add_task(name, total=total) if bar else None
-        rate = Rate(total or 0, unit, every=_EVERY_LIVE if bar else _EVERY_PLAIN, clock=self._clock)
-        say = functools.partial(print, file=stream, flush=True)
+        display = make_display(self._stream, name, total=total, transient=True)
+        is_live = display.width() is not None
+        rate = Rate(total or 0, unit, every=_EVERY_LIVE if is_live else _EVERY_PLAIN, clock=self._clock)
 
         def count(items: int) -> None:
-            line = "" if total is None else rate.add(items)
-            if line and bar:
-                bar.update(task, completed=rate.done, description=f"{name} | {line}")
-            elif line:
-                say(line)
+            if total is not None and (line := rate.add(items)):
+                display.show(f"{name} | {line}" if is_live else line, rate.done)
 
-        with bar or announce_if_slow(f"{name} ...", say):
+        with (
+            contextlib.closing(display),
+            contextlib.nullcontext() if is_live else display.busy(f"{name} ..."),
+        ):
             yield count
 
 

@@ -8,7 +8,7 @@ from tensorboardX import SummaryWriter
 from tensorboardX.summary import hparams
 
 from flaxformer_mt.tracking.progress_display import Sample
-from flaxformer_mt.tracking.service import Service
+from flaxformer_mt.tracking.tracking_services import Service
 
 # Values that TensorBoard compares runs by, and the types of hyperparameters that it knows.
 _HPARAM_METRICS = ("train/loss", "valid/loss", "valid/bleu", "valid/chrf")

@@ -27,13 +27,15 @@ from flaxformer_mt.tracking.progress_display import (
     format_values,
     make_display,
 )
-from flaxformer_mt.tracking.service import Service, open_service
+from flaxformer_mt.tracking.tracking_services import Service, open_service
 
 _METRICS_NAME = "metrics.jsonl"
 # A larger file is not one of metrics: a line has about 300 bytes.
 _METRICS_BYTES = 1 << 32
 # The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
+# Steps before the time left is shown.
+_RATE_STEPS = 10
 
 
 class Tracker:
@@ -73,7 +75,8 @@ class Tracker:
             from flaxformer_mt.tracking import tensorboard_run
 
             self._services["tensorboard"] = tensorboard_run.Run(run_dir, start_step)
-        self._display = make_display(stream, start_step, total_steps)
+        line = format_train_line(start_step, total_steps, {}, math.nan)
+        self._display = make_display(stream, line, total=total_steps, done=start_step)
         if unreadable:
             lines = "1 unreadable line" if unreadable == 1 else f"{unreadable} unreadable lines"
             self.message(f"removed {lines} from {run_dir / _METRICS_NAME}")
@@ -174,18 +177,16 @@ class Tracker:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close(failed=kind is not None)
 
     def _seconds_left(self, step: int) -> float:
-        # the first line may have waited for a compiler, so it is used only until there are later lines
+        # The first line may have waited for a compiler, so it is used only until there are later lines, and
+        # the time of a few steps is not shown.
         first_step, first_time = self._times[1 if len(self._times) > 2 else 0]
         last_step, last_time = self._times[-1]
-        if last_step <= first_step:
+        if last_step - first_step < min(_RATE_STEPS, self._total_steps - first_step):
             return math.nan
         return (self._total_steps - step) * (last_time - first_time) / (last_step - first_step)
 
@@ -228,13 +229,13 @@ def _rewind_metrics(path: Path, start_step: int) -> int:
     """
     if not path.exists():
         return 0
-    kept, unreadable = [], 0
+    earlier, unreadable = [], 0
     lines = _read_lines(path) if start_step else []
     for number, line in enumerate(lines, start=1):
         record = _parse_line(line)
         if record is None:
             unreadable += number < len(lines)
         elif record["step"] <= start_step:
-            kept.append(line + b"\n")
-    write_atomically(path, *kept)
+            earlier.append(line + b"\n")
+    write_atomically(path, *earlier)
     return unreadable

@@ -11,7 +11,7 @@ from typing import Any
 import wandb
 
 from flaxformer_mt.tracking.progress_display import Sample
-from flaxformer_mt.tracking.service import Identity, Service
+from flaxformer_mt.tracking.tracking_services import Identity, Service
 
 
 class Run(Service):

@@ -4,7 +4,6 @@ A program may stack its layers (model.scan_layers): its run resumes without, and
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import numpy as np
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.data.curriculum import Position
+from flaxformer_mt.runs.checkpoint_index import rank_scores
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.trees import Leaves, flatten_tree, nest_leaves, place_leaf, unflatten_like
@@ -177,6 +177,7 @@ class TrainProgress:
     metrics: dict[str, float] = field(default_factory=dict)
     best_value: float | None = None
     best_step: int | None = None
+    best_loss: float | None = None
     evaluations_since_best: int = 0
     log: dict[str, Any] = field(default_factory=dict)
     interim: bool = False
@@ -195,11 +196,12 @@ class TrainProgress:
     def record_evaluation(self, metrics: dict[str, float], *, best_metric: str) -> bool:
         """Record an evaluation; return True if it is the best so far."""
         self.metrics = dict(metrics)
-        value, best = metrics[best_metric], self.best_value
-        sign = -1 if best_metric == "loss" else 1
+        rank = rank_scores(metrics, best_metric)
+        best = rank_scores({"loss": self.best_loss, best_metric: self.best_value}, best_metric)
         # A non-finite value is never the best: no later value would compare as better.
-        if math.isfinite(value) and (best is None or sign * value > sign * best):
-            self.best_value, self.best_step, self.evaluations_since_best = value, self.step, 0
+        if rank is not None and (best is None or rank > best):
+            self.best_value, self.best_loss = metrics[best_metric], metrics.get("loss")
+            self.best_step, self.evaluations_since_best = self.step, 0
             return True
         self.evaluations_since_best += 1
         return False

@@ -40,13 +40,14 @@ from flaxformer_mt.runs.run_directory import (
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import WorkProgress
-from flaxformer_mt.tracking.service import import_service
+from flaxformer_mt.tracking.tracking_services import import_service
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import (
     COMPILING_AHEAD,
+    NO_TEST_SET,
     SCORING,
     TrainingSetup,
     announce_training,
@@ -59,7 +60,7 @@ from flaxformer_mt.training.setup import (
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
-from flaxformer_mt.workers.worker_pool import Hands
+from flaxformer_mt.workers.worker_pool import PoolOptions
 
 # The number of updates before the trace, during which programs are compiled; fewer if the run is too short.
 WARM_UP = 10
@@ -247,11 +248,11 @@ def fit(
         return report
     # Of several processes, the first one writes, and the others end with it.
     with lock_run(run_dir) if is_first() else contextlib.nullcontext():
-        return _fit_alone(config, run_dir, profile=profile, progress=progress, hands=Hands(workers))
+        return _fit_alone(config, run_dir, profile=profile, progress=progress, pool=PoolOptions(workers))
 
 
 def _fit_alone(
-    config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, hands: Hands
+    config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, pool: PoolOptions
 ) -> dict[str, Any]:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
@@ -262,7 +263,7 @@ def _fit_alone(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
     )
     preparation = WorkProgress(progress if is_first() else None)
-    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, hands=hands)
+    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, pool=pool)
     compile_clock = CompileClock()
     tracker = Tracker(
         run_dir if is_first() else None,
@@ -287,7 +288,7 @@ def _fit_alone(
         finally:
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         _finish_checkpoints(config, checkpoints)
-        tracker.message(SCORING)
+        tracker.message(SCORING if setup.prepared.test_pairs is not None else NO_TEST_SET)
         facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
         report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
         if is_first():

@@ -14,10 +14,12 @@ import flaxformer_mt
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
-from flaxformer_mt.errors import command_line, program_line
+from flaxformer_mt.errors import command_line, program_line, warn_user
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.evaluation_set import format_side_by_side, load_translations
 from flaxformer_mt.evaluation.score_breakdowns import describe_directions
+from flaxformer_mt.parallel.processes import is_first
+from flaxformer_mt.runs.load_run import describe_start, name_checkpoint
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended
 
 
@@ -49,6 +51,9 @@ def make_report(
     }
     if prepared.test_pairs is not None:
         report["test"] = evaluate_run(run_dir, split="test")
+    elif config.train.final_checkpoint == "best" and is_first():
+        if warning := describe_start(progress.best_step, progress.step, run_dir):
+            warn_user(warning)  # as the evaluation does
     return report
 
 
@@ -80,18 +85,17 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
         f"minutes on {report['hardware']}; {report['parameters']:,} parameters"
     ]
     test = report.get("test")
+    checkpoint = name_checkpoint(test["checkpoint"], test.get("step")) if test is not None else ""
     if not read_config(run_dir / "config.json").data.source_language:
         if test is not None:
             lines.append(
                 f"test perplexity {test['perplexity']:.2f}, {test['loss']:.4f} nats per token over "
-                f"{test['tokens']:,} tokens; checkpoint {test['checkpoint']}"
+                f"{test['tokens']:,} tokens; checkpoint {checkpoint}"
             )
         evaluate = "  " + command_line("evaluate", _shorten(run_dir), "--reference=FILE")
         return "\n".join([*lines, "Try next:", evaluate])
     if test is not None and "directions" in test:
-        lines += [
-            f"test set, {test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}"
-        ]
+        lines += [f"test set, {test['method']} search, beam {test['beam_size']}, checkpoint {checkpoint}"]
         lines += [describe_directions(test), ""]
     elif test is not None:
         lines += [
@@ -99,7 +103,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
             f"test chrF {test['chrf']:.2f}   {test['chrf_signature']}",
             *([f"test TER {test['ter']:.2f}   {test['ter_signature']}"] if "ter" in test else []),
             f"  cased BLEU {test['cased']['bleu']:.2f}, lower-cased {test['lowercased']['bleu']:.2f}; "
-            f"{test['method']} search, beam {test['beam_size']}, checkpoint {test['checkpoint']}",
+            f"{test['method']} search, beam {test['beam_size']}, checkpoint {checkpoint}",
         ]
         if (run_dir / "translations" / f"{test['name']}.hypothesis").exists():
             lines += ["", format_side_by_side(load_translations(run_dir, test["name"])), ""]

@@ -59,10 +59,11 @@ from flaxformer_mt.training.update import (
     make_train_step,
     make_update,
 )
-from flaxformer_mt.workers.worker_pool import HERE, Hands
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 COMPILING_AHEAD = "compiling the update for all batch shapes"
 SCORING = "scoring the test set"
+NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=N"
 
 
 def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
@@ -96,6 +97,8 @@ def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
             f"the {setup.parallel.layout.row_parts} devices that share the rows"
         )
     tracker.message(describe_batches(setup.prepared.report["batches"]))
+    if long_warmup := describe_long_warmup(config):
+        tracker.message(long_warmup)
     if progress.step:
         tracker.message(f"resuming at step {progress.step} of {config.train.steps}")
 
@@ -156,6 +159,16 @@ def warn_of_short_training(config: Config) -> None:
             f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
             f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
         )
+
+
+def describe_long_warmup(config: Config) -> str:
+    """Return what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
+    steps = config.train.steps
+    warmup = warmup_updates(config.optim, total_steps=steps)
+    told = (
+        f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the end, "
+    )
+    return "" if warmup <= steps else told + f"where it is {steps / warmup:.0%} of the highest"
 
 
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
@@ -229,7 +242,7 @@ def set_up_training(
     checkpoints: Checkpoints,
     *,
     progress: WorkProgress = SILENT,
-    hands: Hands = HERE,
+    pool: PoolOptions = NO_POOL,
 ) -> TrainingSetup:
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
@@ -237,7 +250,7 @@ def set_up_training(
 
     Args:
       progress: where it is shown how far the preparation is.
-      hands: who checks and tokenizes a large training set.
+      pool: who checks and tokenizes a large training set.
 
     Raises:
       UserError: an invalid layout, data set, vocabulary or checkpoint.
@@ -247,7 +260,7 @@ def set_up_training(
     enable_compilation_cache(compiled_dir())
     own_store = None if is_first() else cache_dir(config.data) / "tokens" / f"process-{jax.process_index()}"
     prepared = first_then_others(
-        lambda: prepare(config, run_dir, own_store=own_store, progress=progress, hands=hands), name="prepare"
+        lambda: prepare(config, run_dir, own_store=own_store, progress=progress, pool=pool), name="prepare"
     )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
@@ -366,10 +379,15 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
     if config.train.final_checkpoint == "best":
         needs.append("train.final_checkpoint=best")
     if needs:
+        data, split = config.data, config.data.valid_split
+        names = [
+            f"{split}.{language}" for language in (data.source_language, data.target_language) if language
+        ]
+        files = f" (no {' and '.join(names)} in {data.text_dir})" if data.dataset == "parallel_text" else ""
         raise UserError(
-            f"{config.data.dataset} has no split {config.data.valid_split}, but a validation set is required "
-            f"by {' and '.join(needs)}; name a split with data.valid_split, or set "
-            "train.final_checkpoint=last and train.patience=0"
+            f"{data.dataset} has no split {split}{files}, but a validation set is required by "
+            f"{' and '.join(needs)}; hold out pairs of the training set with --config.data.valid_pairs=500, "
+            "name a split with data.valid_split, or set train.final_checkpoint=last and train.patience=0"
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
-from flaxformer_mt.config.directions import common_languages, find_directions
+from flaxformer_mt.config.directions import common_languages, find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
@@ -96,12 +96,12 @@ def _to_tuples(value: Any) -> Any:
 def _read_translation_config(run_dir: Path) -> Config:
     """Return the config of a run. Raises UserError if it is a language model."""
     config = read_config(run_dir / "config.json")
-    if not config.data.source_language:
-        raise UserError(
-            f"{run_dir} is a language model (its data.source_language is empty), which cannot translate; "
-            f"for texts, use generate --run={run_dir}; for its perplexity, use evaluate --run={run_dir} "
-            "--reference=FILE"
-        )
+    refuse_language_model(
+        config.data,
+        run_dir,
+        f", which cannot translate; for texts, use generate --run={run_dir}; for its perplexity, use "
+        f"evaluate --run={run_dir} --reference=FILE",
+    )
     return config
 
 
@@ -129,6 +129,7 @@ class Translator:
         vocabs: Vocabs,
         *,
         checkpoint: str = "",
+        step: int | None = None,
         ensemble: Sequence[TrainedModel] = (),
         long_lines: LongLines = "split",
         split_sentences: SplitSentences = "auto",
@@ -144,7 +145,7 @@ class Translator:
 
         Args:
           params: None if every call provides its own parameters.
-          checkpoint: name of the checkpoint that the parameters come from, for reports.
+          checkpoint: name of the checkpoint that the parameters come from, for reports; `step`: its step.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
             only its beginning is translated.
@@ -168,6 +169,7 @@ class Translator:
             check_search(config.search, model=model)
         check_same_vocabularies(vocabs, ensemble)
         self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
+        self.step = step
         self._long_lines: LongLines = long_lines
         self._sentences = splits_sentences(split_sentences, several=several_sentences)
         self._together = isinstance(spread, SplitParameters)
@@ -293,6 +295,7 @@ class Translator:
             trained.params,
             trained.vocabs,
             checkpoint=trained.checkpoint,
+            step=trained.progress.get("step"),
             ensemble=members,
             long_lines=long_lines,
             split_sentences=split_sentences,

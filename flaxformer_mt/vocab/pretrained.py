@@ -33,14 +33,14 @@ def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collect
     Characters are those of used pieces, with and without a space before them, so that any text of these
     characters can be written; and the pieces of bytes.
     """
-    kept = {*always, *used}
-    letters = {letter for number in kept if number < len(pieces) for letter in pieces[number]}
+    ids = {*always, *used}
+    letters = {letter for number in ids if number < len(pieces) for letter in pieces[number]}
     for number, piece in enumerate(pieces):
         bare = piece.removeprefix(SPACE)
         is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
         if is_byte or (len(bare) <= 1 and piece and set(bare) <= letters):
-            kept.add(number)
-    return sorted(kept)
+            ids.add(number)
+    return sorted(ids)
 
 
 class CutPieces:
@@ -54,28 +54,28 @@ class CutPieces:
 
     def renumber(self, ids: Iterable[int]) -> list[int]:
         """A piece that was left out becomes the longest ones that make it up."""
-        found: list[int] = []
+        new_ids: list[int] = []
         for old in ids:
             number = self._new.get(old)
             if number is None:
-                found += self._write(old)
+                new_ids += self._write(old)
             else:
-                found.append(number)
-        return found
+                new_ids.append(number)
+        return new_ids
 
     def _write_with_others(self, old: int) -> tuple[int, ...]:
-        rest, found = self._pieces[old], []
+        rest, longest = self._pieces[old], []
         while rest:
             for size in range(min(self._longest, len(rest)), 0, -1):
                 if rest[:size] in self._by_name:
-                    found.append(self._by_name[rest[:size]])
+                    longest.append(self._by_name[rest[:size]])
                     rest = rest[size:]
                     break
             else:
-                if not found or found[-1] != self._unknown:
-                    found.append(self._unknown)
+                if not longest or longest[-1] != self._unknown:
+                    longest.append(self._unknown)
                 rest = rest[1:]
-        return tuple(found)
+        return tuple(longest)
 
 
 FACTS_NAME = "pretrained.json"
@@ -141,13 +141,13 @@ class PretrainedVocab(Vocab):
         facts.check(name)
         self.facts, self.files = facts, dict(files)
         self._segmenter = make_segmenter(facts.kind, files, name=name)
-        found = self._segmenter.pieces
-        self._cut = None if facts.kept is None else CutPieces(facts.kept, found, facts.unk_id)
+        problem = self._segmenter.pieces
+        self._cut = None if facts.kept is None else CutPieces(facts.kept, problem, facts.unk_id)
         if facts.kept is not None:
-            found = [found[old] if 0 <= old < len(found) else "" for old in facts.kept]
-        if len(found) > facts.size and any(found[facts.size :]):
+            problem = [problem[old] if 0 <= old < len(problem) else "" for old in facts.kept]
+        if len(problem) > facts.size and any(problem[facts.size :]):
             raise UserError(
-                f"the tokenizer of {name} has {len(found)} pieces, but the model has {facts.size} ids; the "
+                f"the tokenizer of {name} has {len(problem)} pieces, but the model has {facts.size} ids; the "
                 "files belong to different models"
             )
         self.size = facts.size
@@ -156,7 +156,7 @@ class PretrainedVocab(Vocab):
         self.tags = dict(facts.tags)
         self.silent_ids = frozenset((*facts.first_ids, *self.tags.values()))
         self.num_forced = len(facts.first_ids) + facts.target_tags
-        named = [found[number] if number < len(found) else "" for number in range(facts.size)]
+        named = [problem[number] if number < len(problem) else "" for number in range(facts.size)]
         for tag, number in self.tags.items():
             named[number] = tag
         self._names = [piece or f"<unnamed {number}>" for number, piece in enumerate(named)]
@@ -217,15 +217,15 @@ class PretrainedVocab(Vocab):
             )
         check_unicode(texts)
         split = [self._split_tag(text) for text in texts]
-        first, found = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
+        first, encoded = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
         # Some segmenters know the names of special symbols: a text that has one does not end there.
         if self._cut is not None:
-            found = [self._cut.renumber(ids) for ids in found]
+            encoded = [self._cut.renumber(ids) for ids in encoded]
         special = {self.eos_id, self.pad_id}
-        found = [[self.unk_id if one in special else one for one in ids] for ids in found]
+        encoded = [[self.unk_id if tokens in special else tokens for tokens in ids] for ids in encoded]
         return [
             np.array([*first, *tag, *ids, self.eos_id], np.int32)
-            for (tag, _), ids in zip(split, found, strict=True)
+            for (tag, _), ids in zip(split, encoded, strict=True)
         ]
 
     def cut(self, texts: Iterable[str], *, tags: Collection[str] | None = None) -> "PretrainedVocab":
@@ -235,14 +235,14 @@ class PretrainedVocab(Vocab):
             raise UserError("the vocabulary was cut before; cut that of the original model")
         left = {tag: number for tag, number in self.tags.items() if tags is None or tag in tags}
         always = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *facts.first_ids, *left.values()}
-        ids = (one for text in texts for one in self._segmenter.encode([text])[0])
-        kept = choose_pieces(self._segmenter.pieces, ids, always=always)
-        new = {old: number for number, old in enumerate(kept)}
+        used = (number for text in texts for number in self._segmenter.encode([text])[0])
+        ids = choose_pieces(self._segmenter.pieces, used, always=always)
+        new = {old: number for number, old in enumerate(ids)}
         changed = dataclasses.replace(
             facts,
-            size=len(kept),
-            kept=tuple(kept),
-            first_ids=tuple(new[one] for one in facts.first_ids),
+            size=len(ids),
+            kept=tuple(ids),
+            first_ids=tuple(new[number] for number in facts.first_ids),
             tags={tag: new[number] for tag, number in left.items()},
             pad_id=new[self.pad_id],
             bos_id=new[self.bos_id],
@@ -264,9 +264,9 @@ class PretrainedVocab(Vocab):
         tokens = np.asarray(ids).tolist()
         if self.eos_id in tokens:
             tokens = tokens[: tokens.index(self.eos_id)]
-        plain = [one for one in tokens if one not in self._dropped]
+        plain = [token for token in tokens if token not in self._dropped]
         if self.facts.kept is not None:
-            plain = [self.facts.kept[one] for one in plain]
+            plain = [self.facts.kept[token] for token in plain]
         return join_lines(self._segmenter.decode(plain))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:

@@ -41,9 +41,9 @@ def make_segmenter(kind: Kind, files: Mapping[str, bytes], *, name: str) -> Segm
         return JsonSegmenter(_take(files, TOKENIZER_JSON, name), name=f"{name}/{TOKENIZER_JSON}")
     if kind == "bytes":
         return ByteSegmenter()
-    found = next((file for file in SENTENCEPIECE_NAMES if file in files), SENTENCEPIECE_NAMES[0])
-    origin = f"{name}/{found}"
-    processor = load_processor(_take(files, found, name), name=origin)
+    size = next((file for file in SENTENCEPIECE_NAMES if file in files), SENTENCEPIECE_NAMES[0])
+    origin = f"{name}/{size}"
+    processor = load_processor(_take(files, size, name), name=origin)
     names = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
     if kind == "sentencepiece":
         return SentencePieceSegmenter(processor, list(range(len(names))), names)
@@ -83,8 +83,8 @@ class JsonSegmenter:
             self.pieces = [piece.replace(_BYTE_SPACE, SPACE) for piece in self.pieces]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [one.ids for one in found]
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
@@ -97,7 +97,7 @@ class SentencePieceSegmenter:
         self._processor, self._ids, self.pieces = processor, ids, pieces
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[self._ids[number] for number in one] for one in self._processor.encode(list(texts))]
+        return [[self._ids[number] for number in tokens] for tokens in self._processor.encode(list(texts))]
 
     def decode(self, ids: list[int]) -> str:
         names = [self.pieces[number] for number in ids if number < len(self.pieces)]

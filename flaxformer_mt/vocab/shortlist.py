@@ -1,6 +1,6 @@
 """A vocabulary shortlist: the target pieces that may translate a source, found by its pieces.
 
-Its text file is CTranslate2's vocabulary map (vmap.txt). data/lexical_table.py learns shortlists.
+Its text file is CTranslate2's vocabulary map (vmap.txt). data/learned_shortlist.py learns shortlists.
 """
 
 import hashlib
@@ -71,21 +71,21 @@ class Shortlist:
     def find(self, source: Sequence[int] | np.ndarray) -> np.ndarray:
         """Candidates for a source but the common ones: the first of each n-gram, then the second, ..."""
         ids = np.asarray(source).tolist()
-        found = []
+        matches = []
         for length in range(1, self._longest + 1):
             keys = dict.fromkeys(tuple(ids[start : start + length]) for start in range(len(ids) - length + 1))
-            found += [self._rules[key] for key in keys if key in self._rules]
-        if not found:
+            matches += [self._rules[key] for key in keys if key in self._rules]
+        if not matches:
             return np.zeros(0, np.int32)
-        ranks = np.concatenate([np.arange(len(one)) for one in found])
-        return np.concatenate(found)[np.argsort(ranks, kind="stable")]
+        ranks = np.concatenate([np.arange(len(candidates)) for candidates in matches])
+        return np.concatenate(matches)[np.argsort(ranks, kind="stable")]
 
     def _lines(self) -> list[str]:
         """Return the lines of the file, without pieces that contain a space, a tab or a line break."""
         source, target = (_spell(vocab) for vocab in (self._vocabs.source, self._vocabs.target))
         lines = []
-        for key, found in [((), self.common), *sorted(self._rules.items())]:
-            pieces = [target[number] for number in found.tolist() if target[number]]
+        for key, written in [((), self.common), *sorted(self._rules.items())]:
+            pieces = [target[number] for number in written.tolist() if target[number]]
             if all(source[number] for number in key) and pieces:
                 lines.append(f"{' '.join(source[number] for number in key)}\t{' '.join(pieces)}")
         return lines

@@ -42,31 +42,25 @@ class Vocabs:
             self.source.save(directory / _SOURCE)
             self.target.save(directory / _TARGET)
 
-    @classmethod
-    def load(cls, directory: str | Path) -> "Vocabs":
-        directory = Path(directory)
-        joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
-        separate = source.is_file() and target.is_file()
-        if (directory / FACTS_NAME).is_file():
-            pretrained = PretrainedVocab.load_files(directory)
-            return cls(pretrained, pretrained, joint=True)
-        if joint.is_file() and separate:
-            raise UserError(
-                f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files"
-            )
-        if joint.is_file():
-            vocab = Vocab.load(joint)
-            return cls(vocab, vocab, joint=True)
-        if separate:
-            one, other = Vocab.load(source), Vocab.load(target)
-            alike = one.pieces(range(one.size)) == other.pieces(range(other.size))
-            # Different models with the same pieces are one imported vocabulary with two segmentations.
-            return cls(one, other, joint=alike and one.fingerprint != other.fingerprint)
-        raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
-
 
 def load_vocabs(directory: str | Path) -> Vocabs:
-    return Vocabs.load(directory)
+    directory = Path(directory)
+    joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
+    separate = source.is_file() and target.is_file()
+    if (directory / FACTS_NAME).is_file():
+        pretrained = PretrainedVocab.load_files(directory)
+        return Vocabs(pretrained, pretrained, joint=True)
+    if joint.is_file() and separate:
+        raise UserError(f"{directory} holds both {_JOINT} and {_SOURCE} + {_TARGET}; remove the unused files")
+    if joint.is_file():
+        vocab = Vocab.load(joint)
+        return Vocabs(vocab, vocab, joint=True)
+    if separate:
+        first, other = Vocab.load(source), Vocab.load(target)
+        alike = first.pieces(range(first.size)) == other.pieces(range(other.size))
+        # Different models with the same pieces are one imported vocabulary with two segmentations.
+        return Vocabs(first, other, joint=alike and first.fingerprint != other.fingerprint)
+    raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
 def make_vocabs(
@@ -79,12 +73,12 @@ def make_vocabs(
     """
     directory = Path(directory)
     if target_only:
-        own = config.target_normalization
-        config = dataclasses.replace(config, joint=True, source_size=None, normalization=own)
+        normalization = config.target_normalization
+        config = dataclasses.replace(config, joint=True, source_size=None, normalization=normalization)
     if any((directory / name).is_file() for name in (FACTS_NAME, _JOINT)) or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
-        vocabs = Vocabs.load(directory)
+        vocabs = load_vocabs(directory)
         if vocabs.source is not vocabs.target and not config.joint:
             # Two vocabularies that happen to have the same pieces, of two texts that are equal.
             vocabs = dataclasses.replace(vocabs, joint=False)
@@ -109,15 +103,15 @@ def make_vocabs(
 
 def _check_agrees(vocabs: Vocabs, config: VocabConfig, directory: Path) -> None:
     remedy = f"set it back, or remove {directory} or use another run directory for a new vocabulary"
-    if (kept := isinstance(vocabs.target, PretrainedVocab)) != (config.kind == "pretrained"):
-        holds = "the vocabulary of a pretrained model" if kept else "SentencePiece models"
+    if (is_pretrained := isinstance(vocabs.target, PretrainedVocab)) != (config.kind == "pretrained"):
+        holds = "the vocabulary of a pretrained model" if is_pretrained else "SentencePiece models"
         raise UserError(f"vocab.kind is {config.kind}, but {directory} holds {holds}; {remedy}")
     if vocabs.joint != config.joint:
         raise UserError(f"vocab.joint is {config.joint}, but {directory} holds {vocabs.joint}; {remedy}")
-    for side, given in [("source", config.source_model), ("target", config.target_model or config.joint)]:
+    for side, model in [("source", config.source_model), ("target", config.target_model or config.joint)]:
         size = getattr(vocabs, side).size
         wanted = config.size_of_source if side == "source" else config.size
-        if not given and wanted and size != wanted:
+        if not model and wanted and size != wanted:
             raise UserError(f"vocab.size is {wanted}, but {directory} holds {size} {side} pieces; {remedy}")
 
 
@@ -154,7 +148,7 @@ def _load_or_train(config: VocabConfig, pairs: TextPairs, side: str) -> Vocab:
 
 
 def _load(config: VocabConfig, side: str) -> Vocab:
-    given = getattr(config, f"{side}_model")
-    vocab = Vocab.load(given, name=f"vocab.{side}_model")
-    check_symbols(vocab, config.symbols, name=given)
+    path = getattr(config, f"{side}_model")
+    vocab = Vocab.load(path, name=f"vocab.{side}_model")
+    check_symbols(vocab, config.symbols, name=path)
     return vocab

@@ -19,7 +19,7 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.model_file import SPACE, read_compiled_rules, set_normalization
+from flaxformer_mt.vocab.model_file import SPACE, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 
 # Soft hyphen, Arabic letter mark, zero-width space, marks of direction, embeddings and overrides of it, word
@@ -46,8 +46,8 @@ _JOINERS = frozenset("\u200c\u200d")
 
 def leave_out_invisible(rules: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Rules of a normalization, with rules that delete invisible characters, and keep joiners."""
-    kept = {text: replacement for text, replacement in rules if text not in _JOINERS}
-    return kept | dict.fromkeys(sorted(INVISIBLE), "")
+    visible = {text: replacement for text, replacement in rules if text not in _JOINERS}
+    return visible | dict.fromkeys(sorted(INVISIBLE), "")
 
 
 # Training lines are split into segments of at most this many characters: SentencePiece silently skips lines
@@ -170,13 +170,13 @@ class Vocab:
 
         A model with byte fallback can produce any byte, so "\n" and "\r" are replaced by spaces.
         """
-        kept = []
+        plain = []
         for token in np.asarray(ids).tolist():
             if token == self.eos_id:
                 break
             if token not in (self.pad_id, self.bos_id):
-                kept.append(token)
-        text = self._processor.decode(kept)
+                plain.append(token)
+        text = self._processor.decode(plain)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
         return join_lines(text.removeprefix(SPACE).replace(SPACE, " "))
 
@@ -255,8 +255,7 @@ def _normalization_of(config: VocabConfig, side: str) -> str:
 def normalize_like(config: VocabConfig, model: bytes, side: str) -> bytes:
     """The model with the normalization of a side, which foreign programs apply too."""
     name = _normalization_of(config, side)
-    rules = read_compiled_rules(_make_normalizer(name).serialized_normalizer_spec())
-    return set_normalization(model, name, rules)
+    return set_normalization(model, name, _make_normalizer(name).serialized_normalizer_spec())
 
 
 @functools.cache

@@ -98,27 +98,27 @@ def _work(pipe: Connection, make: MakeWork, place: int) -> None:
             pipe.send(work_place.answer(pipe.recv()))
 
 
-class Hands(NamedTuple):
+class PoolOptions(NamedTuple):
     """The workers of `open_crew`: how many, and the cluster that they run on."""
 
     workers: int | None = None
     ray: str | None = None
 
-    def for_work(self, blocks: float, *, least: int) -> "Hands":
+    def for_work(self, blocks: float, *, least: int) -> "PoolOptions":
         """Return these, or no workers for fewer blocks than `least`: their start would take longer."""
-        return HERE if blocks < least else self
+        return NO_POOL if blocks < least else self
 
 
 # Seconds that a head of a cluster gets to accept a connection.
 _PATIENCE = 10.0
 
 # The work is done in this process.
-HERE = Hands()
+NO_POOL = PoolOptions()
 
 
-def choose_hands(workers: int | None, ray: str | None) -> Hands:
+def choose_pool(workers: int | None, ray: str | None) -> PoolOptions:
     """Return the workers that flags ask for; without flags, one for each core of this machine."""
-    return Hands(core_count() if workers is None and ray is None else workers, ray)
+    return PoolOptions(core_count() if workers is None and ray is None else workers, ray)
 
 
 class Alone:

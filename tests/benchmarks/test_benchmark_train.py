@@ -12,19 +12,10 @@ from tiny_experiment import quick_environment
 
 from flaxformer_mt.corpus.toy import toy_de_en
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "train.py"
-
 
 @pytest.fixture(scope="module")
-def benchmark():
-    sys.path.insert(0, str(FILE.parent))  # as when it is run as a script
-    spec = importlib.util.spec_from_file_location("benchmark_train", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FILE.parent))
-    del sys.modules[spec.name]
+def benchmark(load_benchmark):
+    return load_benchmark("train")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +38,7 @@ def run_benchmark(benchmark, cache, monkeypatch, capsys):
         monkeypatch.setattr(benchmark, "_REPEATS", 1)
         monkeypatch.setattr(toy_de_en, "SIZES", {"train": 1000, "valid": 10, "test": 10})
         monkeypatch.setenv("XLA_FLAGS", quick_environment()["XLA_FLAGS"])
-        monkeypatch.setattr(sys, "argv", [str(FILE), "--tiny", f"--cache_dir={cache}", *flags])
+        monkeypatch.setattr(sys, "argv", ["train.py", "--tiny", f"--cache_dir={cache}", *flags])
         benchmark.main()
         monkeypatch.setattr(benchmark, "_conclude", conclude)
         return json.loads(capsys.readouterr().out), measured

@@ -1,10 +1,8 @@
 """The benchmark of translation: how batches for the peers are planned, and that all three systems run."""
 
 import dataclasses
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from made_up_text import write_text
@@ -12,22 +10,14 @@ from tiny_experiment import quick_environment
 
 from flaxformer_mt.config import SearchConfig
 
-FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "translate.py"
 TINY = ["--tiny", "--rounds=1", "--lines=9"]
 
 
 @pytest.fixture(scope="module")
-def benchmark():
+def benchmark(load_benchmark):
     pytest.importorskip("ctranslate2")
     pytest.importorskip("transformers")
-    sys.path.insert(0, str(FILE.parent))  # as when it is run as a script
-    spec = importlib.util.spec_from_file_location("benchmark_translate", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(FILE.parent))
-    del sys.modules[spec.name]
+    return load_benchmark("translate")
 
 
 @pytest.fixture
@@ -79,7 +69,7 @@ def test_only_the_systems_that_are_asked_for_are_exported(benchmark, material, m
 
 def test_all_systems_translate_all_sentences_to_the_forced_length(benchmark, monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", quick_environment(devices=2)["XLA_FLAGS"])
-    monkeypatch.setattr(sys, "argv", [str(FILE), "--setting=news", *TINY])
+    monkeypatch.setattr(sys, "argv", ["translate.py", "--setting=news", *TINY])
     benchmark.main()
     found = json.loads(capsys.readouterr().out)
     systems = found["systems"]
@@ -122,10 +112,7 @@ def test_each_system_translates_in_the_precisions_that_it_has(benchmark):
 
 
 def test_the_best_variants_are_compared_at_equal_bleu(benchmark):
-    ours = {
-        "exact": {"rounds": [2.0, 6.0, 3.0], "bleu": 30.0},
-        "inexact": {"rounds": [4.0], "bleu": 29.85},
-    }
+    ours = {"exact": {"rounds": [2.0, 6.0, 3.0], "bleu": 30.0}, "inexact": {"rounds": [4.0], "bleu": 29.85}}
     peers = {
         "good": ("a", {"rounds": [6.0], "bleu": 30.1}),
         "fair": ("b", {"rounds": [8.0], "bleu": 29.95}),
@@ -156,7 +143,7 @@ def test_captions_may_lie_elsewhere_than_where_the_run_had_them(
     assert elsewhere.references == expected
     own = benchmark.make_material(benchmark.parse_options(arguments), tmp_path)
     assert own.references != expected
-    monkeypatch.setattr(sys, "argv", [str(FILE), *arguments, "--text_dir=no/such/folder"])
+    monkeypatch.setattr(sys, "argv", ["translate.py", *arguments, "--text_dir=no/such/folder"])
     with pytest.raises(SystemExit) as ended:
         benchmark.main()
     assert ended.value.code == 2

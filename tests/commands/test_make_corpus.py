@@ -2,14 +2,26 @@
 
 import dataclasses
 import json
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from flaxformer_mt.commands import make_corpus
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.options import (
+    BacktranslateOptions,
+    DistilOptions,
+    EvaluateOptions,
+    GenerateOptions,
+    ScoreOptions,
+    TranslateOptions,
+    find_declaration,
+)
+from flaxformer_mt.commands.translate import choose_search
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.files import save_config
+from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.text_io.pair_table import PairRules, count_repetitions
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
@@ -148,6 +160,7 @@ def test_wrong_flags_are_refused_in_one_line(capfd):
         ([*COMMAND, "--output=out", "--weight=-1"], "--weight is -1.0; it must be"),
         ([*COMMAND, "--output=out", "--weight=nan"], "--weight is nan; it must be a finite number"),
         ([*COMMAND, "--output=out", "--max_length_ratio=0.5"], "--max_length_ratio is 0.5"),
+        ([*COMMAND, "--output=out", "--pair_length_ratio=0.5"], "--pair_length_ratio is 0.5"),
         ([*COMMAND, "--output=out", "--max_repetitions=0"], "--max_repetitions is 0"),
         ([*COMMAND, "--output=out", "--resume", "--overwrite"], "exclude each other"),
         ([*COMMAND, "--output=out", "--beam_size=2", "--method=sample"], "--beam_size=2 has no effect"),
@@ -164,8 +177,52 @@ def test_wrong_flags_are_refused_in_one_line(capfd):
         assert message in error and error.count("\n") == 1, error
 
 
+@pytest.mark.parametrize(
+    ("kind", "target", "own"),
+    [
+        (BacktranslateOptions, TranslateOptions, {"input", "output", "window", "resume", "overwrite"}),
+        (DistilOptions, TranslateOptions, {"input", "output", "window", "resume", "overwrite", "n_best"}),
+        *((kind, SearchConfig, set()) for kind in (TranslateOptions, EvaluateOptions)),
+        (ScoreOptions, SearchConfig, {"batch_tokens"}),
+        (GenerateOptions, SearchConfig, {"method"}),
+        *((kind, SearchConfig, {"max_length_ratio"}) for kind in (BacktranslateOptions, DistilOptions)),
+    ],
+)
+def test_options_of_one_name_in_two_classes_mean_the_same(kind, target, own):
+    """A field is copied from one class to the other only where both have it from one declaration.
+
+    The others, which have the same name alone, are copied by hand or not at all.
+    """
+
+    def declare(options, name):
+        return SearchConfig if options is SearchConfig else find_declaration(options, name)
+
+    shared = {field.name for field in fields(kind)} & {field.name for field in fields(target)}
+    if target is TranslateOptions:  # a filter of pairs under its earlier name, which no search gets
+        own = own | {"max_length_ratio"}
+    assert {name for name in shared if declare(kind, name) is not declare(target, name)} == own
+    assert len(shared - own) >= 4
+
+
+def test_the_filter_of_pairs_is_no_option_of_the_search(monkeypatch, capfd):
+    write("in", ["a", "the dog barks loudly"])
+    seen = []
+    monkeypatch.setattr(make_corpus, "translate_file", lambda options, **more: seen.append(options) or 1 / 0)
+    for flags, ratio in ([], 4.0), (["--pair_length_ratio=9"], 9.0), (["--max_length_ratio=9"], 9.0):
+        told = []
+        monkeypatch.setattr(make_corpus, "warn_user", told.append)
+        with pytest.raises(ZeroDivisionError):
+            main([*COMMAND, "--output=out", "--overwrite", *flags])
+        assert choose_search(seen[-1]) == read_config(Path("run/config.json")).search
+        assert ["--pair_length_ratio" in line for line in told] == [True] * ("--max" in "".join(flags))
+        options = BacktranslateOptions(run=Path("run"), input="in", output=Path("out"), overwrite=True)
+        options = dataclasses.replace(options, **{flag[2:-2]: 9.0 for flag in flags})
+        assert make_corpus._check(options).pair_length_ratio == ratio
+    capfd.readouterr()
+
+
 def test_rules_of_pairs():
-    rules = PairRules(max_characters=20, max_length_ratio=3.0, max_repetitions=2, copies=False)
+    rules = PairRules(max_characters=20, pair_length_ratio=3.0, max_repetitions=2, copies=False)
     for source, target, problem in (
         ("a", "\u3000", "empty"),
         ("a" * 21, "b" * 20, "too_long"),

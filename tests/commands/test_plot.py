@@ -144,7 +144,7 @@ def test_positions_training_and_attention_are_files_that_the_json_names(run, tmp
     assert sorted(path.name for path in output.iterdir()) == sorted(names)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in output.iterdir())
     assert all((output / name).stat().st_size > 1000 for name in names)
-    assert result["checkpoint"] == "best"
+    assert (result["checkpoint"], result["step"]) == ("best", 7)
     check_positions_and_training(drawn)
     check_attention(run, result, drawn)
     for name, figure in drawn.items():
@@ -253,7 +253,10 @@ def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_
             ["--run={run}", "--output={run}/config.json"],
             "config.json is a file, but the figures need a folder",
         ),
-        (["--run={tmp}/text", f"--source={SOURCE}"], "is a language model (data.source_language is empty)"),
+        (
+            ["--run={tmp}/text", f"--source={SOURCE}"],
+            "is a language model (its data.source_language is empty)",
+        ),
     ],
 )
 def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags, message):

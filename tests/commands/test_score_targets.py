@@ -37,8 +37,6 @@ def made(tiny_run, tiny_text, tmp_path_factory):
     """A folder of pairs with scores of `tiny_run`, in chunks of 25 pairs."""
     folder = tmp_path_factory.mktemp("scores") / "made"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "local_device_count", lambda: 1)
-        patch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
         patch.setattr(score_targets, "_CHUNK", 25)
         assert main(command(tiny_run, tiny_text, folder)) == 0
     return folder
@@ -83,7 +81,7 @@ def test_scores_are_the_probabilities_of_the_model(made, tiny_run):
 
 
 def test_a_killed_command_goes_on_with_the_same_bytes(
-    made, tiny_run, tiny_text, tmp_path, monkeypatch, one_device, capfd
+    made, tiny_run, tiny_text, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setattr(score_targets, "_CHUNK", 25)
     write, written = score_targets.write_part, []

@@ -19,7 +19,7 @@ FLAGS = ["--window=8", "--json", "--method=sample", "--seed=3"]
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch, one_device):
+def elsewhere(tmp_path, monkeypatch):
     """Workers have one device as well, as a process of the same kind of machine would."""
     monkeypatch.chdir(tmp_path)
     for name, value in quick_environment(PYTHONPATH=str(ROOT)).items():

@@ -6,9 +6,7 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.vocab import Vocab
 
 
-def test_the_command_drops_hypotheses_of_one_text(
-    tiny_run, tiny_text, one_device, tmp_path, capsys, monkeypatch
-):
+def test_the_command_drops_hypotheses_of_one_text(tiny_run, tiny_text, tmp_path, capsys, monkeypatch):
     whole = Vocab.detokenize
     monkeypatch.setattr(Vocab, "detokenize", lambda self, ids: whole(self, ids)[:2])
     (tmp_path / "in").write_text("".join((tiny_text / "test.xx").read_text().splitlines(keepends=True)[:4]))

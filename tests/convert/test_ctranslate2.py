@@ -22,6 +22,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.formats import Given, Weights, find_config, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
+from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import make_model
@@ -106,22 +107,12 @@ VARIANTS = {
         "activation": "swiglu",
         "logit_scale": True,
     },
-    "narrow_rotary_keys": {
-        "key_dim": 4,
-        "value_dim": 7,
-        "positions": "rotary",
-        "max_positions": None,
-    },
+    "narrow_rotary_keys": {"key_dim": 4, "value_dim": 7, "positions": "rotary", "max_positions": None},
 }
 
 
 # For tests in which a second layer shows nothing more.
 SHALLOW = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-
-
-class Pair:
-    def __init__(self, source, target):
-        self.source, self.target = source, target
 
 
 @pytest.fixture(scope="module")

@@ -115,9 +115,7 @@ CASES = {
     "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
     "aiayn_all": Case("aiayn", SHALLOW),
     "aiayn_target_output": Case(
-        "aiayn",
-        SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True},
-        is_joint=False,
+        "aiayn", SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True}, is_joint=False
     ),
     "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
     "aiayn_none": Case(
@@ -229,7 +227,7 @@ def run_kokoyi(module: Any, batch: Batch) -> Theirs:
     x = kokoyi_document.embed(source, module.tables["src_embedding"])
     y = kokoyi_document.embed(target, module.tables["tgt_embedding"])
     kept: list = []
-    logits = module(x, y, [1, 1], weights_list=kept)
+    logits = module(x, y, weights_list=kept)
     layers = len(module.EncLayers)
     maps = (kept[:layers], kept[layers::2], kept[layers + 1 :: 2])
     named = {name.removeprefix("tables."): parameter for name, parameter in trained(module).items()}
@@ -273,12 +271,7 @@ BUILD = {
     "decoder-only": lambda folder: build(decoder_only_document.TransformerDecoder, folder),
     "aiayn": lambda folder: build(aiayn_document.Transformer, folder),
 }
-RUN = {
-    "handbuilt": run_handbuilt,
-    "kokoyi": run_kokoyi,
-    "decoder-only": run_decoder_only,
-    "aiayn": run_aiayn,
-}
+RUN = {"handbuilt": run_handbuilt, "kokoyi": run_kokoyi, "decoder-only": run_decoder_only, "aiayn": run_aiayn}
 
 
 class Exported(NamedTuple):
@@ -527,11 +520,7 @@ REFUSALS = [
     ("decoder-only", {"activation": "gelu_tanh"}, "model.activation is gelu_tanh; supported: gelu"),
     ("decoder-only", {"norm_epsilon": 1e-5}, "model.norm_epsilon is 1e-05; supported: 0"),
     ("decoder-only", {"norm_affine": True}, "model.norm_affine is True; supported: False"),
-    (
-        "decoder-only",
-        {"positions": "rotary"},
-        "model.positions is rotary; supported: one_vector, learned",
-    ),
+    ("decoder-only", {"positions": "rotary"}, "model.positions is rotary; supported: one_vector, learned"),
     ("decoder-only", {"tying": "all"}, "model.tying is all; supported: none"),
     (
         "decoder-only",

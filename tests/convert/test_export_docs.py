@@ -25,6 +25,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig, V
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import NAMES
+from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.vocab import load_vocabs, make_vocabs
@@ -46,11 +47,6 @@ HANDBUILT = {
     "padding_mask": "both",
 }
 TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12)
-
-
-class Pair:
-    def __init__(self, source, target):
-        self.source, self.target = source, target
 
 
 def write_text(folder: Path) -> None:
@@ -86,7 +82,7 @@ def make_run(folder: Path, root: Path, **model: object) -> Config:
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch, one_device):
+def place(tmp_path, monkeypatch):
     """A working directory with the runs and the files that the page speaks of."""
     monkeypatch.chdir(tmp_path)
     write_text(tmp_path / "my_data")

@@ -33,6 +33,7 @@ from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.convert.import_run import import_run
+from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -45,11 +46,6 @@ from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import load_vocabs, make_vocabs
 
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
-
-
-class Pair:
-    def __init__(self, source, target):
-        self.source, self.target = source, target
 
 
 def sentences():
@@ -417,11 +413,7 @@ def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_p
     for section, changes, words in [
         ("model", {"num_encoder_layers": 10**9}, "model.num_encoder_layers is 1000000000; the largest"),
         ("model", {"num_decoder_layers": 900}, "model.num_decoder_layers 900"),
-        (
-            "model",
-            {"model_dim": 10**12},
-            "model.model_dim is 1000000000000; it must be from 1 to 2147483647",
-        ),
+        ("model", {"model_dim": 10**12}, "model.model_dim is 1000000000000; it must be from 1 to 2147483647"),
         ("model", {"model_dim": -1}, "model.model_dim is -1; it must be at least 1"),
         ("model", {"ffn_dim": 0}, "model.ffn_dim is 0; it must be at least 1"),
         (
@@ -481,10 +473,7 @@ def test_a_vocabulary_that_is_missing_is_asked_for(run, exported, tmp_path):
         folder.mkdir()
         (folder / "state_dict.pt").write_bytes((exported[0] / "state_dict.pt").read_bytes())
         import_run(
-            folder,
-            format_name="handbuilt",
-            run_dir=tmp_path / "new",
-            config=read_config(run / "config.json"),
+            folder, format_name="handbuilt", run_dir=tmp_path / "new", config=read_config(run / "config.json")
         )
 
 

@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
+from tiny_experiment import mark_slow  # noqa: E402
 from tiny_hub import CORPUS, LINES, MAKERS, train_briefly  # noqa: E402
 
 from flaxformer_mt.config import ParallelConfig, SearchConfig  # noqa: E402
@@ -48,9 +49,11 @@ STYLES = {
     "byt5": "opus",
 }
 FORMAT = find_format("hf")
+# M2M100 is the network of NLLB, mT5 and ByT5 are that of MADLAD.
+DEFAULT = mark_slow(MAKERS, "m2m_100", "mt5", "byt5")
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=DEFAULT)
 def family(request, tmp_path_factory):
     """The name of a family, a folder as transformers writes it, its model, and what is read from it."""
     folder = tmp_path_factory.mktemp("hub") / request.param
@@ -126,7 +129,7 @@ def test_gradients_are_those_of_transformers(family):
         logits.flatten(0, 1), labels.flatten().long(), reduction="sum"
     ).backward()
     theirs = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
-    assert len(theirs) > 40 and theirs.keys() <= ours.keys()
+    assert len(theirs) > 30 and theirs.keys() <= ours.keys()
     for name, gradient in theirs.items():
         scale = np.abs(gradient).max()
         assert scale > 0, name
@@ -190,9 +193,7 @@ WORDS = dict(
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["nllb", *(pytest.param(one, marks=pytest.mark.slow) for one in {*MAKERS} - {"nllb"})]
-)
+@pytest.mark.parametrize("name", mark_slow(MAKERS, *({*MAKERS} - {"nllb"})))
 def test_translations_are_those_of_transformers(name, tmp_path):
     """With a model that has learned a little, so that its translations end. Beam search differs in one thing:
     there, ended hypotheses are replaced by the next best ones."""
@@ -368,6 +369,7 @@ def test_tokenizers_that_no_vocabulary_of_ours_has_are_refused(folders, tmp_path
         FORMAT.read(folder, Given())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nllb", "t5"])
 def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, name):
     weights = FORMAT.read(folders / name, Given())
@@ -406,7 +408,7 @@ def test_mutated_configs_are_refused_or_read(folders, tmp_path):
         copy = shutil.copytree(folders / name, tmp_path / name)
         stored = json.loads((copy / "config.json").read_text())
         refused = 0
-        for _ in range(150):
+        for _ in range(40):
             changes = {draw.choice(list(stored)): draw.choice(values) for _ in range(draw.randint(1, 2))}
             (copy / "config.json").write_text(json.dumps(stored | changes))
             try:
@@ -414,7 +416,7 @@ def test_mutated_configs_are_refused_or_read(folders, tmp_path):
             except UserError as error:
                 refused += 1
                 assert re.match(r"\S+(config\.json|/t5|/nllb)", str(error)), error
-        assert 40 < refused < 140
+        assert 10 < refused < 38
 
 
 def test_sampling_and_invalid_unicode_are_refused(folders):
@@ -428,7 +430,7 @@ def test_sampling_and_invalid_unicode_are_refused(folders):
 # ---- CTranslate2 ----
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", DEFAULT)
 def test_ctranslate2_computes_the_same(name, tmp_path):
     pytest.importorskip("ctranslate2")
     MAKERS[name](tmp_path / "hub")

@@ -169,11 +169,7 @@ MARIAN: dict[str, dict] = {
         "transformer_postprocess_emb": "nd",
         "transformer_ffn_activation": "relu",
     },
-    "ssru, output tied": {
-        "transformer_decoder_autoreg": "rnn",
-        "dec_cell": "ssru",
-        "tied_embeddings": True,
-    },
+    "ssru, output tied": {"transformer_decoder_autoreg": "rnn", "dec_cell": "ssru", "tied_embeddings": True},
     "pre-norm ssru, embeddings tied": {
         "transformer_decoder_autoreg": "rnn",
         "dec_cell": "ssru",
@@ -340,11 +336,7 @@ def write_all(root: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("write", "changes", "message"),
     [
-        (
-            "fairseq",
-            {"adaptive_softmax_cutoff": "100,200"},
-            "softmax_cutoff is '100,200'; supported",
-        ),
+        ("fairseq", {"adaptive_softmax_cutoff": "100,200"}, "softmax_cutoff is '100,200'; supported"),
         ("fairseq", {"no_token_positional_embeddings": True}, "positional_embeddings is 'True'; supported"),
         ("fairseq", {"activation_fn": "tanh"}, "activation_fn is 'tanh'; supported: 'relu', 'gelu', "),
         ("fairseq", {"decoder_attention_heads": 4}, "heads is 2 and decoder_attention_heads is 4; they must"),
@@ -360,11 +352,7 @@ def write_all(root: Path) -> dict[str, Path]:
         ("eole", {"decoder": {"heads": 4}}, "encoder.heads is 2 and decoder.heads is 4; they must be equal"),
         ("eole", {"encoder": {"heads_kv": 1}}, "heads_kv is '1'; supported: 2"),
         ("eole", {"encoder": None}, "model.encoder is None; it must be a Transf"),
-        (
-            "marian",
-            {"transformer_ffn_activation": "gelu"},
-            "'gelu'; supported: 'relu', 'swish'",
-        ),
+        ("marian", {"transformer_ffn_activation": "gelu"}, "'gelu'; supported: 'relu', 'swish'"),
         ("marian", {"transformer_decoder_autoreg": "average-attention"}, "autoreg is 'average-attention'"),
         ("marian", {"transformer_decoder_autoreg": "rnn"}, "dec-cell is 'gru'; supported: 'ssru'"),
         ("marian", {"transformer_preprocess": "nr"}, "transformer-preprocess 'nr'.* supported: 'n' and 'a'"),

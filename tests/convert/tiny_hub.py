@@ -34,7 +34,7 @@ LINES = [
 _BART_SIZES = {
     "d_model": 32,
     "encoder_layers": 2,
-    "decoder_layers": 2,
+    "decoder_layers": 1,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48,
@@ -48,7 +48,7 @@ _T5_SIZES = {
     "d_kv": 12,
     "d_ff": 48,
     "num_layers": 2,
-    "num_decoder_layers": 2,
+    "num_decoder_layers": 1,
     "num_heads": 2,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
@@ -191,10 +191,7 @@ def make_madlad(folder: Path) -> Any:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces_of(model), unk_id=0))
     metaspace = {"replacement": "▁", "prepend_scheme": "always"}
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [
-            tokenizers.pre_tokenizers.WhitespaceSplit(),
-            tokenizers.pre_tokenizers.Metaspace(**metaspace),
-        ]
+        [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Metaspace(**metaspace)]
     )
     tokenizer.decoder = tokenizers.decoders.Metaspace(**metaspace)
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(

@@ -97,6 +97,39 @@ def test_every_format_holds_the_same_pairs_in_order(config, files):
         pairs[3]
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"])},
+        {"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"], nested=True)},
+        {
+            "train_jsonl": [
+                '{"de":"a","en":"a"}',
+                '{"de":null,"en":"b"}',
+                '{"de":"c","en":null}',
+                '{"de":"d","en":"d"}',
+            ]
+        },
+        {
+            "train_jsonl": [
+                '{"translation":{"de":"a","en":"a"}}',
+                '{"translation":null}',
+                '{"translation":{"de":"c","en":null}}',
+                '{"translation":{"de":"d","en":"d"}}',
+            ]
+        },
+        {"train_de": ["a", "", "c", "d"], "train_en": ["a", "b", "", "d"]},
+    ],
+    ids=["parquet", "parquet of translations", "jsonl", "jsonl of translations", "lines"],
+)
+def test_a_null_is_an_empty_text_which_is_dropped(config, files):
+    write(config, **files)
+    pairs = read_pairs(config, "train")
+    assert list(pairs) == [Pair("a", "a"), Pair("d", "d")]
+    (part,) = pairs.report["parts"]
+    assert (part["problems"]["empty"]["count"], part["problems"]["empty"]["action"]) == (2, "drop")
+
+
 def test_crlf_and_bom_are_reported(config):
     write(config, train_de=b"\xef\xbb\xbfa\r\nb\r\nc\n", train_en=b"a\nb\nc")
     (part,) = read_pairs(config, "train").report["parts"]

@@ -1,4 +1,4 @@
-"""Sets by name, mixtures and fingerprints; preparing that is killed or done twice at once."""
+"""Sets by name, mixtures, fingerprints and held-out pairs; preparing that is killed or done twice at once."""
 
 import dataclasses
 import importlib.util
@@ -8,14 +8,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from flaxformer_mt.config import CleanConfig, DataConfig
 from flaxformer_mt.corpus import Pair, cache_dir, has_split, read_pairs, tfds_sets
+from flaxformer_mt.corpus.hub_sets import HubRows
+from flaxformer_mt.corpus.mixture_weights import choose_weights, describe_shares, format_shares
+from flaxformer_mt.corpus.pair_checks import digest_sentence
+from flaxformer_mt.corpus.pairs import Part
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, tfds_dir
+from flaxformer_mt.corpus.toy import toy_de_en
+from flaxformer_mt.data.prepare import find_overlap
 from flaxformer_mt.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -313,7 +321,9 @@ READ = """
 import os, signal, sys, time
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus import read_pairs
-from flaxformer_mt.corpus.toy.toy_de_en import ToyDeEn
+from flaxformer_mt.corpus.toy.toy_de_en import SIZES, ToyDeEn
+
+SIZES["train"] = 100
 
 def generate(self, pairs, original=ToyDeEn._generate_examples):
     for number, row in original(self, pairs):
@@ -330,7 +340,8 @@ print(len(read_pairs(DataConfig("toy_de_en", cache_dir=sys.argv[1]), "test")))
 """
 
 
-def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path):
+def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path, monkeypatch):
+    monkeypatch.setitem(toy_de_en.SIZES, "train", 100)
     cache = tmp_path / "cache"
     process = run(READ, cache, "die")
     process.communicate()
@@ -406,3 +417,240 @@ def test_a_table_is_not_read_in_both_directions(tmp_path):
     ):
         read_pairs(config, "train")
     assert read_pairs(dataclasses.replace(config, dataset=f"{name}:de-en"), "train")[0].source == "der Hund"
+
+
+# ---- held out ----
+
+
+NUMBER = 400
+
+
+def lines(language, number=NUMBER):
+    return [f"{language} sentence {i % 300} of many" for i in range(number)]
+
+
+@pytest.fixture
+def held_out_config(tmp_path):
+    write(tmp_path, de=lines("de"), en=[f"{line} {i // 350}" for i, line in enumerate(lines("en"))])
+    return DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+        clean=CleanConfig(duplicates="drop"),
+        valid_pairs=20,
+        test_pairs=30,
+    )
+
+
+def write(folder, split="train", **sides):
+    for language, text in sides.items():
+        (folder / f"{split}.{language}").write_text("".join(f"{line}\n" for line in text))
+
+
+def sentences(pairs, side):
+    return {digest_sentence(pair[side].encode()) for pair in pairs}
+
+
+def test_numbers_are_exact_and_nothing_is_shared(held_out_config):
+    train, valid, test = (list(read_pairs(held_out_config, split)) for split in ("train", "valid", "test"))
+    assert (len(valid), len(test)) == (20, 30)
+    for side in (0, 1):
+        held = [sentences(pairs, side) for pairs in (valid, test)]
+        assert not held[0] & held[1]
+        assert not (held[0] | held[1]) & sentences(train, side)
+    report = read_pairs(held_out_config, "train").report["parts"][0]
+    kept = report["read"] - report["problems"]["duplicates"]["count"]
+    assert report["held_out"]["valid"] == 20 and report["held_out"]["test"] == 30
+    assert len(train) + 50 + report["held_out"]["aside"] == kept
+    assert report["held_out"]["aside"] > 0  # of the sentences that occur twice, with two translations
+    overlap = find_overlap(
+        read_pairs(held_out_config, "train"), {"valid": read_pairs(held_out_config, "valid")}
+    )
+    assert overlap == {"valid": {"of": 20, "pairs": 0, "sources": 0}}
+    assert has_split(held_out_config, "valid") and has_split(held_out_config, "test")
+
+
+def test_the_choice_is_of_the_text_and_no_other_order(held_out_config, tmp_path):
+    before = {split: set(read_pairs(held_out_config, split)) for split in ("train", "valid", "test")}
+    order = np.random.default_rng(0).permutation(300)
+    for language in ("de", "en"):
+        text = (tmp_path / f"train.{language}").read_text().split("\n")
+        (tmp_path / f"train.{language}").write_text("".join(f"{text[i]}\n" for i in order))
+    # Each of the first 300 sentences occurs once.
+    assert sentences(read_pairs(held_out_config, "valid"), 1) == sentences(before["valid"], 1)
+    assert sentences(read_pairs(held_out_config, "test"), 1) == sentences(before["test"], 1)
+    # Stored digests are not used for other text, and damaged ones not at all.
+    for file in (tmp_path / "cache" / "cleaned").glob("*.sentences.npy"):
+        file.write_bytes(file.read_bytes()[:-3] + b"xyz")
+    assert sentences(read_pairs(held_out_config, "valid"), 1) == sentences(before["valid"], 1)
+    other = dataclasses.replace(held_out_config, valid_pairs=21)
+    assert read_pairs(other, "train").fingerprint != read_pairs(held_out_config, "train").fingerprint
+    assert sentences(read_pairs(other, "valid"), 1) > sentences(before["valid"], 1)
+
+
+def test_sentences_differ_by_more_than_case_spaces_and_punctuation():
+    def same(one, other):
+        return digest_sentence(one.encode()) == digest_sentence(other.encode())
+
+    assert same("Help me.", " help ME! ") and same("「東京」です。", "東京です") and same("Straße", "STRASSE")
+    assert (
+        not same("Help me.", "Help us.") and not same("กา", "กี") and not same("?", "!") and not same("a", "b")
+    )
+
+
+def test_both_directions_hold_out_the_same_pairs(held_out_config, tmp_path):
+    both = dataclasses.replace(held_out_config, dataset="parallel_text:de-en,parallel_text:en-de")
+    train, valid, test = (read_pairs(both, split, tagged=False) for split in ("train", "valid", "test"))
+    assert [part.size for part in valid.parts] == [20, 20] and [part.size for part in test.parts] == [30, 30]
+    pairs = list(valid)
+    assert [(pair.target, pair.source) for pair in pairs[:20]] == [tuple(pair) for pair in pairs[20:]]
+    texts = {text for pair in train for text in pair}
+    assert not texts & {text for held in (valid, test) for pair in held for text in pair}
+
+
+def test_other_sets_of_a_mixture_lack_the_held_out_sentences(held_out_config, tmp_path):
+    more = tmp_path / "more"
+    more.mkdir()
+    valid = list(read_pairs(held_out_config, "valid"))
+    write(
+        more, de=[*[pair.source for pair in valid], "neu"], en=[f"another {i}" for i in range(20)] + ["new"]
+    )
+    mixed = dataclasses.replace(held_out_config, dataset=f"parallel_text,parallel_text@{more}")
+    train = read_pairs(mixed, "train")
+    assert [part.size for part in train.parts] == [len(read_pairs(held_out_config, "train")), 1]
+    assert list(read_pairs(mixed, "valid")) == valid
+    assert train.report["parts"][1]["held_out"] == {"valid": 0, "test": 0, "aside": 20}
+
+
+def test_a_language_model_holds_out_targets(held_out_config):
+    alone = dataclasses.replace(held_out_config, source_language="")
+    train, valid = read_pairs(alone, "train"), read_pairs(alone, "valid")
+    assert len(valid) == 20 and not sentences(train, 1) & sentences(valid, 1)
+
+
+def test_what_cannot_be_is_refused(held_out_config, tmp_path):
+    with pytest.raises(UserError, match="data.valid_pairs 200 and data.test_pairs 30 are more than half"):
+        read_pairs(dataclasses.replace(held_out_config, valid_pairs=200), "train")
+    write(tmp_path, "valid", de=["a"], en=["b"])
+    for read in (read_pairs, has_split):
+        with pytest.raises(UserError, match="data.valid_pairs is 20, but parallel_text has a valid split"):
+            read(held_out_config, "valid")
+    own = dataclasses.replace(held_out_config, valid_pairs=0)
+    assert len(read_pairs(own, "valid")) == 1 and len(read_pairs(own, "test")) == 30
+    with pytest.raises(UserError, match="toy_de_en has a test split of its own"):
+        read_pairs(dataclasses.replace(held_out_config, dataset="toy_de_en"), "test")
+
+
+def test_weights_stay_with_the_training_pairs(held_out_config, tmp_path):
+    write(tmp_path, weights=[str(1 + i % 3) for i in range(NUMBER)])
+    train, valid = read_pairs(held_out_config, "train"), read_pairs(held_out_config, "valid")
+    assert valid.weights is None and len(train.weights) == len(train)
+    numbers = [int(pair.source.split()[2]) for pair in train]
+    assert train.weights.tolist() == [1 + number % 3 for number in numbers]
+
+
+# ---- mixture weights ----
+
+
+def test_shares_are_sizes_to_the_power_of_one_over_the_temperature():
+    sizes = np.array([100, 10_000, 2500])
+    for temperature in (1.0, 2.0, 5.0, 1000.0):
+        weights = choose_weights(DataConfig(temperature=temperature), sizes.tolist())
+        shares = weights * sizes / np.dot(weights, sizes)
+        wanted = sizes ** (1 / temperature)
+        np.testing.assert_allclose(shares, wanted / wanted.sum())
+        assert weights[1] == 1  # the largest is seen once
+    assert choose_weights(DataConfig(weights=(1.0, 2.0), temperature=5.0), [3, 4]) == (1.0, 2.0)
+
+
+def test_the_log_tells_each_share():
+    shares = describe_shares([Part("a", 3000, 1.0), Part("b", 1, 1000.0)])
+    assert format_shares(shares) == "mixture: 75.0% a (3,000 pairs x 1), 25.0% b (1 pair x 1000)"
+
+
+# ---- hub sets ----
+
+
+PAIRS = [("Guten Tag.", "Good day."), ("Bis\u2028morgen!", "See you tomorrow!")]
+needs_datasets = pytest.mark.skipif(
+    importlib.util.find_spec("datasets") is None, reason="needs the extra datasets"
+)
+
+
+def hub_sets_write(path, pairs, *, nested):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"de": source, "en": target} for source, target in pairs]
+    table = pyarrow.Table.from_pylist([{"translation": row} for row in rows] if nested else rows)
+    parquet.write_table(table, path)
+
+
+@needs_datasets
+@pytest.mark.parametrize("nested", [True, False], ids=["translation", "columns"])
+def test_a_folder_of_parquet_files(tmp_path, nested):
+    (tmp_path / "set").mkdir()
+    hub_sets_write(tmp_path / "set" / "train-00000-of-00002.parquet", PAIRS[:1], nested=nested)
+    hub_sets_write(tmp_path / "set" / "train-00001-of-00002.parquet", PAIRS[1:], nested=nested)
+    hub_sets_write(tmp_path / "set" / "validation.parquet", [("a", "b")], nested=nested)
+    config = DataConfig(dataset=f"hf:{tmp_path / 'set'}", cache_dir=str(tmp_path / "cache"))
+    pairs = read_pairs(config, "train")
+    assert list(pairs) == [Pair(*pair) for pair in PAIRS] and pairs[-1] == PAIRS[1]
+    assert list(read_pairs(config, "valid")) == [Pair("a", "b")]
+    assert not has_split(config, "test")
+    back = dataclasses.replace(config, source_language="en", target_language="de")
+    assert read_pairs(back, "train")[0] == PAIRS[0][::-1]
+    alone = dataclasses.replace(config, source_language="")
+    assert [pair.target for pair in read_pairs(alone, "train")] == [target for _, target in PAIRS]
+    with pytest.raises(UserError, match="has no language fr; it has de, en"):
+        read_pairs(dataclasses.replace(config, source_language="fr"), "train")
+    with pytest.raises(UserError, match="has no split dev; it has train, validation"):
+        read_pairs(dataclasses.replace(config, train_split="dev"), "train")
+    hub_sets_write(tmp_path / "set" / "train-00001-of-00002.parquet", [("x", "y")], nested=nested)
+    changed = read_pairs(config, "train")
+    assert changed[1] == Pair("x", "y") and changed.fingerprint != pairs.fingerprint
+
+
+@needs_datasets
+def test_a_name_that_is_neither_folder_nor_set(tmp_path):
+    with pytest.raises(UserError, match="hf:absent is no folder, and no set of the Hub; write hf:OWNER/NAME"):
+        read_pairs(DataConfig(dataset="hf:absent", cache_dir=str(tmp_path)), "train")
+
+
+def test_without_the_package_the_remedy_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"hf:a/b needs the package datasets.*install"):
+        read_pairs(DataConfig(dataset="hf:a/b", cache_dir=str(tmp_path)), "train")
+
+
+def test_the_hub_is_asked_once_for_the_splits_of_a_set(tmp_path, monkeypatch):
+    asked = []
+
+    def get_dataset_split_names(path, config):
+        asked.append((path, config))
+        return ["train", "validation"]
+
+    hub = types.SimpleNamespace(
+        get_dataset_split_names=get_dataset_split_names, disable_progress_bars=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    config = DataConfig(dataset="hf:asked/once/de-en", cache_dir=str(tmp_path))
+    assert [has_split(config, split) for split in ("train", "valid", "test")] == [True, True, False]
+    assert asked == [("asked/once", "de-en")]
+
+
+def test_a_set_without_a_name_is_not_the_working_folder(tmp_path):
+    with pytest.raises(UserError, match="^hf: is no folder, and no set of the Hub; write hf:OWNER/NAME"):
+        has_split(DataConfig(dataset="hf:", cache_dir=str(tmp_path)), "train")
+
+
+def test_a_null_of_the_hub_is_an_empty_text():
+    """As `datasets` gives rows: a text, and a whole translation, may be null."""
+    rows = [{"de": "a", "en": "b"}, {"de": None, "en": "b"}, None]
+
+    class Columns(list):
+        def __getitem__(self, numbers):
+            return {"translation": [rows[number] for number in numbers]}
+
+    texts = HubRows(Columns(rows), ("de", "en"), nested=True).read(range(3))
+    assert texts == [(b"a", b"b"), (b"", b"b"), (b"", b"")]

@@ -111,9 +111,7 @@ SENTENCES = {
     "Die Frau, die den Kindern hilft, lacht. | The woman who helps the children laughs.": state(
         clause(
             toy.relate(
-                FRAU,
-                "nominative",
-                clause(GAP, "helfen", objects={"dative": phrase("Kind", plural=True)}),
+                FRAU, "nominative", clause(GAP, "helfen", objects={"dative": phrase("Kind", plural=True)})
             ),
             "lachen",
         )
@@ -161,56 +159,6 @@ def test_sentence_as_written_by_hand(written):
     assert " | ".join(SENTENCES[written]) == written
 
 
-# Written out from a school grammar. The cases: nominative, accusative, dative, genitive.
-DECLENSIONS = {
-    ("Hund", "the"): "der alte Hund, den alten Hund, dem alten Hund, des alten Hundes",
-    ("Katze", "the"): "die alte Katze, die alte Katze, der alten Katze, der alten Katze",
-    ("Pferd", "this"): "dieses alte Pferd, dieses alte Pferd, diesem alten Pferd, dieses alten Pferdes",
-    ("Bär", "every"): "jeder alte Bär, jeden alten Bären, jedem alten Bären, jedes alten Bären",
-    ("Hund", "a"): "ein alter Hund, einen alten Hund, einem alten Hund, eines alten Hundes",
-    ("Katze", "no"): "keine alte Katze, keine alte Katze, keiner alten Katze, keiner alten Katze",
-    ("Pferd", "our"): "unser altes Pferd, unser altes Pferd, unserem alten Pferd, unseres alten Pferdes",
-    ("Vogel", ""): "alter Vogel, alten Vogel, altem Vogel, alten Vogels",
-    ("Katze", ""): "alte Katze, alte Katze, alter Katze, alter Katze",
-    ("Hunde", "the"): "die alten Hunde, die alten Hunde, den alten Hunden, der alten Hunde",
-    ("Hunde", "my"): "meine alten Hunde, meine alten Hunde, meinen alten Hunden, meiner alten Hunde",
-    ("Bären", "two"): "zwei alte Bären, zwei alte Bären, zwei alten Bären, zwei alter Bären",
-    ("Hunde", ""): "alte Hunde, alte Hunde, alten Hunden, alter Hunde",
-}
-
-
-@pytest.mark.parametrize(("german", "determiner"), DECLENSIONS)
-def test_articles_adjectives_and_nouns_agree_in_every_case(german, determiner):
-    noun = next(noun for noun in words.NOUNS if german in (noun.german, noun.plural))
-    found = phrase(noun.german, determiner, german != noun.german, "alt").german
-    assert ", ".join(found[case] for case in toy.CASES) == DECLENSIONS[german, determiner]
-
-
-@pytest.mark.parametrize(
-    ("infinitive", "forms"),
-    {
-        "suchen": "suche suchst sucht suchen sucht suchen",
-        "arbeiten": "arbeite arbeitest arbeitet arbeiten arbeitet arbeiten",
-        "lesen": "lese liest liest lesen lest lesen",
-        "sehen": "sehe siehst sieht sehen seht sehen",
-        "einladen": "lade lädst lädt laden ladet laden",
-        "sitzen": "sitze sitzt sitzt sitzen sitzt sitzen",
-        "laufen": "laufe läufst läuft laufen lauft laufen",
-        "wissen": "weiß weißt weiß wissen wisst wissen",
-    }.items(),
-)
-def test_conjugation(infinitive, forms):
-    found = [
-        toy.conjugate(verb(infinitive), person, plural) for plural in (False, True) for person in (1, 2, 3)
-    ]
-    assert found == forms.split()
-
-
-def test_third_person():
-    forms = {"go": "goes", "carry": "carries", "play": "plays", "wash": "washes", "pass": "passes"}
-    assert {verb: toy.third_person(verb) for verb in forms} == forms
-
-
 @pytest.fixture(scope="module")
 def splits():
     from flaxformer_mt.corpus.toy.toy_de_en import SIZES
@@ -235,15 +183,6 @@ def test_no_sentence_occurs_twice_in_any_split(splits):
         assert len(set(sentences)) == len(sentences)
 
 
-def test_form_of_the_sentences(splits):
-    for pair in (pair for pairs in splits for pair in pairs):
-        for sentence in pair:
-            assert re.fullmatch(r"[A-ZÄÖÜ][A-Za-zäöüßÄÖÜ' ,]*[a-zäöüßAI][.?]", sentence)
-            assert not re.search(r" ,|,,|  |,\S", sentence)
-            assert toy.SHORTEST <= len(sentence.split()) <= toy.LONGEST
-        assert pair[0][-1] == pair[1][-1]
-
-
 def test_vocabulary_is_rich_and_learnable(splits):
     for side in (0, 1):
         counts = [
@@ -254,39 +193,6 @@ def test_vocabulary_is_rich_and_learnable(splits):
         for held_out in counts[1:]:
             unseen = sum(count for word, count in held_out.items() if word not in counts[0])
             assert unseen < 0.005 * held_out.total()
-
-
-def test_a_word_after_an_is_one_that_takes_it(splits):
-    for pairs in splits:
-        for _, english in pairs:
-            assert not re.search(r"\ban [^aeiou]|\ba [aeiou]", english.lower()), english
-
-
-def test_verbs_stand_last_in_subordinate_clauses(splits):
-    """Every clause after dass ends in a finite verb, by a list that the grammar does not use."""
-    finite = {"habe", "hast", "hat", "haben", "habt", "bin", "bist", "ist", "sind", "seid", "werde", "wirst"}
-    finite |= {"wird", "werden", "werdet", "war", "warst", "waren", "wart", "hatte", "hattest", "hatten"}
-    finite |= {"hattet", "weiß", "weißt", "wisst"}
-    for modal in ("könn kann konn", "müss muss muss", "woll will woll", "soll soll soll", "dürf darf durf"):
-        plural, single, past = modal.split()
-        finite |= {f"{plural}en", f"{plural}t", single, f"{single}st", f"{single}t"}
-        finite |= {f"{past}te{ending}" for ending in ("", "st", "n", "t")}
-    finite |= {f"möchte{ending}" for ending in ("", "st", "n", "t")}
-    ends = {
-        v.prefix + form
-        for v in words.VERBS
-        for form in (v.third, v.german, v.german[:-1], v.german[:-2] + "t")
-    }
-    ends |= {v.prefix + v.third.removesuffix("t") + "st" for v in words.VERBS}
-    ends |= {
-        v.prefix + v.third.removesuffix("et") + "e" + ending for v in words.VERBS for ending in ("st", "t")
-    }
-    checked = 0
-    for german, _ in splits[0]:
-        if (match := re.fullmatch(r"[^,]*, dass ([^,]*)\.", german)) is not None:
-            assert match[1].split()[-1] in finite | ends, german
-            checked += 1
-    assert checked > 500
 
 
 def test_german_has_one_meaning():

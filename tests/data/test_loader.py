@@ -1,30 +1,41 @@
-"""Batches: their layout by hand, nothing lost on the way, and the same sequence from wherever one starts."""
+"""Batches: their layout by hand, links, one array, and the same sequence from wherever one starts."""
 
 import dataclasses
 import itertools
 import threading
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
+from tiny_experiment import change
 
-from flaxformer_mt.config import DataConfig, VocabConfig
+from flaxformer_mt.commands.show import longest_batch
+from flaxformer_mt.config import (
+    Config,
+    DataConfig,
+    GuidedAlignmentConfig,
+    ModelConfig,
+    ParallelConfig,
+    VocabConfig,
+)
+from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data import loader as loader_module
-from flaxformer_mt.data.batching import EpochPlan, plan_epoch
+from flaxformer_mt.data import piece_links
+from flaxformer_mt.data.batch_array import BatchArray, as_batch, to_array
+from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch
 from flaxformer_mt.data.buckets import Shape, make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.loader import (
-    BEGINNING,
-    Position,
-    RowShare,
-    make_batch,
-    train_batches,
-    valid_batches,
-)
+from flaxformer_mt.data.loader import BEGINNING, Position, RowShare, make_batch, train_batches, valid_batches
+from flaxformer_mt.data.piece_links import link_pieces
 from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training.setup import TrainingSetup
 from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab.words import number_pieces
 
 PAD, BOS, EOS = 0, 1, 2
 IDS = {"pad_id": PAD, "bos_id": BOS}
@@ -108,11 +119,7 @@ def test_a_bucketed_batch_by_hand():
     assert batch.target_in.tolist() == [[1, 7, 8, 9, 0, 0], [1, 9, 9, 0, 0, 0], [0] * 6]
     assert batch.target_out.tolist() == [[7, 8, 9, 2, 0, 0], [9, 9, 2, 0, 0, 0], [0] * 6]
     assert batch.source_mask.tolist() == [[True] * 3 + [False], [True] * 2 + [False] * 2, [False] * 4]
-    assert batch.target_mask.tolist() == [
-        [True] * 4 + [False] * 2,
-        [True] * 3 + [False] * 3,
-        [False] * 6,
-    ]
+    assert batch.target_mask.tolist() == [[True] * 4 + [False] * 2, [True] * 3 + [False] * 3, [False] * 6]
     assert set(batch[5:]) == {None}
     assert {array.dtype for array in batch[:3]} == {np.dtype(np.int32)}
 
@@ -341,3 +348,206 @@ def test_valid_batches_hold_all_pairs_in_fixed_order(vocabs, tmp_path):
     assert len({batch.source.shape + batch.target_in.shape for batch in batches}) <= CONFIG.num_shapes
     again = valid_batches(store, dataclasses.replace(CONFIG, batching="pack"), **IDS)
     assert all(equal(a, b) for a, b in zip(batches, again, strict=True))
+
+
+# ---- batch array ----
+
+
+BATCH_ARRAY_IDS = {"pad_id": 3, "bos_id": 1}
+# Ids as large as any, and equal to those of padding and of the beginning: nothing is told by an id.
+IDS_OF_TOKENS = [0, 1, 2, 3, 5, 2**30 - 1]
+
+
+def make_store(source: list[int], target: list[int]) -> TokenStore:
+    """Random sentences of these lengths; without a source if all its lengths are 0."""
+    random = np.random.default_rng(0)
+    sides = []
+    for lengths in (np.array(source), np.array(target)):
+        tokens = random.choice(IDS_OF_TOKENS, lengths.sum()).astype(np.uint32)
+        sides.append(Side(tokens, np.concatenate([[0], lengths.cumsum()]), lengths))
+    return TokenStore("memory", *sides, ())
+
+
+class OneBatch(dict):
+    """A plan whose only batch has these rows."""
+
+    def __init__(self, rows: list[int], shape: Shape, *, packed: bool) -> None:
+        super().__init__({0: PlannedBatch(np.arange(len(rows)), np.array(rows), shape)})
+        self.packed = packed
+
+
+def same(left: Batch, right: Batch) -> None:
+    for name, a, b in zip(Batch._fields, left, right, strict=True):
+        assert (a is None) == (b is None), name
+        if a is not None:
+            assert a.dtype == b.dtype, name
+            np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows", "shape", "packed"),
+    [
+        (([3, 1, 4], [1, 5, 2]), [0, 1, 3], Shape(5, 4, 6), False),
+        (([3, 1, 4, 2], [1, 5, 2, 3]), [0, 0, 0, 2], Shape(4, 9, 8), True),
+        (([0, 0], [7, 2]), [0, 1], Shape(2, 0, 7), False),
+        (([0, 0, 0], [3, 2, 2]), [0, 0, 1], Shape(3, 0, 7), True),
+    ],
+    ids=["rows of one pair", "packed", "a language model", "a packed language model"],
+)
+def test_the_array_is_the_batch(lengths, rows, shape, packed):
+    """Rows of padding, full rows, sentences of one token, and ids that are those of special symbols."""
+    batch = make_batch(make_store(*lengths), OneBatch(rows, shape, packed=packed), 0, **BATCH_ARRAY_IDS)
+    assert (batch.source_segments is not None) == packed
+    array = to_array(batch, **BATCH_ARRAY_IDS)
+    assert array.numbers.shape == (shape.rows, shape.source + shape.target)
+    same(jax.device_get(jax.jit(BatchArray.to_batch)(array)), batch)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+    assert jax.tree.structure(to_array(shapes, **BATCH_ARRAY_IDS)) == jax.tree.structure(array)
+    assert to_array(shapes, **BATCH_ARRAY_IDS).numbers == jax.ShapeDtypeStruct(array.numbers.shape, np.int32)
+    assert as_batch(batch) is batch
+
+
+@pytest.mark.parametrize("backend", ["pmap", "mesh"])
+def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
+    """Each of two devices gets its rows of all tokens; no other array is sent."""
+    config = change(Config(), parallel={"devices": 2, "backend": backend})
+    assert config.parallel == ParallelConfig(devices=2, backend=backend)
+    vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
+    setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
+    batch = make_batch(
+        make_store([2, 3], [4, 1]), OneBatch([0, 1], Shape(2, 3, 4), packed=False), 0, **BATCH_ARRAY_IDS
+    )
+    sent = []
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda x, *others: sent.append(x) or put(x, *others))
+    [numbers] = jax.tree.leaves(setup.put(batch))
+    assert len(sent) == 1
+    expected = to_array(batch, **BATCH_ARRAY_IDS).numbers
+    for row, shard in enumerate(numbers.addressable_shards):
+        np.testing.assert_array_equal(np.asarray(shard.data).reshape(1, -1), expected[row : row + 1])
+
+
+# ---- piece links ----
+
+
+def test_each_piece_is_linked_to_each_piece_of_the_aligned_word():
+    words = [[np.array([0, 0, 1]), np.array([0])], [np.array([0, 1, 1]), np.array([0, 1])]]
+    # The last point belongs to a word of the second pair that has no pieces.
+    points, owners = link_pieces(np.array([[0, 0], [1, 1], [0, 1], [1, 0]]), np.array([0, 0, 1, 1]), words)
+    assert points.tolist() == [[0, 0], [1, 0], [2, 1], [2, 2], [0, 1]]
+    assert owners.tolist() == [0, 0, 0, 0, 1]
+    nothing = link_pieces(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), words)
+    assert nothing[0].shape == (0, 2) and nothing[1].shape == (0,)
+
+
+def test_pieces_with_a_space_inside_are_numbered_by_their_words():
+    """As many pieces begin with a space as there are words; the second of them is no word."""
+    pieces = ["</s>", "\u2581a\u2581b", "\u2581", "\u2581c"]
+    vocab = SimpleNamespace(size=4, pieces=lambda ids: [pieces[number] for number in ids])
+    ids = [np.array([1, 2, 3, 0])]
+    (numbers,) = piece_links._number_words(["a b c"], ids, vocab, piece_links._tabulate(vocab))
+    assert numbers.tolist() == [0, 2, 2]
+
+
+def test_links_reach_the_right_places_of_batches(tmp_path):
+    generator = np.random.default_rng(2)
+    words = ["hund", "katze", "haus", "½", "see", "\u00adbaum", "ich"]
+    sources, targets, points = [], [], []
+    for _ in range(60):
+        source, target = (generator.choice(words, int(generator.integers(1, 6))).tolist() for _ in range(2))
+        sources.append("  ".join(source))
+        targets.append(" ".join(target))
+        chosen = generator.random((len(source), len(target))) < 0.3
+        points.append(" ".join(f"{i}-{j}" for i, j in np.argwhere(chosen)))
+    for name, lines in (("train.xx", sources), ("train.yy", targets), ("train.align", points)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    config = DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+        source_language="xx",
+        target_language="yy",
+        alignments=("train.align",),
+        max_source_length=30,
+        max_target_length=30,
+        batch_tokens=240,
+        num_shapes=2,
+    )
+    pairs = read_pairs(config, "train")
+    vocabs = make_vocabs(VocabConfig(size=40, byte_fallback=False), pairs, tmp_path / "vocab")
+    plain = read_pairs(dataclasses.replace(config, alignments=()), "train")
+    assert TokenStore.build(plain, vocabs, tmp_path / "tokens").links is None
+    guided = ModelConfig(alignment=GuidedAlignmentConfig(weight=0.1))
+    longest = longest_batch(Config(data=config, model=guided))
+    assert longest.alignment.shape == (longest.target_in.shape[0], longest.target_in.shape[1], 4)
+    stores = EpochStores(pairs, vocabs, tmp_path / "tokens", 0.3, 7)
+    for store in (stores.base, stores.store(1)):
+        for batching in ("bucket", "pack"):
+            seen = check_batches(store, dataclasses.replace(config, batching=batching), pairs, vocabs)
+            assert seen == len(pairs)
+
+
+def test_a_no_break_space_is_part_of_its_word(tmp_path):
+    """As for fast_align: "100 km" is two words, with a no-break space one."""
+    texts = {
+        "train.xx": "100 km der Hund schläft\n",
+        "train.yy": "100\u00a0km the dog sleeps\n",
+        "train.align": "0-0 1-0 2-1 3-2 4-3\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text * 2, encoding="utf-8")
+    config = DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+        source_language="xx",
+        target_language="yy",
+        alignments=("train.align",),
+    )
+    pairs = read_pairs(config, "train")
+    vocabs = make_vocabs(VocabConfig(size=40, byte_fallback=False), pairs, tmp_path / "vocab")
+    store = TokenStore.build(pairs, vocabs, tmp_path / "tokens")
+    words = []
+    for ids in store[0]:
+        pieces = vocabs.source.pieces(ids[:-1])
+        ends = np.cumsum([piece.count("\u2581") for piece in pieces])
+        words.append([" ".join(pieces).replace(" ", "").split("\u2581")[end] for end in ends])
+    points = store.links.points[: store.links.offsets[1]]
+    linked = {(words[0][source], words[1][target]) for source, target in points}
+    assert linked == {
+        ("100", "100\u00a0km"),
+        ("km", "100\u00a0km"),
+        ("der", "the"),
+        ("Hund", "dog"),
+        ("schläft", "sleeps"),
+    }
+
+
+def check_batches(store, config, pairs, vocabs) -> int:
+    """Compares the bits of each pair in each batch with its points; returns the number of pairs seen."""
+    lengths = store.source_lengths, store.target_lengths
+    shapes = make_training_shapes(*lengths, config=config, headroom=True)
+    plan = plan_epoch(*lengths, config=config, seed=1, epoch=0, parts=store.parts, shapes=shapes)
+    alignments, seen = list(pairs.read_links()), 0
+    for index in range(len(plan)):
+        batch = make_batch(store, plan, index, pad_id=0, bos_id=1)
+        halves = [make_batch(store, plan, index, pad_id=0, bos_id=1, share=RowShare(2, (i,))) for i in (0, 1)]
+        width = batch.source.shape[1]
+        bits = np.unpackbits(batch.alignment, axis=2, bitorder="little")[:, :, :width]
+        together = np.concatenate([half.alignment for half in halves])
+        np.testing.assert_array_equal(together[: len(batch.alignment)], batch.alignment)
+        expected = np.zeros_like(bits)
+        rows, starts = plan[index].rows, {}
+        for example, row in zip(plan[index].examples, rows, strict=True):
+            s, t = starts.get(row, (0, 0))
+            source, target = store[example]
+            pair = pairs[int(example)]
+            of_source = number_pieces(vocabs.source, source[:-1], pair.source)
+            of_target = number_pieces(vocabs.target, target[:-1], pair.target)
+            for i, j in alignments[example]:
+                for p in np.flatnonzero(np.array(of_source) == i):
+                    expected[row, t + np.flatnonzero(np.array(of_target) == j), s + p] = 1
+            starts[row] = s + len(source), t + len(target)
+            seen += 1
+        np.testing.assert_array_equal(bits, expected)
+    return seen

@@ -1,19 +1,25 @@
-"""Preparation: the parts of the work, as they are shown."""
+"""Preparation: the parts of the work, and what the training set shares with held-out data."""
 
 import contextlib
 import dataclasses
 import functools
+from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mortal_preparation import MortalCheckBlocks, MortalTokenizeChunks
 
+from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import cleaning
+from flaxformer_mt.corpus.pair_checks import CheckBlocks
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.data import prepare as preparing
 from flaxformer_mt.data import token_store
+from flaxformer_mt.data.corpus_diagnostics import describe_overlap, find_overlap
 from flaxformer_mt.errors import FlaxformerWarning
 from flaxformer_mt.tracking.progress_display import WorkProgress
-from flaxformer_mt.workers.worker_pool import Hands
+from flaxformer_mt.workers.worker_pool import PoolOptions
 
 
 def test_each_part_that_takes_long_is_shown(tiny_config, tmp_path):
@@ -58,6 +64,43 @@ def test_what_workers_prepare_is_the_same_whichever_of_them_die(tiny_config, tmp
     monkeypatch.setattr(cleaning, "CheckBlocks", functools.partial(MortalCheckBlocks, **folder))
     monkeypatch.setattr(token_store, "TokenizeChunks", functools.partial(MortalTokenizeChunks, **folder))
     with pytest.warns(FlaxformerWarning, match="will be done by another one"):
-        shared = prepare("shared", hands=Hands(2, "local" if engine == "ray" else None))
+        shared = prepare("shared", pool=PoolOptions(2, "local" if engine == "ray" else None))
     assert (tmp_path / "checking").exists() and (tmp_path / "tokenizing").exists()
     assert shared == alone and len(alone) > 5
+
+
+# ---- overlap ----
+
+
+class Split(list):
+    """Pairs with the hashes that cleaning finds, and tags."""
+
+    tags = ()
+
+    def read_hashes(self):
+        sides = [[blake2b(text.encode(), digest_size=8).digest() for text in pair] for pair in self]
+        yield self.tags, np.frombuffer(b"".join(sum(sides, [])), "<u8").reshape(-1, 2)
+
+
+def test_hashes_are_those_of_cleaning():
+    pairs = [(b"a", b"bc"), (b"", b"x")]
+    actions = dict.fromkeys(("invalid_utf8", "empty", "too_long", "length_ratio"), "keep")
+    actions |= {"numbers": "off", "script": "off", "language": "off"}
+    found = CheckBlocks(CleanConfig(), actions, ("de", "en"))(pairs).hashes
+    ((_, expected),) = Split([Pair("a", "bc"), Pair("", "x")]).read_hashes()
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_shared_pairs_and_sources_are_counted_and_warned_of():
+    train = Split([Pair("a", "x"), Pair("b", "y"), Pair("ab", "c"), Pair("b", "y"), Pair("", "z")])
+    test = Split([Pair("a", "x"), Pair("a", "x"), Pair("b", "other"), Pair("a", "bc"), Pair("", "new")])
+    held_out = {"valid": Split([Pair("new", "x")]), "test": test}
+    found = find_overlap(train, held_out)
+    assert found == {
+        "valid": {"of": 1, "pairs": 0, "sources": 0},
+        "test": {"of": 5, "pairs": 2, "sources": 4},
+    }
+    (warning,) = describe_overlap(found)
+    assert warning.startswith("2 of the 5 pairs of the test set (40.0%) also occur in the training set")
+    test.tags = (">>fr<<",)  # the sources begin with other words
+    assert find_overlap(train, held_out)["test"] == {"of": 5, "pairs": 0, "sources": 0}

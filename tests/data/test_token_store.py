@@ -23,7 +23,7 @@ from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
-from flaxformer_mt.workers.worker_pool import Hands
+from flaxformer_mt.workers.worker_pool import PoolOptions
 
 
 class FakePairs(list):
@@ -186,7 +186,7 @@ def test_of_two_builds_at_once_one_waits_for_the_other(vocabs, tmp_path):
 KILLED = """
 import os, signal, sys, time
 from flaxformer_mt.data import token_store
-from flaxformer_mt.vocab import Vocabs
+from flaxformer_mt.vocab import load_vocabs
 from test_token_store import make_pairs
 
 def write_cached(path, values, original=token_store.write_cached):
@@ -195,7 +195,7 @@ def write_cached(path, values, original=token_store.write_cached):
         os.kill(os.getpid(), signal.SIGKILL)
 
 token_store.CHUNK, token_store._SAVE_SECONDS, token_store.write_cached = 7, 0, write_cached
-token_store.TokenStore.build(make_pairs(), Vocabs.load(sys.argv[1]), sys.argv[2], sampling=0.1, seed=1)
+token_store.TokenStore.build(make_pairs(), load_vocabs(sys.argv[1]), sys.argv[2], sampling=0.1, seed=1)
 """
 
 
@@ -227,7 +227,7 @@ def test_a_store_does_not_depend_on_who_tokenizes(vocabs, tmp_path, monkeypatch)
     monkeypatch.setattr(store_module, "CHUNK", 7)
     monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
     alone = TokenStore.build(make_pairs(), vocabs, tmp_path / "alone")
-    shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", hands=Hands(2))
+    shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", pool=PoolOptions(2))
     for path in alone.folder.iterdir():
         assert (shared.folder / path.name).read_bytes() == path.read_bytes()
 
@@ -253,8 +253,8 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
         expected += [[tags[tag], *(byte + 3 for byte in target.upper()), 1] for _, target in rows]
     pairs = Pairs(splits, [None, None], weights=(1.0, 1.0), fingerprint="x", report={})
     noise = TextNoise(NoiseConfig(upper_case=1.0), ())
-    vocabs, hands = Vocabs(vocab, vocab, joint=True), Hands(workers)
-    store = TokenStore.build(pairs, vocabs, tmp_path, noise=noise, hands=hands)
+    vocabs, pool = Vocabs(vocab, vocab, joint=True), PoolOptions(workers)
+    store = TokenStore.build(pairs, vocabs, tmp_path, noise=noise, pool=pool)
     assert [target for _, target in ids_of(store)] == expected
 
 

@@ -261,7 +261,7 @@ def test_inputs_of_a_search():
     assert (lines.required[0] == NO_TOKEN).all() and lines.min_lengths.tolist() == [1, 12]
 
 
-def test_devices_search_queues_of_their_own_with_the_same_results(small_sizes):
+def test_devices_search_queues_of_their_own_with_the_same_results(small_sizes, all_devices):
     parts, sentences = jax.local_device_count(), make_sentences([8, 3, 5, 7, 2, 8, 4, 6] * 6)
     assert parts > 1
     options = SearchConfig(method="greedy", **FEW)
@@ -296,7 +296,7 @@ def test_a_stream_of_any_length_takes_a_few_programs(monkeypatch):
     assert searcher.engine.warm_up(searcher.params) == 9 == len(compiled)
 
 
-def test_programs_for_a_few_sentences_are_kept(one_device, tmp_path):
+def test_programs_for_a_few_sentences_are_kept(tmp_path):
     """A second process loads them, and traces nothing; the translations are the same."""
     name, before = "jax_compilation_cache_dir", jax.config.values["jax_compilation_cache_dir"]
     jax.config.update(name, str(tmp_path))

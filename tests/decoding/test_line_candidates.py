@@ -80,9 +80,7 @@ def assert_same(found, expected):
     ],
     ids=["constraints of an ensemble", "samples"],
 )
-def test_translations_are_those_of_a_model_without_other_tokens(
-    fields, constraints, architecture, one_device
-):
+def test_translations_are_those_of_a_model_without_other_tokens(fields, constraints, architecture):
     """In states for a few sentences and for many, and in a live search."""
     options = SearchConfig(beam_size=3, max_length_ratio=1.0, max_length_offset=4, **fields)
     models = [dataclasses.replace(MODEL, architecture=architecture)] * (2 if constraints else 1)

@@ -136,3 +136,21 @@ def test_links_and_pictures_of_the_pages_exist():
     for page in find_pages():
         for target in re.findall(r"\]\(([\w./-]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_variable_of_the_package_is_on_the_page_of_variables():
+    sources = [path for path in ROOT.rglob("flaxformer_mt/**/*.py")] + list(ROOT.glob("Dockerfile*"))
+    used = {
+        name for path in sources for name in re.findall(r"FLAXFORMER_MT_[A-Z_]+", path.read_text("utf-8"))
+    }
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert used == set(re.findall(r"^\| `(FLAXFORMER_MT_[A-Z_]+)`", page, re.M)) and len(used) >= 4
+
+
+def test_containers_keep_what_the_image_writes():
+    image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (cache,) = re.findall(r"FLAXFORMER_MT_CACHE=(\S+)", image)
+    work = re.findall(r"^WORKDIR (\S+)", image, re.M)[-1]
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^docker run .*", page, re.M)
+    assert commands and all(f":{cache}" in line and f":{work}/runs" in line for line in commands)

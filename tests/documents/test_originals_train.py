@@ -8,17 +8,14 @@ import math
 from pathlib import Path
 
 import pytest
+from tiny_experiment import mark_slow
 
 from flaxformer_mt.config import Config, ParallelConfig
 from flaxformer_mt.config.files import load_config
-from flaxformer_mt.decoding import engine
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
-
-pytestmark = pytest.mark.usefixtures("one_device", "shared_programs")
 
 ROOT = Path(__file__).resolve().parents[2]
 FIVE_CHINESE_PAIRS = ROOT.parent / "shared" / "data" / "tiny_zh_en"
@@ -33,24 +30,6 @@ FIVE = [
     ("Anna kauft Äpfel", "Anna buys apples"),
     ("kommt ihr morgen", "will you come tomorrow"),
 ]
-
-
-@pytest.fixture(scope="module")
-def programs() -> dict[str, SearchPrograms]:
-    return {}
-
-
-@pytest.fixture
-def shared_programs(programs, monkeypatch):
-    """Translators with equal models, search options and vocabulary sizes share their compiled programs."""
-
-    def make(*arguments, **options):
-        key = repr((arguments, options))
-        if key not in programs:
-            programs[key] = SearchPrograms(*arguments, **options)
-        return programs[key]
-
-    monkeypatch.setattr(engine, "SearchPrograms", make)
 
 
 @pytest.fixture
@@ -122,7 +101,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", [*SMALL, "language_model"])
+@pytest.mark.parametrize("name", mark_slow([*SMALL, "language_model"], "handbuilt", "decoder_only", "aiayn"))
 def test_each_recipe_lowers_its_loss(name, tmp_path, loaded):
     recipe = "decoder_only" if name == "language_model" else name
     write_text(tmp_path, PAIRS, ("de", "en"))
@@ -162,7 +141,7 @@ def test_each_recipe_lowers_its_loss(name, tmp_path, loaded):
         assert epochs[-1]["loss"] < epochs[0]["loss"] and 0 < epochs[-1]["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("which", ["german", "chinese"])
+@pytest.mark.parametrize("which", mark_slow(["german", "chinese"], "chinese"))
 def test_handbuilt_learns_five_pairs_by_heart(which, tmp_path, loaded):
     pairs, languages = FIVE, ("de", "en")
     if which == "chinese":

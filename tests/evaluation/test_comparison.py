@@ -124,7 +124,7 @@ def runs(tmp_path, monkeypatch, systems, references):
 
         def __init__(self, run, checkpoint, search):
             self.config = Config(search=search or SearchConfig())
-            self.checkpoint = checkpoint or "best"
+            self.checkpoint, self.step = checkpoint or "best", 250
             self.said = systems[run.name]
 
         def translate(self, lines):
@@ -176,6 +176,8 @@ def test_a_run_is_compared_with_runs_and_files(runs, systems, references):
     assert [row.split()[0] for row in rows[1:4]] == [f"good@{found['checkpoint']}", "like@average", "bad.txt"]
     again = describe_evaluation(found | {"checkpoint": "best"}, name="like").split("\n")
     assert [row.split()[0] for row in again[1:4]] == ["like@best", "like@average", "bad.txt"]
+    assert rows[1].startswith(f"good@{found['checkpoint']} (step 250) ")
+    assert rows[2].startswith("like@average (step 250) ") and like["step"] == found["step"] == 250
     assert f"{bad['bleu']['score']:.2f} ± {bad['bleu']['ci']:.2f}" in rows[3] and "p=0.0476" in rows[3]
 
 

@@ -33,7 +33,7 @@ class FakeTranslator:
 
     def __init__(self, search=None):
         self.config = Config(search=search or SearchConfig(beam_size=5, length_penalty=0.6))
-        self.checkpoint = "best"
+        self.checkpoint, self.step = "best", 250
 
     def translate(self, lines):
         return [Translation(ANSWERS[line], 0.0, 0.0, (), truncated=line == SOURCES[1]) for line in lines]
@@ -77,7 +77,9 @@ def test_progress_is_said_at_once_and_only_if_asked(capfd):
     translator = FakeTranslator()
     translator.on_found = before = object()
     evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a", progress=said)
-    assert said.getvalue() == "translating 3 sentences with checkpoint best (beam search, beam 5)\n"
+    assert (
+        said.getvalue() == "translating 3 sentences with checkpoint best (step 250) (beam search, beam 5)\n"
+    )
     assert translator.on_found is before
     evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a")
     assert capfd.readouterr() == ("", "")
@@ -175,6 +177,7 @@ def test_evaluate_run_on_files(run_dir):
     found = evaluate_run(run_dir, source=source, reference=reference, checkpoint="10", lowercase=True)
     assert json.loads(json.dumps(found)) == found
     assert (found["name"], found["checkpoint"], found["sentences"]) == ("set.de", "10", 3)
+    assert found["step"] == 250
     assert (found["method"], found["beam_size"], found["length_penalty"]) == ("beam", 5, 0.6)
     assert found["bleu"] == found["lowercased"]["bleu"] > found["cased"]["bleu"]
     assert found["signature"] == found["lowercased"]["signature"]

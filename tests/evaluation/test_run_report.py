@@ -18,15 +18,15 @@ from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations, save_translations
 from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
-from flaxformer_mt.evaluation.run_report.charts import Bar, Line, draw_bars, draw_lines
+from flaxformer_mt.evaluation.run_report.charts import SIZE, Bar, Line, draw_bars, draw_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.sections import (
-    RunFacts,
-    gather_facts,
+    ReportedRun,
     make_directions,
     make_summary,
     mark_words,
     name_apart,
+    read_runs,
 )
 from flaxformer_mt.evaluation.score_breakdowns import join_reports
 from flaxformer_mt.object_store.filesystem import ObjectStore
@@ -117,7 +117,7 @@ def test_training_writes_a_page_about_its_run(tiny_run, tiny_report):
     assert part == {"name": "parallel_text", "read": 64, "pairs": 64, "problems": REPEATED}
 
 
-def test_the_attention_of_sentences_is_shown(tiny_run, tmp_path, one_device):
+def test_the_attention_of_sentences_is_shown(tiny_run, tmp_path):
     output = tmp_path / "page.html"
     report_runs([tiny_run], output, attention=[2], samples=0)
     page = output.read_text(encoding="utf-8")
@@ -181,10 +181,10 @@ def test_differing_words_are_marked():
 
 def test_directions_have_rows_of_their_own(tmp_path):
     one = {"bleu": 30.0, "chrf": 52.5, "ter": 50.0, "sentences": 1500, "truncated": 0, "seconds": 1.0}
-    one |= {"checkpoint": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
+    one |= {"checkpoint": "best", "step": 5, "method": "beam", "beam_size": 4, "length_penalty": 1.0}
     test = join_reports("test", {"en-de": one, "en-fr": one | {"bleu": 34.0}})
     none = Translations((), (), ())
-    facts = RunFacts(0, "x", tmp_path, Config(), {"test": test}, [], none, "de")
+    facts = ReportedRun(0, "x", tmp_path, Config(), {"test": test}, [], none, "de")
 
     def read_rows(page):
         rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
@@ -221,7 +221,7 @@ def test_directions_with_translations_have_intervals(tmp_path):
     # The page of one direction, with the tokenizer of its target language.
     report_runs([tmp_path], tmp_path / "page.html", name="test.en-zh", samples=0)
     assert "BLEU by source length" in (tmp_path / "page.html").read_text(encoding="utf-8")
-    (facts,) = gather_facts([tmp_path], "test.en-zh")
+    (facts,) = read_runs([tmp_path], "test.en-zh")
     assert facts.language == "zh" and not facts.by_direction
 
 
@@ -253,9 +253,38 @@ def test_a_single_sentence_has_no_interval(tmp_path):
     text = ("a b c d e", "a b c d")
     for count, scores in ((1, ["100.00", "100.00"]), (2, ["100.00 ± 0.00", "100.00 ± 0.00"])):
         found = Translations(text[:count], text[:count], text[:count])
-        facts = RunFacts(0, "x", tmp_path, Config(), {}, [], found, "de")
-        ((kind, table),) = make_summary([facts], [facts], samples=50)
+        facts = ReportedRun(0, "x", tmp_path, Config(), {}, [], found, "de")
+        (kind, table), (_, signature) = make_summary([facts], [facts], samples=50)
         assert kind == "table" and table.rows[0][:3] == [facts, *scores]
+        score = score_translations(text[:count], text[:count])
+        expected = [score.bleu_signature, score.chrf_signature]
+        assert all(part in signature for one in expected for part in one.split("|"))
+
+
+def test_a_report_names_its_step_when_training_has_gone_on(tmp_path):
+    none = Translations((), (), ())
+    report = {"step": 300, "best": {"step": 250}}
+    metrics = [{"step": step, "split": "train", "loss": 1.0} for step in (250, 300, 650, 699)]
+    told = {}
+    for count in (2, 4):
+        facts = ReportedRun(0, "x", tmp_path, Config(), report, metrics[:count], none, "de")
+        told[count] = [text for kind, text in make_summary([facts], [], samples=50) if kind == "paragraph"]
+    assert told[2] == ["x: the best checkpoint is step 250."]
+    assert told[4] == [
+        "x: the best checkpoint is step 250. training went on to step 699; updates, time and best checkpoint "
+        "are of step 300."
+    ]
+
+
+@pytest.mark.parametrize("scale", [10.0**power * digit for power in range(-6, 6) for digit in (1, 2.5, 3, 7)])
+def test_the_texts_of_an_axis_fit_beside_it(scale):
+    """Digits of DejaVu Sans, the widest font of the page, are 0.64 of the size of the letters, 12.5."""
+    (chart,) = draw_lines([Line(0, "a", [(0, 0.0), (1, scale)])], title="", x_name="")
+    for _, text in chart.y_ticks:
+        assert len(text) * 0.64 * 12.5 <= SIZE["left"] - 3, text
+    values = [float(text.replace("k", "e3")) for _, text in chart.y_ticks]
+    steps = np.diff(values)
+    assert np.allclose(steps, steps[0], rtol=1e-3) and values[-1] >= scale * 0.999
 
 
 def read_colors(css):

@@ -21,13 +21,15 @@ from foreign_models import MODELS, TENSORS, make_foreign_models
 from isolation import LONGEST, MOST_MEMORY, Server, open_server
 from kills import MOMENTS, OF_PREPARATION, OF_TRAINING, leftovers
 from probes import attempt
-from tiny_experiment import change, quick_environment
+from tiny_experiment import change, mark_slow, quick_environment
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import save_config, to_dict
 from flaxformer_mt.vocab import load_vocabs
 
 LARGE = SIZE > 1
+# Read by the same code as others.
+SIMILAR = ("torch-nn", "handbuilt", "kokoyi", "decoder-only", "hf-pre-norm")
 large_only = pytest.mark.skipif(not LARGE, reason="FLAXFORMER_MT_FUZZ=100 runs it")
 
 
@@ -178,7 +180,7 @@ def foreign(tiny_config, tiny_run, tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mark_slow(MODELS, *SIMILAR))
 def test_damaged_foreign_models(server, foreign, tmp_path, name):
     """An importer refuses a damaged model, or imports one that computes what the foreign system computes."""
     settings = {"format": name, "folder": str(foreign[name]), "scratch": str(tmp_path)}

@@ -1,5 +1,6 @@
 """Every variant of a kernel against its reference: values and gradients, at sizes of different primes."""
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.kernels import MaskRule, attention_kernels, choose_kernels
-from flaxformer_mt.kernels.attention_kernels import attend, attend_fused, attend_unpadded
+from flaxformer_mt.kernels import MaskRule, attention_kernels, choose_kernels, gpu_attention
+from flaxformer_mt.kernels.attention_kernels import Drop, attend, attend_fused, attend_unpadded
 from flaxformer_mt.kernels.cross_entropy import (
     CrossEntropy,
     Mixture,
@@ -27,6 +28,7 @@ from flaxformer_mt.kernels.dropout import dropout, make_dropout_key
 from flaxformer_mt.kernels.int8 import integer_product, integer_product_on_cpu
 from flaxformer_mt.kernels.product import Product, multiply, multiply_on_cpu
 from flaxformer_mt.kernels.rectifier import rectify, rectify_and_drop
+from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding
 
 B, T, M, H, K, D, F, V = 2, 5, 7, 3, 11, 13, 17, 19
@@ -50,6 +52,18 @@ def attended(attention: Any, rule: MaskRule, sees: bool = False) -> Callable[...
     """Attention whose weights are halved where somebody sees them."""
     see = (lambda weights: weights * 0.5) if sees else None
     return lambda query, keys, values: attention(query, keys, values, rule, see_weights=see)
+
+
+def changed(attention: Any, rule: MaskRule, rate: float, biased: bool) -> Callable[..., Any]:
+    """Attention with another scale, dropout, and biases of which the table is the last argument."""
+
+    def attend_changed(query: Any, keys: Any, values: Any, *tables: Any) -> Any:
+        bias = RelativeBias(tables[0].astype(jnp.float32), 20, bidirectional=True) if biased else None
+        drop = Drop(make_dropout_key(3, 1, part=1), rate) if rate else None
+        rules = dataclasses.replace(rule, bias=bias)
+        return attention(query, keys, values, rules, scale=0.5, drop=drop)
+
+    return attend_changed
 
 
 def without_padding(queries: Any, memory: Any, causal: bool, sees: bool = False) -> Callable[..., Any]:
@@ -129,10 +143,10 @@ single = [(B, H, 1, K), (B, H, K, M)]
 pair = by_product(multiply_on_cpu, "BHWK,BHKM->BHWM"), by_product(multiply, "BHWK,BHKM->BHWM")
 CASES["product on a CPU, one row of a batch"] = (*pair, single, "bfloat16", 1e-5)
 for name, rule in MASKS.items():
-    fused = functools.partial(attend_fused, "xla", PLAIN)
+    fused = functools.partial(attend_fused, ("xla",), PLAIN)
     pair = attended(fused, rule), attended(PLAIN, rule)
     CASES[f"attention by XLA, {name}"] = (*pair, HEADS, "float32", 1e-4)
-fused = functools.partial(attend_fused, "xla", PLAIN)
+fused = functools.partial(attend_fused, ("xla",), PLAIN)
 pair = attended(fused, MASKS["packed"], True), attended(PLAIN, MASKS["packed"], True)
 CASES["attention by XLA, seen"] = (*pair, HEADS, "float32", 1e-6)
 MANY = [(4, M, H, K)] * 3
@@ -147,14 +161,31 @@ for name, sides, many in (
             seen = ", seen" if sees else ""
             CASES[f"attention without padding, {name}{seen}, {dtype}"] = (*pair, many, dtype, tolerance)
 for name, rule in MASKS.items():
-    fused = functools.partial(attend_fused, "xla", PLAIN)
+    fused = functools.partial(attend_fused, ("xla",), PLAIN)
     CASES[f"attention by XLA, {name}, bfloat16"] = (
         *(attended(fused, rule), attended(PLAIN, rule)),
         *(HEADS, "bfloat16", 0.03),
     )
 rows = MaskRule(None, np.arange(16) < np.array([16, 5])[:, None], causal=True, padded_at_end=True)
-pallas = attended(functools.partial(attend_fused, "pallas", PLAIN), rows), attended(PLAIN, rows)
+pallas = attended(functools.partial(attend_fused, ("pallas",), PLAIN), rows), attended(PLAIN, rows)
 CASES["attention on a TPU"] = (*pallas, WIDE, "bfloat16", 0.03)
+for name, rule in MASKS.items():
+    for rate, biased in ((0.0, False), (0.3, False), (0.3, True)):
+        fused = functools.partial(attend_fused, ("triton",), PLAIN)
+        pair = changed(fused, rule, rate, biased), changed(PLAIN, rule, rate, biased)
+        tables = [(8, 3)] if biased else []
+        CASES[f"attention on a GPU, {name}, {rate}, {biased}"] = (
+            *(*pair, [(B, M, H, 16)] * 3 + tables),
+            *("bfloat16", 0.02),
+        )
+for biased in (False, True):  # blocks of 32 and 64 queries, tiles of 128 keys
+    rule = MaskRule(None, np.arange(131) < np.array([131, 5])[:, None])
+    pair = changed(fused, rule, 0.3, biased), changed(PLAIN, rule, 0.3, biased)
+    tables = [(8, 3)] if biased else []
+    CASES[f"attention on a GPU, several tiles, {biased}"] = (
+        *(*pair, [(B, 67, H, 16), (B, 131, H, 16), (B, 131, H, 16), *tables]),
+        *("bfloat16", 0.02),
+    )
 for score in (score_words, score_in_bfloat16, score_rounded, score_in_two_passes):
     for bias, mixed, smoothing, chunk_tokens, count in (
         (True, False, 0.1, 4, False),
@@ -186,11 +217,17 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
         ran.append("TPU")
         return kernels["attend_rows"](heads, causal, True, *rest)
 
+    def on_gpu(rule: gpu_attention.Rule, *rest: Any) -> Any:
+        ran.append("GPU")
+        return kernels["gpu_rows"](rule._replace(interpret=True), *rest)
+
     def by_jax(*arguments: Any) -> Any:
         ran.append("XLA")
         return kernels["attend_by_jax"](*arguments)
 
+    kernels["gpu_rows"] = gpu_attention.attend_rows
     monkeypatch.setattr(attention_kernels, "attend_rows", interpreted)
+    monkeypatch.setattr(gpu_attention, "attend_rows", on_gpu)
     monkeypatch.setattr(attention_kernels, "attend_by_jax", by_jax)
     inputs = [draw(*shape, dtype=dtype, seed=number) for number, shape in enumerate(shapes)]
 
@@ -205,7 +242,9 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
 
     found = run(variant)
     seen = name.endswith(", seen")  # a fused kernel keeps no weights
-    assert set(ran) == {kind for kind in ("TPU", "XLA") if kind in name and not seen}, "another kernel ran"
+    assert set(ran) == {kind for kind in ("TPU", "GPU", "XLA") if kind in name and not seen}, (
+        "another kernel ran"
+    )
     expected = run(reference)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(
@@ -232,7 +271,7 @@ def test_the_table_has_the_variants_of_a_platform():
     cpu, gpu, tpu, cuda = (choose_kernels(config, name) for name in ("cpu", "gpu", "tpu", "cuda"))
     assert cpu.product.multiply is multiply_on_cpu and gpu.product.multiply is multiply
     assert cpu.attention.func is attend_unpadded and cpu.attention.args[0].func is attend
-    assert (gpu.attention.args[0], tpu.attention.args[0]) == ("cudnn", "pallas")
+    assert (gpu.attention.args[0], tpu.attention.args[0]) == (("cudnn", "triton"), ("pallas",))
     assert cpu.cross_entropy.score is score_rounded and tpu.cross_entropy.score is score_in_two_passes
     assert gpu.materialize is jax.lax.optimization_barrier and cpu.materialize is tpu.materialize
     assert repr(gpu) == repr(cuda) and gpu.cross_entropy.score is score_in_bfloat16

@@ -299,7 +299,9 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
         ("auto", (2, 16, 3, 64), "bfloat16", "tpu", "plain"),
         ("auto", (2, 16, 2, 96), "bfloat16", "tpu", "plain"),
         ("auto", (2, 6, 2, 64), "float32", "gpu", "plain"),
-        ("auto", (2, 5, 2, 64), "bfloat16", "gpu", "plain"),
+        ("auto", (2, 5, 2, 64), "bfloat16", "gpu", "triton"),
+        ("auto", (2, 513, 2, 64), "bfloat16", "gpu", "plain"),
+        ("pallas", (2, 6, 2, 64), "bfloat16", "cuda", "triton"),
         ("auto", (2, 6, 2, 20), "bfloat16", "gpu", "plain"),
         ("auto", (2, 6, 2, 136), "bfloat16", "gpu", "plain"),
         ("cudnn", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"),
@@ -309,8 +311,8 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
 )
 def test_attention_is_chosen_by_what_the_kernel_can_do(preferred, shape, dtype, platform, kind):
     array = np.zeros(shape, jnp.dtype(dtype))
-    resolved = resolve_attention(preferred, platform)
-    assert (resolved if fits(resolved, array, array) else "plain") == kind
+    kinds = resolve_attention(preferred, platform)
+    assert next((one for one in kinds if fits(one, array, array)), "plain") == kind
 
 
 def test_the_choice_of_a_kernel_is_explained():
@@ -322,6 +324,8 @@ def test_the_choice_of_a_kernel_is_explained():
 
     assert explain("cuda") == ("cudnn", "model.attention=auto on cuda")
     assert explain("cuda", (0, 6)) == ("cudnn", "model.attention=auto on cuda")  # a language model
+    assert explain("cuda", attention_dropout_rate=0.1) == ("triton", "model.attention=auto on cuda")
+    assert explain("cuda", (8, 7)) == ("triton", "model.attention=auto on cuda")  # of any length
     assert explain("cpu") == ("plain", "model.attention=auto has no fused kernel on cpu")
     wide = {"model_dim": 256, "num_heads": 4}
     assert explain("tpu", (32, 16), **wide) == ("pallas", "model.attention=auto on tpu")
@@ -330,12 +334,15 @@ def test_the_choice_of_a_kernel_is_explained():
     assert explain("tpu", attention="xla") == ("xla", "model.attention=xla on tpu")
     assert explain("cuda", attention="plain") == ("plain", "model.attention=plain")
     for changes, reason in [
-        ({"attention_dropout_rate": 0.1}, "its rate is 0.1; model.attention_dropout_rate=0 allows one"),
-        ({"attention_dropout_rate": None, "dropout_rate": 0.3}, "its rate is 0.3"),
         ({"dtype": "float32"}, "not float32"),
         ({"num_heads": 16}, "head sizes 4 and 4"),
         ({"value_dim": 8}, "head sizes 32 and 8"),
-        ({"lengths": (8, 7)}, "even lengths"),
+        ({"lengths": (8, 7), "attention": "cudnn"}, "even lengths"),
+        (
+            {"attention_dropout_rate": 0.1, "attention": "cudnn"},
+            "its rate is 0.1; model.attention_dropout_rate=0 allows it",
+        ),
+        ({"attention_dropout_rate": None, "dropout_rate": 0.3, "attention": "cudnn"}, "its rate is 0.3"),
     ]:
         kind, why = explain("cuda", **changes)
         assert kind == "plain" and reason in why, (changes, why)

@@ -85,7 +85,7 @@ REMAT = {
     "post": ["dots"],
     "packed": ["none"],
     "recurrent, packed": ["full"],
-    "decoder_only": ["none", "full", "dots"],
+    "decoder_only": ["none", "dots"],
 }
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -101,7 +102,8 @@ def config(tiny_config, tmp_path_factory) -> Path:
         data={"text_dir": str(folder / "text"), "cache_dir": str(folder / "cache")},
         # Biases of keys have no gradient but rounding, which Adam would amplify with a smaller epsilon.
         optim={"epsilon": 1e-3},
-        train={"log_every": 8, "evaluate_every": 24, "log_accuracy": False},
+        train={"log_every": 8, "evaluate_every": 48, "log_accuracy": False},
+        search={"method": "greedy", "beam_size": 1},
         parallel={"devices": 0, "backend": "mesh"},
     )
     path = folder / "tiny.py"
@@ -221,7 +223,9 @@ def test_a_killed_process_ends_the_other_and_one_process_resumes_the_run(config,
     _, stderr = first.communicate(timeout=60)
     assert first.returncode == 75 and not (run / "report.json").exists()
     (line,) = [line for line in stderr.split("\n") if line.startswith("error: ")]
-    assert "process 1 of 2 has sent no heartbeat" in line and "resume from the last checkpoint" in line
+    assert "a process of this job or its machine has died" in line
+    assert "resume from the last checkpoint" in line
+    assert re.search(r"unhealthy \(stopped sending heartbeats\):\n1\n", stderr), "JAX names the process"
     capsys.readouterr()
     train_alone(config, run)
     assert "resuming at step" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs import array_files, atomic_folder
 from flaxformer_mt.runs import checkpoints as checkpoint_module
 from flaxformer_mt.runs.checkpoints import Checkpoints
+from flaxformer_mt.training.checkpoint_trees import TrainProgress
 
 
 def make_params(seed: float = 0.0) -> dict:
@@ -147,6 +148,22 @@ def test_lower_loss_is_better_and_the_earliest_of_equals_is_best(tmp_path):
     assert save_steps(tmp_path / "loss", losses, best_metric="loss").best() == 2
     assert save_steps(tmp_path / "chrf", losses, best_metric="chrf").best() == 1
     assert save_steps(tmp_path / "none", {1: None}).best() is None
+    numbers = {1: float("inf"), 2: 1.0, 3: float("nan")}  # what is no finite number is no score
+    assert save_steps(tmp_path / "finite", numbers).best() == 2
+
+
+def test_the_lower_loss_breaks_ties_of_shown_scores(tmp_path):
+    """A model that was trained further is not taken for the one it started from because both have no BLEU."""
+    scores = {0: (0.0, 4.43), 25: (0.0, 4.30), 50: (0.004, 4.26), 75: (0.0, 4.5)}
+    checkpoints, progress = Checkpoints(tmp_path), TrainProgress()
+    for step, (bleu, loss) in scores.items():
+        progress.step = step
+        progress.record_evaluation({"bleu": bleu, "loss": loss}, best_metric="bleu")
+        checkpoints.save(step, {"params": {"w": jnp.ones(2)}}, progress.to_dict())
+    assert checkpoints.best() == progress.best_step == 50
+    assert (progress.best_value, progress.evaluations_since_best) == (0.004, 1)
+    progress.step = 100
+    assert progress.record_evaluation({"bleu": 0.01, "loss": 9.0}, best_metric="bleu")
 
 
 def test_average_is_the_mean_in_the_type_of_the_parameters_and_is_never_deleted(tmp_path):
@@ -401,10 +418,7 @@ def refuse_writes(patch, place: str) -> None:
 
     owner, _, name = place.rpartition(".")
     if owner == "storage":
-        kind, make = (
-            {"value": ValueError, "runtime": RuntimeError}[name],
-            array_files._make_checkpointer,
-        )
+        kind, make = ({"value": ValueError, "runtime": RuntimeError}[name], array_files._make_checkpointer)
 
         def save(folder, tree):
             raise kind(f"generic::unknown: writing {folder} failed [os_error_code='{errno.ENOSPC}']")

@@ -14,7 +14,6 @@ from flaxformer_mt.runs.target_lengths import (
     TargetLengths,
     describe_target_lengths,
     fit_target_lengths,
-    read_several_sentences,
     read_target_lengths,
     write_target_lengths,
 )
@@ -68,9 +67,9 @@ def test_the_file_has_the_distribution_of_each_group(tmp_path):
     assert first == {"longest_source": 8, "pairs": 1000, **quantiles}
     assert second["longest_source"] == 16 and (second["median"], second["pairs"]) == (7, 50)
     assert "longest_source" not in last and last["longest"] == 90
-    assert read_target_lengths(tmp_path) == fit_target_lengths(sources, targets)
+    assert read_target_lengths(tmp_path) == (fit_target_lengths(sources, targets), None)
     write_target_lengths(tmp_path, None)
-    assert read_target_lengths(tmp_path) is None and not [*tmp_path.iterdir()]
+    assert read_target_lengths(tmp_path) == (None, None) and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +92,10 @@ def test_a_damaged_file_is_named_with_a_remedy(tmp_path, text, problem):
 @pytest.mark.parametrize("share", ['"x"', "NaN", "1.5", "null"])
 def test_a_damaged_share_is_named_and_an_absent_one_is_unknown(tmp_path, share):
     path = tmp_path / "target_lengths.json"
-    assert read_several_sentences(tmp_path) is None
     path.write_text('{"ratio": 1.1, "offset": 1}')
-    assert read_several_sentences(tmp_path) is None
     path.write_text(f'{{"ratio": 1.1, "offset": 1, "several_sentences": {share}}}')
     with pytest.raises(UserError, match=r"target_lengths.json is damaged .*prepare --run="):
-        read_several_sentences(tmp_path)
+        read_target_lengths(tmp_path)
 
 
 def test_a_run_learns_them_when_it_is_prepared_and_translates_with_them(
@@ -111,7 +108,7 @@ def test_a_run_learns_them_when_it_is_prepared_and_translates_with_them(
     assert translator.search.lengths.learned is None and "target_lengths" not in translator.describe()
     monkeypatch.setattr(target_lengths, "_MIN_PAIRS", 64)
     prepared = prepare(tiny_config, run)
-    line = read_target_lengths(run)
+    line, _ = read_target_lengths(run)
     assert line == prepared.target_lengths and prepared.report["target_lengths"]["ratio"] == line.ratio
     translator = Translator.load(run)
     assert translator.search.lengths.learned == line

@@ -217,8 +217,8 @@ def test_a_finished_run_returns_its_report_and_does_nothing(base, reference, cap
 def test_workers_prepare_the_data_only_if_they_are_asked_for(base, tmp_path, monkeypatch):
     asked = []
 
-    def prepare(*args, hands, **options):
-        asked.append(hands.workers)
+    def prepare(*args, pool, **options):
+        asked.append(pool.workers)
         raise UserError("no further")
 
     monkeypatch.setattr(setup, "prepare", prepare)
@@ -317,7 +317,7 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
 @pytest.mark.parametrize(
     ("sections", "number", "status"),
     [
-        ({"optim": {"accumulation": 2}}, signal.SIGTERM, 143),
+        pytest.param({"optim": {"accumulation": 2}}, signal.SIGTERM, 143, marks=pytest.mark.slow),
         ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
         ({"data": {"stages": STAGES, "noise": NoiseConfig(whitespace=0.3)}}, signal.SIGTERM, 143),
     ],
@@ -452,7 +452,10 @@ def test_without_a_validation_set_there_is_no_best(base, tmp_path):
         fit(config, tmp_path / "run")
     message = str(error.value)
     assert "validation set is required by train.patience=3 and train.final_checkpoint=best" in message
-    assert "has no split valid" in message
+    languages = config.data.source_language, config.data.target_language
+    files = " and ".join(f"valid.{language}" for language in languages)
+    assert f"has no split valid (no {files} in {config.data.text_dir})" in message
+    assert "hold out pairs of the training set with --config.data.valid_pairs=500" in message
     assert "set train.final_checkpoint=last" in message
 
 
@@ -496,6 +499,7 @@ fit(read_config(config), run)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(core_count() == 1, reason="one core")
 def test_a_model_that_was_loaded_before_changes_nothing_of_training(base, reference, tmp_path):
     """In a notebook: loading makes the cores devices, of which training takes one, as from the shell."""

@@ -23,7 +23,7 @@ from flaxformer_mt.training.optimizers import (
     make_optimizer,
     warmup_updates,
 )
-from flaxformer_mt.training.setup import warn_of_short_training, warn_of_slow_dtype
+from flaxformer_mt.training.setup import describe_long_warmup, warn_of_short_training, warn_of_slow_dtype
 
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 
@@ -89,6 +89,17 @@ def test_a_shortened_warmup_is_said():
     with pytest.warns(FlaxformerWarning, match=r"warmup_steps 4 .*train\.steps 4,.*shortened to 2 updates"):
         warn_of_short_training(config)
     warn_of_short_training(dataclasses.replace(config, train=TrainConfig(steps=5)))
+
+
+@pytest.mark.parametrize("schedule", ["noam", "inverse_sqrt", "constant"])
+def test_a_warmup_beyond_the_end_is_said(schedule):
+    """The rate at the end is the one that the schedule computes there, as a share of its peak."""
+    optim = dataclasses.replace(CONFIG, schedule=schedule, warmup_steps=900)
+    config = Config(optim=optim, train=TrainConfig(steps=300))
+    last, peak = rates(optim, [299, 899], total_steps=900)
+    assert round(last / peak, 2) == 0.33
+    assert "rises to the end, where it is 33% of the highest" in describe_long_warmup(config)
+    assert describe_long_warmup(dataclasses.replace(config, train=TrainConfig(steps=900))) == ""
 
 
 def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):

@@ -498,7 +498,7 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 
 
-def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_beam):
+def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_beam, own_programs):
     """Matrices are 8-bit integers, scores nearly those of float32, and the description is another one."""
     plain = Translator.load(run_dir, checkpoint="10", spread=False)
     plain.translate(SENTENCES[:1])  # keeps programs on disk, which are not those of 8-bit integers
@@ -521,7 +521,7 @@ def test_parameters_that_devices_split_are_not_quantized():
         place_models([({}, ModelConfig())], split, "int8")
 
 
-def test_loaded_models_search_on_every_core(run_dir, monkeypatch):
+def test_loaded_models_search_on_every_core(run_dir, monkeypatch, all_devices):
     """As the command does: the cores become devices before the parameters are loaded, which starts JAX."""
     module, calls = "flaxformer_mt.translation.translator", []
     load = load_trained

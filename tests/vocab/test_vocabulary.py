@@ -1,19 +1,38 @@
-"""Text to ids and back, whatever the text; training is deterministic and refuses what data cannot give."""
+"""Text to ids and back, whatever the text; training, sampling, symbols, tags and shortlists."""
 
+import collections
 import dataclasses
 import io
+import itertools
+import json
+import math
 import os
 import re
-from typing import NamedTuple
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow
 import pytest
 import sentencepiece
+from pyarrow import parquet
 
-from flaxformer_mt.config import VocabConfig
+from flaxformer_mt.config import Config, DataConfig, VocabConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.corpus import word_alignment
+from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.data import learned_shortlist
+from flaxformer_mt.data.learned_shortlist import ShortlistRequest, learn_lexicon, write_shortlist
+from flaxformer_mt.data.prepare import prepare
+from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs, load_vocabs, make_vocabs
 from flaxformer_mt.vocab import vocabulary as vocab_module
+from flaxformer_mt.vocab.shortlist import Shortlist
+from flaxformer_mt.vocab.subword_sampling import make_sampler
+from flaxformer_mt.vocab.symbols import check_language_tags, is_one_piece
 
 KINDS = ("bpe", "unigram", "char", "word")
 ODD_TEXTS = {
@@ -29,11 +48,6 @@ ODD_TEXTS = {
     "2,000 words": "haus " * 2000,
     "no spaces": "x" * 20_000,
 }
-
-
-class Pair(NamedTuple):
-    source: str
-    target: str
 
 
 def make_pairs(number: int = 300) -> list[Pair]:
@@ -250,7 +264,6 @@ def test_joint_vocabulary_is_saved_and_loaded(tmp_path, normalization):
     assert (made.source is made.target) == is_one_model
     for again in (
         load_vocabs(tmp_path),
-        Vocabs.load(str(tmp_path)),
         make_vocabs(config, [], tmp_path),  # nothing to train on: it must come from the folder
     ):
         assert again.joint and again.source.fingerprint == made.source.fingerprint
@@ -387,3 +400,400 @@ def test_models_with_different_padding_are_refused(tmp_path):
     (tmp_path / "joint.model").write_bytes(spm_model(pad_id=3))
     with pytest.raises(UserError, match="both joint.model and"):
         load_vocabs(tmp_path)
+
+
+# ---- symbols ----
+
+
+PAIRS = [Pair(f"der hund sieht {i} bäume", f"the dog sees {i} trees") for i in range(60)]
+SYMBOLS_SIZES = {"bpe": 330, "unigram": 290, "char": 0, "word": 0}
+
+
+def test_symbols_are_one_piece_in_both_directions_and_with_sampling(tmp_path):
+    for kind, size in SYMBOLS_SIZES.items():
+        config = VocabConfig(kind=kind, size=size, symbols=("<BT>", ">>fr<<"))
+        vocab = make_vocabs(config, PAIRS, tmp_path / kind).source
+        for symbol in config.symbols:
+            assert is_one_piece(vocab, symbol), (kind, symbol)
+            assert vocab.detokenize(vocab.tokenize(f"{symbol} der hund")) == f"{symbol} der hund"
+        assert not is_one_piece(vocab, "<XY>")
+        if kind in ("bpe", "unigram"):
+            sampled = vocab.tokenize_all(["<BT> der hund"] * 4, sampling=0.5, seed=1)
+            assert all("<BT>" in vocab.pieces(ids) for ids in sampled)
+
+
+def test_a_given_model_must_have_the_symbols(tmp_path):
+    make_vocabs(VocabConfig(size=330), PAIRS, tmp_path / "without")
+    given = str(tmp_path / "without" / "source.model")
+    with pytest.raises(UserError, match=r"vocab.symbols has <BT>, but .*source.model splits it"):
+        make_vocabs(VocabConfig(source_model=given, symbols=("<BT>",)), PAIRS, tmp_path / "given")
+    make_vocabs(VocabConfig(size=331, symbols=("<BT>",)), PAIRS, tmp_path / "with")
+    given = str(tmp_path / "with" / "source.model")
+    assert make_vocabs(VocabConfig(source_model=given, symbols=("<BT>",)), PAIRS, tmp_path / "ok").joint
+
+
+@pytest.mark.parametrize("form", ["tsv", "tsv.gz", "tsv.zst", "jsonl", "jsonl.gz", "parquet", "de"])
+def test_a_tag_that_the_vocabulary_splits_is_refused_before_training(tmp_path, form):
+    """Whatever became of the table that `backtranslate` has written."""
+    rows = [{"de": f"<BT> {a}", "en": b} for a, b in PAIRS]
+    text = {
+        "tsv": "".join(f"{row['de']}\t{row['en']}\n" for row in rows),
+        "jsonl": "".join(f"{json.dumps(row)}\n" for row in rows),
+        "de": "".join(f"{row['de']}\n" for row in rows),
+    }
+    if form == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "train.parquet")
+    else:
+        packing = {"gz": "gzip", "zst": "zstd"}.get(form.rpartition(".")[2])
+        with pyarrow.output_stream(str(tmp_path / f"train.{form}"), compression=packing) as file:
+            file.write(text[form.split(".")[0]].encode())
+    if form == "de":
+        (tmp_path / "train.en").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
+    (tmp_path / "report.json").write_text('{"tag": "<BT>", "dropped": {}}')
+    data = DataConfig(
+        dataset=f"parallel_text@{tmp_path}", cache_dir=str(tmp_path / "cache"), max_source_length=16
+    )
+    config = Config(data=data, vocab=VocabConfig(size=330))
+    with pytest.raises(UserError, match="begin with the tag <BT>, .* --config.vocab.symbols=<BT>"):
+        prepare(config)
+    prepared = prepare(dataclasses.replace(config, vocab=VocabConfig(size=330, symbols=("<BT>",))))
+    assert "<BT>" in prepared.vocabs.source.pieces(prepared.train.base[0][0])
+
+
+def test_senseless_symbols_are_refused_by_name():
+    for symbols in (("",), ("<a b>",), ("<BT>", "<BT>"), ("<s>",), ("<0x0A>",)):
+        with pytest.raises(UserError, match=f"vocab.symbols has .*{re.escape(symbols[0])}"):
+            validate(Config(vocab=VocabConfig(symbols=symbols)))
+
+
+# ---- tag pieces ----
+
+
+TAGS = (">>fr<<", ">>zh_Hant<<", "<from:de>")
+
+
+class Tagged(list):
+    """Pairs with tags."""
+
+    tags = TAGS
+
+
+def make_vocab(folder, tags=TAGS, **options):
+    lines = [f"{'ab' * (i % 4)}c d{'ef' * (i % 3)} ga" for i in range(60)]
+    pairs = Tagged(Pair(f">>fr<< <from:de> {line}", line) for line in lines)
+    pairs.tags = tags
+    settings = {"size": 40, "byte_fallback": False} | options
+    return make_vocabs(VocabConfig(**settings), pairs, folder)
+
+
+def test_a_tag_is_one_piece_and_counts_in_the_size(tmp_path):
+    for kind, size in (("bpe", 40), ("unigram", 22), ("word", 0), ("char", 0)):
+        vocab = make_vocab(tmp_path / kind, kind=kind, size=size).source
+        check_language_tags(vocab, TAGS)
+        assert size in (0, vocab.size)
+        alone = vocab.pieces(vocab.tokenize("abc da"))
+        for rate in [0.0, 0.9] if kind in ("bpe", "unigram") else [0.0]:
+            for seed in range(5):
+                (ids,) = vocab.tokenize_all([">>fr<< <from:de> abc da"], sampling=rate, seed=seed)
+                pieces = vocab.pieces(ids)
+                assert pieces[:2] == ["\u2581>>fr<<", "\u2581<from:de>"], (kind, pieces)
+                assert rate or pieces[2:] == alone
+    apart = make_vocab(tmp_path / "apart", joint=False, size=30)
+    check_language_tags(apart.source, TAGS)
+    with pytest.raises(UserError):
+        check_language_tags(apart.target, TAGS)
+
+
+def test_a_vocabulary_without_the_tag_is_refused(tmp_path):
+    make_vocab(tmp_path / "given", tags=())
+    given = make_vocab(tmp_path / "run", source_model=str(tmp_path / "given" / "source.model")).source
+    with pytest.raises(UserError, match="no piece for the language tag >>fr<<, but spells it .*--new_vocab"):
+        check_language_tags(given, TAGS)
+    folded = make_vocab(tmp_path / "folded", normalization="nmt_nfkc_cf").source
+    with pytest.raises(UserError, match="tag >>zh_Hant<<.*other than nmt_nfkc_cf"):
+        check_language_tags(folded, TAGS)
+
+
+# ---- subword sampling ----
+
+
+ROOT = Path(__file__).resolve().parents[2]
+SYLLABLES = ("ka", "lo", "min", "te", "ru", "abe", "of", "cig", "hid", "jo")
+WORDS = ["".join(pair) for pair in itertools.product(SYLLABLES, repeat=2)][::2]
+TEXT = [" ".join(np.random.default_rng(seed).choice(WORDS, 6)) for seed in range(200)]
+SUBWORD_SAMPLING_ODD_TEXTS = [
+    "",
+    "  two  spaces ",
+    "日本語 unknown ✓✓",
+    "a\u2581b",
+    "x" * 300,
+    "<s> tag end",
+    "ﬁne \u0085 text",
+]
+SUBWORD_SAMPLING_ODD_TEXTS += ["a bc", "tag a b", "tagtag"]
+# Trainer settings that change how text is divided or what is unknown.
+SETTINGS = {
+    "plain": {},
+    "bytes": {"byte_fallback": True, "vocab_size": 330},
+    "symbols": {"user_defined_symbols": ["tag", "a b"]},
+    "crossing": {"split_by_whitespace": False},
+    "suffix": {"treat_whitespace_as_suffix": True},
+    "spaces": {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"},
+}
+
+
+def train(kind: str, **settings) -> Vocab:
+    model = io.BytesIO()
+    special = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 3}
+    options = {"model_type": kind, "vocab_size": 70} | special | settings
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXT), model_writer=model, **options)
+    return Vocab(model.getvalue())
+
+
+@pytest.fixture(scope="module")
+def subword_sampling_vocabs() -> dict[str, Vocab]:
+    return {kind: train(kind) for kind in ("bpe", "unigram")}
+
+
+def pieces_of(vocab: Vocab, texts: list[str], **options) -> list[tuple[str, ...]]:
+    return [tuple(vocab.pieces(ids)) for ids in vocab.tokenize_all(texts, **options)]
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+from flaxformer_mt.vocab import Vocab
+vocab = Vocab(Path(sys.argv[1]).read_bytes())
+texts = Path(sys.argv[2]).read_text(encoding="utf-8").split("\\n")
+print([ids.tolist() for ids in vocab.tokenize_all(texts, sampling=0.2, seed=5)])
+"""
+
+
+def test_samples_are_the_same_in_every_process(subword_sampling_vocabs, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("\n".join(TEXT), encoding="utf-8")
+    for kind, vocab in subword_sampling_vocabs.items():
+        vocab.save(tmp_path / kind)
+        command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(tmp_path / kind), str(text)]
+        elsewhere = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        here = vocab.tokenize_all(TEXT, sampling=0.2, seed=5)
+        assert elsewhere == f"{[ids.tolist() for ids in here]}\n"
+        assert [ids.tolist() for ids in here] != [ids.tolist() for ids in vocab.tokenize_all(TEXT)]
+
+
+def test_without_chance_the_segmentation_is_that_of_sentencepiece():
+    """A dropout rate near 0, and an exponent that leaves the most probable segmentation alone."""
+    texts = [*TEXT[:60], *SUBWORD_SAMPLING_ODD_TEXTS]
+    for kind, rate in (("bpe", 1e-15), ("unigram", 300.0)):
+        for name, settings in SETTINGS.items():
+            vocab = train(kind, **settings)
+            expected = [ids.tolist() for ids in vocab.tokenize_all(texts)]
+            sampled = [ids.tolist() for ids in vocab.tokenize_all(texts, sampling=rate, seed=1)]
+            assert sampled == expected, (kind, name)
+            for ids in vocab.tokenize_all(TEXT[:20], sampling=0.3, seed=1):  # others spell the text as well
+                assert vocab.detokenize(ids).strip() in TEXT
+
+
+def segmentations(vocab: Vocab, word: str) -> dict[tuple[str, ...], float]:
+    """All segmentations of a word by its characters, with the sums of their scores."""
+    processor, spelled, scores = vocab._processor, "\u2581" + word, {}
+    for cuts in itertools.product((False, True), repeat=len(spelled) - 1):
+        ends = [position + 1 for position, cut in enumerate(cuts) if cut] + [len(spelled)]
+        pieces = [spelled[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        if all(processor.id_to_piece(processor.piece_to_id(piece)) == piece for piece in pieces):
+            scores[tuple(pieces)] = sum(processor.get_score(processor.piece_to_id(p)) for p in pieces)
+    return scores
+
+
+def test_unigram_samples_have_the_probabilities_of_their_pieces(subword_sampling_vocabs):
+    """Over all segmentations of a word: the product of the pieces' probabilities to the power alpha."""
+    vocab, alpha, count = subword_sampling_vocabs["unigram"], 0.3, 20_000
+    word = max(WORDS, key=lambda word: len(segmentations(vocab, word)))
+    scores = segmentations(vocab, word)
+    weights = {pieces: math.exp(alpha * score) for pieces, score in scores.items()}
+    total = sum(weights.values())
+    drawn = collections.Counter(
+        tuple(pieces[:-1]) for pieces in pieces_of(vocab, [word] * count, sampling=alpha, seed=1)
+    )
+    assert len(weights) > 3 and drawn.keys() <= weights.keys()
+    for pieces, weight in weights.items():
+        share = weight / total
+        assert abs(drawn[pieces] / count - share) < 5 * math.sqrt(share * (1 - share) / count)
+
+
+def test_bpe_dropout_has_the_odds_of_sentencepiece(subword_sampling_vocabs):
+    """The share of each segmentation of a word, against SentencePiece's own samples."""
+    vocab, rate, count = subword_sampling_vocabs["bpe"], 0.3, 20_000
+    word = "minlo"
+    ours = collections.Counter(pieces_of(vocab, [word] * count, sampling=rate, seed=1))
+    sampling = {"enable_sampling": True, "nbest_size": -1, "alpha": rate, "add_eos": True}
+    ids = vocab._processor.encode([word] * count, **sampling, return_type=int)
+    theirs = collections.Counter(tuple(vocab.pieces(row)) for row in ids)
+    assert len(ours) > 3
+    for pieces in ours.keys() | theirs.keys():
+        share = (ours[pieces] + theirs[pieces]) / (2 * count)
+        difference = abs(ours[pieces] - theirs[pieces]) / count
+        assert difference < 6 * math.sqrt(2 * share * (1 - share) / count)
+
+
+def test_unused_pieces_are_taken_apart_again(subword_sampling_vocabs):
+    """A merge may pass through a piece that is marked as unused, which is not part of the result."""
+    from flaxformer_mt.vocab.model_file import NORMAL, UNKNOWN, UNUSED, Piece
+    from flaxformer_mt.vocab.subword_sampling import BpeDropout
+
+    pieces = [Piece("?", 0, UNKNOWN), *(Piece(letter, 0, NORMAL) for letter in "abc")]
+    pieces += [Piece("ab", -1, UNUSED), Piece("abc", -2, NORMAL)]
+    ids = BpeDropout(pieces, 1e-15).sample(["abc", "abx", "xy"], seed=np.random.SeedSequence(1), end=9)
+    assert [row.tolist() for row in ids] == [[5, 9], [1, 2, 0, 9], [0, 9]]
+
+
+def test_models_of_characters_and_words_have_no_sampler():
+    assert make_sampler(train("char", vocab_size=24)._model, 0.1) is None
+
+
+# ---- shortlist ----
+
+
+class Pieces:
+    """A vocabulary of given pieces."""
+
+    eos_id, unk_id = 1, 2
+
+    def __init__(self, *pieces):
+        self._pieces = ["<pad>", "</s>", "<unk>", *pieces]
+        self.size = len(self._pieces)
+
+    def pieces(self, ids):
+        return [self._pieces[number] for number in ids]
+
+
+VOCABS = SimpleNamespace(
+    source=Pieces("▁der", "▁Hund", "▁bellt"), target=Pieces("▁the", "▁dog", "▁a hound", "▁barks", "s")
+)
+SHORTLIST_TEXT = "\t▁the </s> <unk>\n▁Hund\t▁dog s\n▁Hund ▁bellt\t▁barks ▁the\n"
+
+
+def test_a_file_of_a_vocabulary_map_is_read_and_written(tmp_path):
+    path = tmp_path / "vmap.txt"
+    path.write_text(SHORTLIST_TEXT, encoding="utf-8")
+    shortlist = Shortlist.read(path, VOCABS)
+    assert shortlist.common.tolist() == [1, 2, 3]
+    # the first of each n-gram, then the second; those of "▁Hund ▁bellt" only side by side
+    assert shortlist.find([4, 5, 1]).tolist() == [4, 6, 7, 3]
+    assert shortlist.find(np.array([5, 4, 4, 1])).tolist() == [4, 7]
+    assert shortlist.find([3, 1]).tolist() == []
+    # eos and the unknown symbol are always candidates; a piece with a space is in no file
+    rules = {(4,): np.array([4, 7]), (4, 5): np.array([6, 5, 3])}
+    made = Shortlist(rules, [3], VOCABS)
+    made.write(tmp_path / "made.txt")
+    assert (tmp_path / "made.txt").read_text(encoding="utf-8") == SHORTLIST_TEXT.replace(
+        "▁the </s> <unk>", "</s> <unk> ▁the"
+    )
+    again = Shortlist.read(tmp_path / "made.txt", VOCABS)
+    assert again.fingerprint == made.fingerprint == shortlist.fingerprint
+    assert Shortlist({}, [3], VOCABS).fingerprint != made.fingerprint
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["made.txt", "vmap.txt"]
+
+
+def test_files_that_are_no_shortlists_of_the_run_are_named(tmp_path):
+    path = tmp_path / "vmap.txt"
+    for content, words in [
+        (b"\t\xff\n", "vmap.txt cannot be read: .*utf-8"),
+        (b"der the\n", "line 1, has 0 tabs; it must have"),
+        ("▁der\t▁the\n\n▁der\t▁the\ts\n".encode(), "line 3, has 2 tabs"),
+        (
+            "▁der\t▁le\n".encode(),
+            "line 1, has the piece '▁le', which the target vocabulary of 8 pieces lacks",
+        ),
+        ("▁le\t▁the\n".encode(), "'▁le', which the source vocabulary of 6 pieces lacks; give a shortlist"),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            Shortlist.read(path, VOCABS)
+    with pytest.raises(UserError, match="absent.txt cannot be read: No such file.*prepare --shortlist=FILE"):
+        Shortlist.read(tmp_path / "absent.txt", VOCABS)
+
+
+# ---- lexical table ----
+
+
+SIZE = 40
+
+
+def make_side(sentences) -> Side:
+    lengths = np.array([len(ids) for ids in sentences], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return Side(np.concatenate([*sentences, []]).astype(np.uint16), offsets, lengths)
+
+
+def make_store(number: int) -> TokenStore:
+    """Source piece n in 3 to 12 translates to 2 n + 3; 13 to 30 and 31; eos is 2."""
+    random = np.random.default_rng(7)
+    sources = [random.permutation(np.arange(3, 14))[: random.integers(1, 6)] for _ in range(number)]
+    targets = [
+        np.concatenate([[30, 31] if piece == 13 else [2 * piece + 3] for piece in random.permutation(source)])
+        for source in sources
+    ]
+    sides = [make_side([np.append(one, 2) for one in some]) for some in (sources, targets)]
+    return TokenStore(None, *sides, (Part("memory", number, 1.0),))
+
+
+class LexicalTablePieces:
+    """A vocabulary whose pieces are their ids; of a source, with a letter before."""
+
+    eos_id, unk_id, size = 2, 1, SIZE
+
+    def __init__(self, letter):
+        self._letter = letter
+
+    def pieces(self, ids):
+        return [f"{self._letter}{number}" if number != 39 else "same" for number in ids]
+
+
+class TwoVocabs:
+    source, target = LexicalTablePieces("s"), LexicalTablePieces("t")
+
+
+def learn(store) -> np.ndarray:
+    lexicon = learn_lexicon(store)
+    sources, targets = lexicon.pairs
+    found = np.zeros((14, SIZE))
+    found[sources, targets] = lexicon.probabilities[: len(sources)]
+    return found
+
+
+def test_probabilities_are_those_of_the_translations(monkeypatch):
+    store = make_store(300)
+    found = learn(store)
+    np.testing.assert_allclose(found[2:].sum(axis=1), 1)
+    for piece in range(3, 13):
+        assert found[piece].argmax() == 2 * piece + 3 and found[piece].max() > 0.8
+    assert set(np.argsort(found[13])[-2:]) == {30, 31} and found[2].argmax() == 2
+    # in small blocks, which are read anew for each pass
+    monkeypatch.setattr(word_alignment, "_BLOCK", 50)
+    monkeypatch.setattr(word_alignment, "_KEPT", 0)
+    np.testing.assert_allclose(learn(store), found)
+    # without rare combinations if they are too many
+    monkeypatch.setattr(word_alignment, "_MOST_KEYS", 60)
+    monkeypatch.setattr(learned_shortlist, "_MAX_PAIRS", 100)
+    few = learn(store)
+    assert 0 < np.count_nonzero(few) <= 60 and np.isfinite(few).all()
+    assert [few[piece].argmax() for piece in range(3, 13)] == [2 * piece + 3 for piece in range(3, 13)]
+
+
+def test_a_shortlist_has_the_best_pieces_the_same_piece_and_the_frequent_ones(tmp_path):
+    path, store = tmp_path / "shortlist.txt", make_store(300)
+    facts = write_shortlist(ShortlistRequest(path, 2, 1), store, TwoVocabs)
+    assert facts == {"file": str(path), "candidates": 2, "common": 1}
+    shortlist = Shortlist.read(path, TwoVocabs)
+    assert shortlist.common.tolist() == [1, 2]  # eos is the most frequent piece
+    assert shortlist.find([5])[0] == 13 and len(shortlist.find([5])) == 2
+    assert set(shortlist.find([13])) == {30, 31}
+    assert shortlist.find([39]).tolist() == [39] and not len(shortlist.find([38]))
+    empty = TokenStore.from_targets([np.array([5, 2])])
+    for given, common, words in [
+        (empty, 1, "a language model has no source"),
+        (store, -1, "--shortlist_common=-1 is negative"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            write_shortlist(ShortlistRequest(path, 2, common), given, TwoVocabs)

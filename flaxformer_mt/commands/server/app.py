@@ -18,25 +18,17 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import flaxformer_mt
 from flaxformer_mt.commands.options import ServeOptions
+from flaxformer_mt.commands.server import request_fields
 from flaxformer_mt.commands.server.model_thread import DirectedModel, Stopped
-from flaxformer_mt.commands.server.request_fields import (
-    FIELDS,
-    OPTIONS,
-    Pair,
-    Refusal,
-    list_languages,
-    name_language,
-    read_fields,
-    read_file,
-    read_request,
-    read_texts,
-)
+from flaxformer_mt.commands.server.request_fields import Pair, Refusal
 from flaxformer_mt.commands.server.translations import Translations
 from flaxformer_mt.errors import UserError
 
@@ -50,7 +42,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
     "/translate": (
         "Translate texts",
         ("q", "source", "target"),
-        (*OPTIONS, "api_key"),
+        (*request_fields.OPTIONS, "api_key"),
         {"translatedText": "A man reads a book."},
     ),
     "/translate_file": (
@@ -79,8 +71,25 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
 }
 
 
+# Upper bounds in seconds of the classes of durations.
+_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# Ending of a file's name -> its format as of a text, and the type of its content.
+FORMATS = {".txt": ("text", "text/plain"), ".html": ("html", "text/html"), ".htm": ("html", "text/html")}
+# Bytes of all files together.
+_MOST_BYTES = 1 << 26
+Log = Callable[[str], None]
+# The client has gone; nobody reads the status, but the log and the counts have it.
+_CLIENT_LEFT = 499
+# Paths whose requests have a body.
+_POSTED = ("/translate", "/translate_file", "/detect")
+# The page loads nothing and talks to this server only.
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
 def make_specification(url: str) -> dict[str, Any]:
-    """Return the OpenAPI document of a server at `url`."""
     return {
         "openapi": _VERSION,
         "info": {
@@ -98,7 +107,6 @@ def make_specification(url: str) -> dict[str, Any]:
 def _describe(
     path: str, summary: str, required: tuple[str, ...], optional: tuple[str, ...], example: Any
 ) -> dict[str, Any]:
-    """Return what OpenAPI calls an operation."""
     content = {"text/plain": {}} if example is None else {"application/json": {"example": example}}
     answer = {"description": "The answer", "content": content}
     error = {"description": "What is wrong", "content": {"application/json": {"example": {"error": "..."}}}}
@@ -108,15 +116,11 @@ def _describe(
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
     if required:
-        fields = {name: FIELDS[name] for name in required + optional}
+        fields = {name: request_fields.FIELDS[name] for name in required + optional}
         schema = {"type": "object", "required": list(required), "properties": fields}
         forms = _FORMS[-1:] if "file" in required else _FORMS
         operation["requestBody"] = {"required": True, "content": {form: {"schema": schema} for form in forms}}
     return operation
-
-
-# Upper bounds in seconds of the classes of durations.
-_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Measurements:
@@ -129,23 +133,16 @@ class Measurements:
         self._totals = {"lines": 0, "characters": 0}
 
     def add_request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that was answered; only the durations of translations are kept."""
         self._requests[path, status] += 1
         if path == "/translate" and status == 200:
             self._durations[bisect.bisect_left(_BOUNDS, seconds)] += 1
             self._seconds += seconds
 
     def add_text(self, *, lines: int, characters: int) -> None:
-        """Count the lines and characters of a request that was translated."""
         self._totals["lines"] += lines
         self._totals["characters"] += characters
 
     def format(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all counts as text for Prometheus.
-
-        Args:
-          gauges: name -> what it means, and its present value.
-        """
         rows = _head("requests_total", "counter", "Requests answered.")
         for (path, status), count in sorted(self._requests.items()):
             rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -168,19 +165,8 @@ def _head(name: str, kind: str, meaning: str) -> list[str]:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process in bytes; 0 on systems without /proc."""
     status = Path("/proc/self/statm")
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
-
-
-# Ending of a file's name -> its format as of a text, and the type of its content.
-FORMATS = {
-    ".txt": ("text", "text/plain"),
-    ".html": ("html", "text/html"),
-    ".htm": ("html", "text/html"),
-}
-# Bytes of all files together.
-_MOST_BYTES = 1 << 26
 
 
 class TranslatedFiles:
@@ -191,7 +177,6 @@ class TranslatedFiles:
         self._most, self._bytes = most_bytes, 0
 
     def keep(self, text: str, *, ending: str, target: str) -> str:
-        """Keep a translation; return the name under which it can be fetched."""
         name = f"{secrets.token_hex(16)}.{target}{ending}"
         self._files[name] = text.encode("utf-8", errors="replace")
         self._bytes += len(self._files[name])
@@ -200,54 +185,21 @@ class TranslatedFiles:
         return name
 
     def fetch(self, name: str) -> bytes:
-        """Return the content of a file.
-
-        Raises:
-          Refusal: there is none of this name, or no longer.
-        """
         if name not in self._files:
             raise Refusal(404, "there is no such file, or no longer; translate it again")
         return self._files[name]
 
 
 def find_ending(name: str) -> str:
-    """Return the ending of a file's name, one of FORMATS.
-
-    Raises:
-      Refusal: it has another.
-    """
     ending = name[name.rfind(".") :].lower()
     if ending not in FORMATS:
         raise Refusal(400, f"the file {name!r:.60} is none of {', '.join(FORMATS)}")
     return ending
 
 
-Log = Callable[[str], None]
-
-# The client has gone; nobody reads the status, but the log and the counts have it.
-_CLIENT_LEFT = 499
-
-# Paths whose requests have a body.
-_POSTED = ("/translate", "/translate_file", "/detect")
-
-# The page loads nothing and talks to this server only.
-_PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-
-
 def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
-    """Return the application; it does not stop the models.
-
-    Args:
-      models: the model of each pair of languages.
-      options: its limits are used.
-      keys: a request for a translation must have one of them in the field api_key, unless there are none.
-      log: receives one line for each request that fails.
-    """
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
     answers = {
         "/": _show("page.html"),
@@ -266,12 +218,22 @@ def make_app(
         Route(path, server.endpoint(path, answer), methods=["POST"] if path in _POSTED else ["GET"])
         for path, answer in answers.items()
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: server.refuse_path})
+    # Without it, pages of other servers can neither send requests nor read the answers.
+    sharing = Middleware(
+        CORSMiddleware,
+        allow_origins=options.cors,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("Content-Disposition", "Retry-After"),
+    )
+    return Starlette(
+        routes=routes,
+        middleware=[sharing] if options.cors else [],
+        exception_handlers={HTTPException: server.refuse_path},
+    )
 
 
 class _Server:
-    """The functions behind the paths."""
-
     def __init__(
         self, models: dict[Pair, DirectedModel], options: ServeOptions, keys: frozenset[bytes], log: Log
     ) -> None:
@@ -306,9 +268,9 @@ class _Server:
         return respond
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
-        """Answer a request for an unknown path, or with the wrong method."""
         assert isinstance(error, HTTPException)
-        response = self._refuse(request, error.status_code, f"{error.detail}: {request.method}")
+        asked = f"{request.method} {request.url.path:.80}"
+        response = self._refuse(request, error.status_code, f"{error.detail}: {asked}")
         response.headers.update(error.headers or {})
         self._measurements.add_request("other", error.status_code, 0)
         return response
@@ -322,24 +284,21 @@ class _Server:
         return _to_json({"error": message}, status, headers)
 
     async def specify(self, request: Request) -> Response:
-        """GET /spec."""
         return _to_json(make_specification(str(request.base_url)))
 
     async def translate(self, request: Request) -> Response:
-        """POST /translate."""
         return _to_json(await self._translate(request, await self._read(request)))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = read_request(fields, self._options.max_characters)
+        wanted = request_fields.read_request(fields, self._options.max_characters)
         answer = await _unless_left(request, self._translations.translate(wanted), self._options.timeout)
         lines = sum(text.count("\n") + 1 for text in wanted.texts)
         self._measurements.add_text(lines=lines, characters=sum(map(len, wanted.texts)))
         return answer
 
     async def translate_file(self, request: Request) -> Response:
-        """POST /translate_file."""
         fields = await self._read(request)
-        file = read_file(fields)
+        file = request_fields.read_file(fields)
         ending = find_ending(file.name)
         fields |= {"q": file.text, "format": FORMATS[ending][0]}
         answer = await self._translate(request, fields)
@@ -347,7 +306,6 @@ class _Server:
         return _to_json({"translatedFileUrl": f"{request.base_url}download_file/{name}"})
 
     async def download_file(self, request: Request) -> Response:
-        """GET /download_file/NAME."""
         name = request.path_params["name"]
         content = self._files.fetch(name)
         headers = {
@@ -358,17 +316,14 @@ class _Server:
         return Response(content, headers=headers, media_type=FORMATS[find_ending(name)][1])
 
     async def detect(self, request: Request) -> Response:
-        """POST /detect."""
-        texts, several = read_texts(await self._read(request), self._options.max_characters)
-        found = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
-        return _to_json(found if several else found[0])
+        texts, several = request_fields.read_texts(await self._read(request), self._options.max_characters)
+        guesses = await _unless_left(request, self._translations.detect(texts), self._options.timeout)
+        return _to_json(guesses if several else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
-        """GET /languages."""
-        return _to_json(list_languages(self._models))
+        return _to_json(request_fields.list_languages(self._models))
 
     async def describe_settings(self, request: Request) -> Response:
-        """GET /frontend/settings."""
         first = dict(zip(("source", "target"), next(iter(self._models)), strict=True))
         return _to_json(
             {
@@ -380,7 +335,8 @@ class _Server:
                 "filesTranslation": True,
                 "supportedFilesFormat": list(FORMATS),
                 "language": {
-                    side: {"code": code, "name": name_language(code)} for side, code in first.items()
+                    side: {"code": code, "name": request_fields.name_language(code)}
+                    for side, code in first.items()
                 },
                 "alternatives": {
                     "-".join(pair): model.thread.system.most_hypotheses - 1
@@ -392,14 +348,12 @@ class _Server:
         )
 
     async def tell_health(self, request: Request) -> Response:
-        """GET /health."""
         for (source, target), model in self._models.items():
             if (failure := model.thread.failure) is not None:
                 raise Refusal(503, f"the model {source}-{target} has stopped: {failure}")
         return _to_json({"status": "ok"})
 
     async def tell_measurements(self, request: Request) -> Response:
-        """GET /metrics."""
         threads = {model.thread for model in self._models.values()}
         active = sum(thread.system.num_active for thread in threads)
         gauges = {
@@ -410,7 +364,6 @@ class _Server:
         return PlainTextResponse(self._measurements.format(gauges))
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """Return the fields of a request's body, of a client that may ask for translations."""
         # A character takes at most 12 bytes, as an escape, and the other fields take little.
         most, seconds = 12 * self._options.max_characters + 65_536, self._options.timeout
         length = request.headers.get("content-length", "0")
@@ -425,7 +378,7 @@ class _Server:
                         raise Refusal(413, f"the body has more than the {most} bytes that this server reads")
         except TimeoutError:
             raise Refusal(408, f"the body did not arrive within {seconds:g} seconds") from None
-        fields = read_fields(bytes(body), request.headers.get("content-type", ""))
+        fields = request_fields.read_fields(bytes(body), request.headers.get("content-type", ""))
         self._check_key(fields.get("api_key"))
         return fields
 
@@ -434,14 +387,13 @@ class _Server:
             return
         if given is None or given == "":
             raise Refusal(403, "the field api_key is missing: this server needs a key from its operator")
-        own = given.encode("utf-8", "replace") if isinstance(given, str) else b""
+        content = given.encode("utf-8", "replace") if isinstance(given, str) else b""
         # All keys are compared, in constant time, so that no duration tells how much of a key is right.
-        if not sum(hmac.compare_digest(key, own) for key in self._keys):
+        if not sum(hmac.compare_digest(key, content) for key in self._keys):
             raise Refusal(403, "the api_key is unknown")
 
 
 def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function that answers with a page of this folder."""
     page = importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     headers = {"Content-Security-Policy": _PAGE_POLICY, "X-Content-Type-Options": "nosniff"}
 
@@ -452,12 +404,7 @@ def _show(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
-    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over.
-
-    Raises:
-      ClientDisconnect: the client left.
-      Refusal: the time is over.
-    """
+    """Return the result of a coroutine; cancel it when the client leaves, or when the time is over."""
 
     async def wait_until_left() -> None:
         while (await request.receive())["type"] != "http.disconnect":

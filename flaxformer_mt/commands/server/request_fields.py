@@ -1,6 +1,6 @@
 """The fields of a request: from the body of a POST, as JSON or as a form, to typed values, or to a refusal.
 
-Pure functions of bytes and dicts. The names are those of LibreTranslate's API, and a few more.
+The names are those of LibreTranslate's API, and a few more.
 """
 
 import email.parser
@@ -10,6 +10,31 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
+
+from flaxformer_mt.errors import first_line
+
+Model = TypeVar("Model")
+# ISO 639-1 code -> English name.
+_NAMES = dict(
+    pair.split("=")
+    for pair in """
+    af=Afrikaans am=Amharic ar=Arabic az=Azerbaijani be=Belarusian bg=Bulgarian bn=Bengali bs=Bosnian
+    ca=Catalan cs=Czech cy=Welsh da=Danish de=German el=Greek en=English eo=Esperanto es=Spanish
+    et=Estonian eu=Basque fa=Persian fi=Finnish fr=French ga=Irish gl=Galician gu=Gujarati ha=Hausa
+    he=Hebrew hi=Hindi hr=Croatian hu=Hungarian hy=Armenian id=Indonesian ig=Igbo is=Icelandic it=Italian
+    ja=Japanese ka=Georgian kk=Kazakh km=Khmer kn=Kannada ko=Korean ky=Kyrgyz la=Latin lb=Luxembourgish
+    lo=Lao lt=Lithuanian lv=Latvian mg=Malagasy mk=Macedonian ml=Malayalam mn=Mongolian mr=Marathi
+    ms=Malay mt=Maltese my=Burmese nb=Norwegian ne=Nepali nl=Dutch nn=Nynorsk no=Norwegian oc=Occitan
+    pa=Punjabi pl=Polish ps=Pashto pt=Portuguese ro=Romanian ru=Russian rw=Kinyarwanda si=Sinhala
+    sk=Slovak sl=Slovenian so=Somali sq=Albanian sr=Serbian sv=Swedish sw=Swahili ta=Tamil te=Telugu
+    tg=Tajik th=Thai tl=Tagalog tr=Turkish uk=Ukrainian ur=Urdu uz=Uzbek vi=Vietnamese xh=Xhosa
+    yi=Yiddish yo=Yoruba zh=Chinese zu=Zulu
+    """.split()
+)
+# A source language that the server is to find itself.
+AUTO = "auto"
+# Source and target language of a model.
+Pair = tuple[str, str]
 
 
 class Refusal(Exception):
@@ -21,8 +46,6 @@ class Refusal(Exception):
 
 
 class UploadedFile(NamedTuple):
-    """A file among the fields of a form."""
-
     name: str
     text: str
 
@@ -40,7 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alignments": dict(_TEXT, enum=["words", "pieces"], description="Describe which words belong together."),
     "attention": dict(_SWITCH, description="Describe the attention weights of each hypothesis."),
 }
-_TEXTS = "The text, or a list of texts. Each line is translated for itself."
+_TEXTS = "The text, or a list of texts. Each line is translated separately."
 _FILE = "A text (.txt) or a document (.html, .htm) in UTF-8."
 # JSON schemas of all fields.
 FIELDS: dict[str, dict[str, Any]] = OPTIONS | {
@@ -54,8 +77,6 @@ FIELDS: dict[str, dict[str, Any]] = OPTIONS | {
 
 @dataclass(frozen=True)
 class TextRequest:
-    """The fields of a request for translations."""
-
     texts: tuple[str, ...]
     # Whether `q` was a list, so that the answer is a list too.
     several: bool
@@ -76,11 +97,6 @@ class TextRequest:
 
 
 def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
-    """Return the fields of a body.
-
-    Raises:
-      Refusal: the body is not what the content type says, or the type is none of the three that are known.
-    """
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if kind == "application/json":
@@ -96,7 +112,7 @@ def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
         if kind == "multipart/form-data":
             return _collect(_read_parts(body, content_type))
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is not {kind}: {_first_line(error)}") from error
+        raise Refusal(400, f"the body is not {kind}: {first_line(error)}") from error
     raise Refusal(
         400,
         f"the content type is {kind or 'missing'}; send application/json, application/x-www-form-urlencoded "
@@ -104,16 +120,11 @@ def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
     )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:200]
-
-
 def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
-    """Return the fields of a form; a field that occurs several times is a list."""
     values: dict[str, list[object]] = {}
     for name, value in pairs:
         values.setdefault(name, []).append(value)
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+    return {name: items[0] if len(items) == 1 else items for name, items in values.items()}
 
 
 def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
@@ -132,17 +143,12 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
             text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             what = "the field" if file_name is None else f"the file {file_name!r} of the field"
-            raise Refusal(400, f"{what} {name} is not UTF-8 text: {_first_line(error)}") from error
+            raise Refusal(400, f"{what} {name} is not UTF-8 text: {first_line(error)}") from error
         pairs.append((name, text if file_name is None else UploadedFile(file_name, text)))
     return pairs
 
 
 def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
-    """Return the typed fields of a request for translations.
-
-    Raises:
-      Refusal: a field is missing, has the wrong type or an unknown value, or the texts are too long.
-    """
     texts, several = read_texts(fields, most_characters)
     if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
@@ -152,11 +158,6 @@ def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
 
 
 def read_file(fields: dict[str, Any]) -> UploadedFile:
-    """Return the file of the field file.
-
-    Raises:
-      Refusal: there is none.
-    """
     file = fields.get("file")
     if not isinstance(file, UploadedFile):
         raise Refusal(400, "the field file is missing: a file, sent as multipart/form-data")
@@ -164,11 +165,6 @@ def read_file(fields: dict[str, Any]) -> UploadedFile:
 
 
 def read_texts(fields: dict[str, Any], most_characters: int) -> tuple[tuple[str, ...], bool]:
-    """Return the texts of the field q, and whether it is a list.
-
-    Raises:
-      Refusal: the field is missing or no text, or the texts are too long.
-    """
     if "q" not in fields:
         raise Refusal(400, "the field q is missing: the text to translate")
     several = isinstance(fields["q"], list)
@@ -203,7 +199,6 @@ def _read_language(fields: dict[str, Any], name: str) -> str:
 
 
 def _read_option(fields: dict[str, Any], name: str) -> Any:
-    """Return the value of an option, or its default where it is left out, null, false or empty."""
     schema, value = OPTIONS[name], fields.get(name)
     if value is None or value is False or value == "":
         return schema.get("default")
@@ -226,56 +221,24 @@ def _read_option(fields: dict[str, Any], name: str) -> Any:
     raise Refusal(400, f"the field {name} is {value!r:.40}; it must be {rule}")
 
 
-Model = TypeVar("Model")
-
-# ISO 639-1 code -> English name.
-_NAMES = dict(
-    pair.split("=")
-    for pair in """
-    af=Afrikaans am=Amharic ar=Arabic az=Azerbaijani be=Belarusian bg=Bulgarian bn=Bengali bs=Bosnian
-    ca=Catalan cs=Czech cy=Welsh da=Danish de=German el=Greek en=English eo=Esperanto es=Spanish
-    et=Estonian eu=Basque fa=Persian fi=Finnish fr=French ga=Irish gl=Galician gu=Gujarati ha=Hausa
-    he=Hebrew hi=Hindi hr=Croatian hu=Hungarian hy=Armenian id=Indonesian ig=Igbo is=Icelandic it=Italian
-    ja=Japanese ka=Georgian kk=Kazakh km=Khmer kn=Kannada ko=Korean ky=Kyrgyz la=Latin lb=Luxembourgish
-    lo=Lao lt=Lithuanian lv=Latvian mg=Malagasy mk=Macedonian ml=Malayalam mn=Mongolian mr=Marathi
-    ms=Malay mt=Maltese my=Burmese nb=Norwegian ne=Nepali nl=Dutch nn=Nynorsk no=Norwegian oc=Occitan
-    pa=Punjabi pl=Polish ps=Pashto pt=Portuguese ro=Romanian ru=Russian rw=Kinyarwanda si=Sinhala
-    sk=Slovak sl=Slovenian so=Somali sq=Albanian sr=Serbian sv=Swedish sw=Swahili ta=Tamil te=Telugu
-    tg=Tajik th=Thai tl=Tagalog tr=Turkish uk=Ukrainian ur=Urdu uz=Uzbek vi=Vietnamese xh=Xhosa
-    yi=Yiddish yo=Yoruba zh=Chinese zu=Zulu
-    """.split()
-)
-
-# A source language that the server is to find itself.
-AUTO = "auto"
-
-# Source and target language of a model.
-Pair = tuple[str, str]
-
-
 def name_language(code: str) -> str:
     """Return the English name of a language; of an unknown code, the code: de gives German, xx gives xx."""
     return _NAMES.get(code.replace("_", "-").partition("-")[0].lower(), code)
 
 
 def list_languages(pairs: Iterable[Pair]) -> list[dict[str, object]]:
-    """Return the source languages, each with its name and the languages that it is translated to."""
     targets: dict[str, list[str]] = {}
     for source, target in pairs:
         targets.setdefault(source, []).append(target)
-    return [{"code": code, "name": name_language(code), "targets": found} for code, found in targets.items()]
+    return [{"code": code, "name": name_language(code), "targets": codes} for code, codes in targets.items()]
 
 
 def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[str, Model]:
-    """Return the models that may translate a request, by their source language: one, unless it is AUTO.
-
-    Raises:
-      Refusal: there is none.
-    """
-    found = {own: model for (own, to), model in models.items() if to == target and source in (own, AUTO)}
-    if not found:
-        known = ", ".join(f"{one}-{other}" for one, other in models)
+    """Return the models that may translate a request, by their source language: one, unless it is AUTO."""
+    matches = {code: model for (code, to), model in models.items() if to == target and source in (code, AUTO)}
+    if not matches:
+        known = ", ".join(f"{first}-{second}" for first, second in models)
         raise Refusal(
             400, f"no model translates from {source!r:.20} to {target!r:.20}; this server has {known}"
         )
-    return found
+    return matches

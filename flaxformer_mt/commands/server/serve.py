@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.config.files import split_checkpoint
 from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
@@ -26,12 +28,6 @@ _GRACE = 5.0
 
 
 def serve(options: ServeOptions) -> None:
-    """Run the command `serve` until SIGTERM or SIGINT.
-
-    Raises:
-      UserError: an option is invalid, a model cannot be loaded, two have the same languages, or the address
-        is taken.
-    """
     import asyncio
 
     with importing("serve", what="serve"):
@@ -48,17 +44,19 @@ def serve(options: ServeOptions) -> None:
         listener = stack.enter_context(_bind(address, options.port))
         models: dict[tuple[str, str], DirectedModel] = {}
         for path in options.run:
-            data, system, checkpoint = _load(open_copy(path), options)
+            run, named = split_checkpoint(str(path))
+            data, system, checkpoint = _load(open_copy(run), options, named or options.checkpoint)
             pairs = find_directions(data)
             if twice := [pair for pair in pairs if pair in models]:
                 raise UserError(
-                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out"
+                    f"two of --run translate from {twice[0].source} to {twice[0].target}; leave one out, or "
+                    "serve it beside this one, by a command of its own with another --port"
                 )
             names = ", ".join(pair.name for pair in pairs)
             preparation = _warm_up(system, f"{path}, {names}") if options.warm_up else ()
             thread = ModelThread(system, names, preparation=preparation)
             stack.callback(thread.stop)
-            models |= direct(thread, data, title=f"{find_url(path) or path.name}{checkpoint}")
+            models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
         app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
@@ -95,7 +93,6 @@ def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
 
 
 def log(message: str) -> None:
-    """Write one line, with the time, to standard error."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
     _say(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
 
@@ -105,11 +102,7 @@ def _say(text: str) -> None:
 
 
 def read_keys(path: Path) -> list[str]:
-    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys.
-
-    Raises:
-      UserError: the file is absent, or has no key.
-    """
+    """Return the keys of a file, one a line; blank lines and lines that begin with # are no keys."""
     try:
         lines = path.expanduser().read_text(encoding="utf-8").split("\n")
     except (FileNotFoundError, UnicodeDecodeError) as error:
@@ -123,6 +116,12 @@ def read_keys(path: Path) -> list[str]:
 
 
 def _check(options: ServeOptions) -> None:
+    for origin in options.cors:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+", origin):
+            raise UserError(
+                f"--cors has {origin!r}; an origin is such as https://example.org or http://localhost:3000, "
+                "in small letters and without a path; * allows any"
+            )
     if options.backend == "ctranslate2":
         for name in ("checkpoint", "dtype", "quantization", "shortlist"):
             if (value := getattr(options, name)) is not None:
@@ -133,7 +132,6 @@ def _check(options: ServeOptions) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -147,7 +145,7 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, str]":
+def _load(path: Path, options: ServeOptions, checkpoint: str | None) -> "tuple[DataConfig, LineSystem, str]":
     """Return the data section of a model's config, which names its languages; the model; its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
@@ -156,6 +154,7 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
         batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)
         return batches.config.data, batches, ""
     from flaxformer_mt.config.files import read_config
+    from flaxformer_mt.runs.load_run import name_checkpoint
     from flaxformer_mt.translation.live_translator import LiveTranslator
     from flaxformer_mt.translation.translator import Translator
 
@@ -163,9 +162,9 @@ def _load(path: Path, options: ServeOptions) -> "tuple[DataConfig, LineSystem, s
     loading: dict[str, Any] = {
         name: getattr(options, name) for name in ("dtype", "quantization", "shortlist", "split_sentences")
     }
-    translator = Translator.load(path, checkpoint=options.checkpoint, search=search, **loading)
-    checkpoint = f", checkpoint {translator.checkpoint}"
-    return translator.config.data, LiveTranslator(translator), checkpoint
+    translator = Translator.load(path, checkpoint=checkpoint, search=search, **loading)
+    name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
+    return translator.config.data, LiveTranslator(translator), name
 
 
 class _LogOfUvicorn(logging.Handler):

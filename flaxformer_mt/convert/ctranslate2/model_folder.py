@@ -1,8 +1,5 @@
 """Format ctranslate2: writes a model folder for CTranslate2; export only.
 
-Contains the files of the folder, the models that CTranslate2 supports, and the forward function for the
-parity check. The contents of model.bin come from ctranslate2/spec.py.
-
 Files: model.bin; config.json (CTranslate2's fields and the entry of this package); shared_vocabulary.json, or
 source_vocabulary.json and target_vocabulary.json; the SentencePiece models source.spm and target.spm; vocab/
 as in every format; with a shortlist vmap.txt, for translate_batch(..., use_vmap=True). A source consists of
@@ -40,26 +37,19 @@ import numpy as np
 from ctranslate2.specs import common_spec, model_spec, transformer_spec
 
 from flaxformer_mt.config import Config, ModelConfig
-from flaxformer_mt.convert.formats import (
-    VOCAB_NAME,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_vocabs,
-    unsupported_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert import formats
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
     FLAT,
     HEADS_IN,
     HEADS_OUT,
-    TRANSPOSED,
     Constant,
     Leaves,
     Rule,
     Table,
+    TableNames,
+    embedding_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.errors import UserError
@@ -119,11 +109,7 @@ _CROSS_ATTENTION = [
 
 
 def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.TransformerSpec:
-    """Build a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens.
-
-    Raises:
-      UserError: CTranslate2 has no counterpart for a parameter.
-    """
+    """Build a TransformerSpec with copies of all arrays; the caller adds vocabularies and special tokens."""
     spec = _empty_spec(config)
     leaves = dict(_adapt_leaves(config, leaves))
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
@@ -234,12 +220,12 @@ def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np
 
 def _put_head_first(config: ModelConfig, path: str, leaf: np.ndarray, *, axis: int) -> np.ndarray:
     """Exchange the head that has learned alignments with the first one; other arrays are unchanged."""
-    chosen = config.alignment
-    layer = f"decoder/layers_{chosen.layer % config.num_decoder_layers}/cross_attention/"
-    if not chosen.weight or not chosen.head or not path.startswith(layer):
+    alignment = config.alignment
+    layer = f"decoder/layers_{alignment.layer % config.num_decoder_layers}/cross_attention/"
+    if not alignment.weight or not alignment.head or not path.startswith(layer):
         return leaf
     order = np.arange(config.num_heads)
-    order[[0, chosen.head]] = chosen.head, 0
+    order[[0, alignment.head]] = alignment.head, 0
     return np.take(leaf, order, axis=axis)
 
 
@@ -250,7 +236,7 @@ def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
 
 
 def _rules(config: ModelConfig) -> list[Rule | Constant]:
-    dense = CONVOLUTION_TO_LINEAR if config.ffn_layer == "convolution" else TRANSPOSED
+    dense = linear_layout(config)
     gated = config.activation in _GATED
     # CTranslate2 applies the nonlinearity to linear_0, which in a gated layer is the Flax gate.
     inner = "/linear_0_noact" if gated else "/linear_0"
@@ -262,11 +248,11 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
         Rule("/output/kernel", "/linear_1/weight", dense),
         Rule("/output/bias", "/linear_1/bias"),
     ]
-    shared = config.tying in ("all", "embeddings")
-    source, target = ("shared", "shared") if shared else ("source", "target")
-    rules = [
-        Rule(f"{source}_embedding/embedding", "encoder/embeddings_0/weight"),
-        Rule(f"{target}_embedding/embedding", "decoder/embeddings/weight"),
+    names = TableNames(
+        "encoder/embeddings_0/weight", "decoder/embeddings/weight", "decoder/projection/weight"
+    )
+    return [
+        *embedding_rules(config, names),
         *rules_for(_NORMS, [Rule("/scale", "/gamma"), Rule("/bias", "/beta")]),
         *rules_for(_SELF_ATTENTIONS, _SELF_ATTENTION),
         *rules_for(_CROSS_ATTENTIONS, _CROSS_ATTENTION),
@@ -284,15 +270,10 @@ def _rules(config: ModelConfig) -> list[Rule | Constant]:
         ),
         Rule("output_bias", "decoder/projection/bias"),
     ]
-    if config.tying in ("all", "target_output"):
-        return [*rules, Rule(f"{target}_embedding/embedding", "decoder/projection/weight")]
-    return [*rules, Rule("output_kernel", "decoder/projection/weight", TRANSPOSED)]
 
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
-    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, and parameters of norms that
-    have none.
-    """
+    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, parameters of plain norms."""
     if config.positions in ("sinusoidal", "sinusoidal_halves"):
         first, longest = config.first_position, config.longest_input or 0
         make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table
@@ -321,14 +302,7 @@ def _norm_names(config: ModelConfig) -> Iterator[str]:
 
 _NAME = "ctranslate2"
 _QUANTIZATIONS = (
-    "none",
-    "int8",
-    "int8_float32",
-    "int8_float16",
-    "int8_bfloat16",
-    "int16",
-    "float16",
-    "bfloat16",
+    *("none", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"),
 )
 
 
@@ -338,7 +312,7 @@ def _problems(config: Config) -> list[str]:
             f"model.architecture is {config.model.architecture}; supported: encoder_decoder "
             "(for other architectures use --format=torch)"
         ]
-    return unsupported_fields(
+    return formats.unsupported_fields(
         config,
         {
             "model.decoder_self_attention": ("attention",),
@@ -363,19 +337,14 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     spec.register_target_vocabulary(vocabs.target.pieces(range(vocabs.target.size)))
     quantize(spec, quantization)
     spec.save(str(folder))
-    write_config_json(weights, folder, _NAME, spec.config.to_dict())
-    vocabs.save(folder / VOCAB_NAME)
+    formats.write_config_json(weights, folder, _NAME, spec.config.to_dict())
+    vocabs.save(folder / formats.VOCAB_NAME)
     if not isinstance(vocabs.target, PretrainedVocab):
         vocabs.source.save(folder / "source.spm")
         vocabs.target.save(folder / "target.spm")
 
 
 def _special_tokens(vocabs: Vocabs) -> list[str]:
-    """Return spellings of unk, bos and eos.
-
-    Raises:
-      UserError: the spellings differ between the vocabularies; CTranslate2 has one for both languages.
-    """
     source, target = (v.pieces([v.unk_id, v.bos_id, v.eos_id]) for v in (vocabs.source, vocabs.target))
     if source != target:
         raise UserError(
@@ -388,7 +357,7 @@ def _special_tokens(vocabs: Vocabs) -> list[str]:
 def _open(folder: Path) -> Outputs:
     # "default" computes in the stored type of the weights, or in the nearest type that this CPU supports.
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="default")
-    vocabs = find_vocabs(folder, Given())
+    vocabs = formats.find_vocabs(folder, Given())
 
     def outputs(batch: Batch) -> np.ndarray:
         source_mask, target_mask = np.asarray(batch.source_mask), np.asarray(batch.target_mask)
@@ -410,11 +379,7 @@ def _open(folder: Path) -> Outputs:
 
 
 def _without_eos(ids: np.ndarray, vocab: Vocab) -> list[str]:
-    """Return pieces of a sentence without its end symbol, which CTranslate2 appends itself.
-
-    Raises:
-      ValueError: the last id is not the end symbol.
-    """
+    """Return pieces of a sentence without its end symbol, which CTranslate2 appends itself."""
     if not len(ids) or ids[-1] != vocab.eos_id:
         raise ValueError(f"sentences must end in eos, {vocab.eos_id}, but got {ids.tolist()}")
     return vocab.pieces(ids[:-1])

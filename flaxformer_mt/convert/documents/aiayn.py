@@ -1,47 +1,42 @@
-"""The file model.chkpt of attention-is-all-you-need-pytorch, which its training script writes.
+"""Format aiayn: the class of document 003, and the file model.chkpt of attention-is-all-you-need-pytorch.
 
-Contains the settings of that script and the model that they describe. The project's translate script builds
-the class from a few of them and then applies `trg_word_prj` itself, without the scale that `forward` applies.
-So an exported file stores the projection on its own, with all scales multiplied into the matrices: without a
-shared projection the class ignores its scales, and both ways of computing logits give this model's.
+The project's translate script builds the class from a few settings and then applies `trg_word_prj` itself,
+without the scale that `forward` applies. So an exported file stores the projection on its own, with all
+scales multiplied into the matrices: without a shared projection the class ignores its scales, and both ways
+of computing logits give this model's.
 """
 
 import argparse
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network, check_tensors
-from flaxformer_mt.convert.formats import (
-    OUR_KEY,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    find_vocabs,
-    fit_vocabulary,
-    read_config_json,
-    unsupported_fields,
-)
+from flaxformer_mt.convert.formats import Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
-    HEADS_IN,
-    HEADS_OUT,
+    NORM,
+    RESIDUAL_NORM,
     TABLE_TOLERANCE,
-    TRANSPOSED,
     Constant,
     Rule,
     Shapes,
+    TableNames,
     Tensors,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.torch.state_dicts import (
+    POST_NORM,
     StateDictFormat,
     load_safely,
     save_tensors,
@@ -68,38 +63,16 @@ _OPTIONS = {
     "embs_share_weight": "emb_src_trg_weight_sharing",
 }
 _SAME = (
-    "src_pad_idx",
-    "trg_pad_idx",
-    "d_word_vec",
-    "d_model",
-    "n_layers",
-    "n_head",
-    "d_k",
-    "d_v",
-    "dropout",
-    "scale_emb_or_prj",
+    *("src_pad_idx", "trg_pad_idx", "d_word_vec", "d_model", "n_layers", "n_head", "d_k", "d_v"),
+    *("dropout", "scale_emb_or_prj"),
 )
-# proj_share_weight, embs_share_weight -> model.tying.
-_TYING: dict[tuple[bool, bool], Literal["all", "target_output", "embeddings", "none"]] = {
-    (True, True): "all",
-    (True, False): "target_output",
-    (False, True): "embeddings",
-    (False, False): "none",
-}
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path is such a file, by its name."""
     return path.suffix == ".chkpt" and path.is_file()
 
 
 def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) -> None:
-    """Write the file that the translate script loads.
-
-    Args:
-      tensors: the state dict of the class.
-      arguments: those of the class.
-    """
     table = sinusoidal_table(_SCRIPT_POSITIONS, arguments["d_model"])[None]
     state = dict(tensors) | dict.fromkeys(TABLES, table)
     if arguments["trg_emb_prj_weight_sharing"]:
@@ -124,11 +97,7 @@ def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) ->
 
 
 def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read the tensors and the settings of a file; of code, it can contain only the name of the namespace.
-
-    Raises:
-      UserError: the file is damaged, or contains anything but tensors, plain values and the settings.
-    """
+    """Read the tensors and the settings of a file; of code, it can contain only the name of the namespace."""
     checkpoint = load_safely(path, what="a checkpoint", classes=[argparse.Namespace])
     state = checkpoint.get("model") if isinstance(checkpoint, dict) else None
     settings = checkpoint.get("settings") if isinstance(checkpoint, dict) else None
@@ -143,11 +112,7 @@ def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
 def make_model_config(
     base: ModelConfig, settings: dict[str, Any], tensors: Tensors, path: Path
 ) -> ModelConfig:
-    """Return the model of a file: sizes and switches of its settings, number of positions of its tables.
-
-    Raises:
-      UserError: a setting is missing or has a value of another type.
-    """
+    """Return the model of a file: sizes and switches of its settings, number of positions of its tables."""
 
     def setting(name: str, kind: type, default: Any = None) -> Any:
         value = settings.get(name, default)
@@ -187,7 +152,7 @@ def make_model_config(
         embedding_scale=scale == "emb",
         logit_scale=scale == "prj",
         embedding_bias=False,
-        tying=_TYING[shares, setting("embs_share_weight", bool, False)],
+        tying=formats.find_tying(embeddings=setting("embs_share_weight", bool, False), output=shares),
         padding_mask="both",
         attention_bias=False,
         ffn_bias=True,
@@ -238,8 +203,10 @@ class AiaynTransformer(nn.Module):
         self.logit_scale = d_model**-0.5 if scale == "prj" else 1.0
         self.src_pad_idx, self.trg_pad_idx = src_pad_idx, trg_pad_idx
         sizes = (d_model, n_head, d_k, d_v, d_inner, dropout)
-        self.encoder = _Encoder(n_src_vocab, src_pad_idx, n_position, embedding_scale, n_layers, sizes)
-        self.decoder = _Decoder(n_trg_vocab, trg_pad_idx, n_position, embedding_scale, n_layers, sizes)
+        source = (_EncoderLayer, "src_word_emb", n_src_vocab, src_pad_idx)
+        target = (_DecoderLayer, "trg_word_emb", n_trg_vocab, trg_pad_idx)
+        self.encoder = _Stack(*source, n_position, embedding_scale, n_layers, sizes)
+        self.decoder = _Stack(*target, n_position, embedding_scale, n_layers, sizes)
         self.trg_word_prj = nn.Linear(d_model, n_trg_vocab, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -330,86 +297,48 @@ class _Positions(nn.Module):
         return x + self.pos_table[:, : x.shape[1]]
 
 
-class _Encoder(nn.Module):
+class _Stack(nn.Module):
     def __init__(
-        self, vocabulary: int, pad: int, n_position: int, scale: float, n_layers: int, sizes: tuple
+        self,
+        layer: type[nn.Module],
+        embedding: str,
+        vocabulary: int,
+        pad: int,
+        n_position: int,
+        scale: float,
+        n_layers: int,
+        sizes: tuple,
     ) -> None:
         super().__init__()
         width, dropout = sizes[0], sizes[-1]
-        self.src_word_emb = nn.Embedding(vocabulary, width, padding_idx=pad)
+        self.embedding, self.scale = embedding, scale
+        self.add_module(embedding, nn.Embedding(vocabulary, width, padding_idx=pad))
         self.position_enc = _Positions(width, n_position)
-        self.layer_stack = nn.ModuleList([_EncoderLayer(*sizes) for _ in range(n_layers)])
+        self.layer_stack = nn.ModuleList([layer(*sizes) for _ in range(n_layers)])
         self.layer_norm = nn.LayerNorm(width, eps=_EPSILON)
         self.dropout = nn.Dropout(dropout)
-        self.scale = scale
 
-    def forward(self, source: Tensor, visible: Tensor) -> Tensor:
-        x = self.position_enc(self.src_word_emb(source) * self.scale)
+    def forward(self, ids: Tensor, *memory_and_masks: Tensor) -> Tensor:
+        x = self.position_enc(getattr(self, self.embedding)(ids) * self.scale)
         x = self.layer_norm(self.dropout(x))
         for layer in self.layer_stack:
-            x = layer(x, visible)
+            x = layer(x, *memory_and_masks)
         return x
 
 
-class _Decoder(nn.Module):
-    def __init__(
-        self, vocabulary: int, pad: int, n_position: int, scale: float, n_layers: int, sizes: tuple
-    ) -> None:
-        super().__init__()
-        width, dropout = sizes[0], sizes[-1]
-        self.trg_word_emb = nn.Embedding(vocabulary, width, padding_idx=pad)
-        self.position_enc = _Positions(width, n_position)
-        self.layer_stack = nn.ModuleList([_DecoderLayer(*sizes) for _ in range(n_layers)])
-        self.layer_norm = nn.LayerNorm(width, eps=_EPSILON)
-        self.dropout = nn.Dropout(dropout)
-        self.scale = scale
-
-    def forward(self, target: Tensor, memory: Tensor, visible: Tensor, memory_visible: Tensor) -> Tensor:
-        x = self.position_enc(self.trg_word_emb(target) * self.scale)
-        x = self.layer_norm(self.dropout(x))
-        for layer in self.layer_stack:
-            x = layer(x, memory, visible, memory_visible)
-        return x
-
-
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.activation": ("relu",),
-    "model.norm_position": ("post",),
-    "model.norm": ("layer",),
+_ALLOWED = POST_NORM | {
     "model.norm_epsilon": (1e-6,),
-    "model.norm_affine": (True,),
-    "model.final_norm": (None, False),
     "model.embedding_norm": (True,),
-    "model.positions": ("sinusoidal",),
     "model.first_position": (0,),
-    "model.embedding_bias": (False,),
     "model.padding_mask": ("both", "source"),
     "model.attention_bias": (False,),
-    "model.ffn_bias": (True,),
-    "model.output_bias": (False,),
 }
-
-_ATTENTION = [
-    Rule("/query/kernel", ".w_qs.weight", HEADS_IN),
-    Rule("/key/kernel", ".w_ks.weight", HEADS_IN),
-    Rule("/value/kernel", ".w_vs.weight", HEADS_IN),
-    Rule("/output/kernel", ".fc.weight", HEADS_OUT),
-    Rule("_residual/norm/scale", ".layer_norm.weight"),
-    Rule("_residual/norm/bias", ".layer_norm.bias"),
-]
-_EMBEDDING_NORM = [
-    Rule("embedding_norm/scale", "layer_norm.weight"),
-    Rule("embedding_norm/bias", "layer_norm.bias"),
-]
+_ATTENTION = [*attention_rules(("w_qs", "w_ks", "w_vs"), "fc"), *RESIDUAL_NORM]
 
 
-def _problems(config: Config) -> list[str]:
-    return [*unsupported_fields(config, _ALLOWED), *_shape_problems(config.model)]
-
-
-def _shape_problems(model: ModelConfig) -> Iterator[str]:
+def _problems(config: Config) -> Iterator[str]:
+    yield from formats.unsupported_fields(config, _ALLOWED)
+    model = config.model
     if model.num_encoder_layers != model.num_decoder_layers:
         yield (
             f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
@@ -431,26 +360,20 @@ def _shares_projection(model: ModelConfig) -> bool:
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     model = config.model
-    kernel = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        Rule("/input/kernel", ".w_1.weight", kernel),
-        Rule("/input/bias", ".w_1.bias"),
-        Rule("/output/kernel", ".w_2.weight", kernel),
-        Rule("/output/bias", ".w_2.bias"),
-        Rule("_residual/norm/scale", ".layer_norm.weight"),
-        Rule("_residual/norm/bias", ".layer_norm.bias"),
-    ]
+    feedforward = feedforward_rules({"input": "w_1", "output": "w_2"}, linear_layout(model)) + RESIDUAL_NORM
     layers = [
         ("encoder/layers_{n}/", "encoder.layer_stack.{n}."),
         ("decoder/layers_{n}/", "decoder.layer_stack.{n}."),
     ]
-    source, target, output = _matrices(model)
+    source, target, output = embedding_rules(model, TableNames(*_EMBEDDINGS, _PROJECTION))
     table = sinusoidal_table(_positions(model), model.model_dim)[None]
     return [
-        Rule(source, "encoder.src_word_emb.weight"),
-        Rule(target, "decoder.trg_word_emb.weight"),
+        source,
+        target,
         *(Constant(name, table, tolerance=TABLE_TOLERANCE) for name in TABLES),
-        *rules_for([("encoder/", "encoder."), ("decoder/", "decoder.")], _EMBEDDING_NORM),
+        *rules_for(
+            [(f"{side}/embedding_norm", f"{side}.layer_norm") for side in ("encoder", "decoder")], NORM
+        ),
         *rules_for([(flax + "self_attention", foreign + "slf_attn") for flax, foreign in layers], _ATTENTION),
         *rules_for(
             [(flax + "cross_attention", foreign + "enc_attn") for flax, foreign in layers], _ATTENTION
@@ -460,27 +383,10 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     ]
 
 
-def _matrices(model: ModelConfig) -> tuple[str, str, Rule]:
-    """Flax paths of both embeddings, and the rule of the projection; tied matrices are one Flax parameter."""
-    name = "trg_word_prj.weight"
-    source, target = "source_embedding/embedding", "target_embedding/embedding"
-    if model.tying in ("embeddings", "all"):
-        source = target = "shared_embedding/embedding"
-    if _shares_projection(model):
-        return source, target, Rule(target, name)
-    return source, target, Rule("output_kernel", name, TRANSPOSED)
-
-
 def _positions(model: ModelConfig) -> int:
     rows = model.longest_input
     assert rows is not None, "sinusoidal positions are a table of finite length"
     return rows
-
-
-def _scale(model: ModelConfig) -> str:
-    if model.embedding_scale:
-        return "emb"
-    return "prj" if model.logit_scale else "none"
 
 
 def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
@@ -502,7 +408,7 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
         "n_position": _positions(model),
         "trg_emb_prj_weight_sharing": _shares_projection(model),
         "emb_src_trg_weight_sharing": model.tying in ("embeddings", "all"),
-        "scale_emb_or_prj": _scale(model),
+        "scale_emb_or_prj": "emb" if model.embedding_scale else "prj" if model.logit_scale else "none",
     }
 
 
@@ -532,15 +438,13 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 
 def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]:
-    """Return the file's tensors; the config is the given one, or that of the folder with the model of the
-    file.
-    """
+    """Return the file's tensors, with the given config or that of the folder and the file's model."""
     tensors, settings = read_checkpoint(path)
-    vocabs = find_vocabs(path.parent, given)
+    vocabs = formats.find_vocabs(path.parent, given)
     config = given.config
     if config is None:
-        known = OUR_KEY in read_config_json(path.parent)
-        base = find_config(path.parent, given) if known else fit_vocabulary(Config(), vocabs)
+        known = formats.OUR_KEY in formats.read_config_json(path.parent)
+        base = formats.find_config(path.parent, given) if known else formats.fit_vocabulary(Config(), vocabs)
         config = dataclasses.replace(base, model=make_model_config(base.model, settings, tensors, path))
     check_network(config, path.parent)
     STATE_DICT.check_config(config)
@@ -549,7 +453,7 @@ def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]
 
 STATE_DICT = StateDictFormat(
     name="aiayn",
-    problems=_problems,
+    problems=lambda config: list(_problems(config)),
     rules=_rules,
     arguments=_arguments,
     make_module=AiaynTransformer,

@@ -1,8 +1,4 @@
-"""PyTorch class of document 002, with that system's computation and parameter names.
-
-The parity check of the format `decoder-only` loads exported weights into this class. Attention is causal, and
-there is no padding mask.
-"""
+"""Format decoder-only: the PyTorch class of document 002. Attention is causal; there is no padding mask."""
 
 import math
 from typing import Any
@@ -12,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
     HEADS_OUT,
     TRANSPOSED,
     Constant,
     Rule,
     Shapes,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
@@ -132,7 +129,6 @@ class _Block(nn.Module):
 
 
 def _normalise(x: Tensor) -> Tensor:
-    """Normalise the last axis to mean 0 and variance 1; a row of equal numbers becomes NaN."""
     return (x - x.mean(-1, keepdim=True)) / x.std(-1, correction=0, keepdim=True)
 
 
@@ -173,24 +169,21 @@ def _problems(config: Config) -> list[str]:
 
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
-    kernel = CONVOLUTION_TO_LINEAR if config.model.ffn_layer == "convolution" else TRANSPOSED
-    block = [
+    feedforward = feedforward_rules({"input": "ffl1.w", "output": "ffl2.w"}, linear_layout(config.model))
+    attention = [
         *_head_rules("query", "wq"),
         *_head_rules("key", "wk"),
         *_head_rules("value", "wv"),
         Rule("self_attention/output/kernel", "attention.w.weight", HEADS_OUT),
         Rule("self_attention/output/bias", "attention.w.bias"),
-        Rule("feedforward/input/kernel", "ffl1.w.weight", kernel),
-        Rule("feedforward/input/bias", "ffl1.w.bias"),
-        Rule("feedforward/output/kernel", "ffl2.w.weight", kernel),
-        Rule("feedforward/output/bias", "ffl2.w.bias"),
     ]
     return [
         Rule("token_embedding/embedding", "embedding.embedding.weight", TRANSPOSED),
         Rule("token_embedding/bias", "embedding.embedding.bias"),
         Rule("decoder/positions/embedding", "position.embedding.weight", TRANSPOSED),
         Rule("decoder/positions/bias", "position.embedding.bias"),
-        *rules_for([("decoder/layers_{n}/", "blocks.{n}.")], block),
+        *rules_for([("decoder/layers_{n}/", "blocks.{n}.")], attention),
+        *rules_for([("decoder/layers_{n}/feedforward", "blocks.{n}")], feedforward),
         Rule("output_kernel", "w.weight", TRANSPOSED),
         Rule("output_bias", "w.bias"),
     ]
@@ -210,7 +203,8 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     return {
         "vocab_size": vocabs.target.size,
         "embedding_size": model.model_dim,
-        "window_size": _position_rows(model) - 1,
+        # Of the table of positions; one_vector has it too, although its inputs are unbounded.
+        "window_size": (model.max_positions or 512) - 1,
         "d_k": model.key_dim or size,
         "d_v": model.value_dim or size,
         "n_heads": model.num_heads,
@@ -219,11 +213,6 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
         "dropout": model.dropout_rate,
         "positions": _POSITIONS[model.positions],
     }
-
-
-def _position_rows(model: ModelConfig) -> int:
-    """Return rows of the position table; one_vector has the table too, although its inputs are unbounded."""
-    return model.max_positions or 512
 
 
 def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""PyTorch classes of document 004: scaled embeddings, and a table of positions that is added to them."""
+"""Format embeddings: the PyTorch classes of document 004, scaled embeddings and a table of positions."""
 
 import math
 from pathlib import Path
@@ -8,16 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config
-from flaxformer_mt.convert.formats import (
-    VOCAB_NAME,
-    Format,
-    Outputs,
-    Weights,
-    read_config_json,
-    unsupported_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert import formats
+from flaxformer_mt.convert.formats import Format, Outputs, Weights
 from flaxformer_mt.convert.torch.state_dicts import save_tensors, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
@@ -62,10 +54,6 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _problems(config: Config) -> list[str]:
-    return unsupported_fields(config, _ALLOWED)
-
-
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     rows = model.longest_input
@@ -75,8 +63,8 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         shared = "shared_embedding/embedding"
         path = shared if shared in weights.leaves else f"{side}_embedding/embedding"
         save_tensors({"lut.weight": weights.leaves[path], "pe": table}, folder / f"{side}.pt")
-    (folder / VOCAB_NAME).mkdir()
-    vocabs.save(folder / VOCAB_NAME)
+    (folder / formats.VOCAB_NAME).mkdir()
+    vocabs.save(folder / formats.VOCAB_NAME)
     sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
     rate = model.embedding_dropout_rate
     arguments = {
@@ -85,14 +73,14 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         "dropout": model.dropout_rate if rate is None else rate,
         "max_len": rows,
     }
-    write_config_json(weights, folder, FORMAT.name, {"arguments": arguments})
+    formats.write_config_json(weights, folder, FORMAT.name, {"arguments": arguments})
 
 
 def _open(folder: Path) -> Outputs:
-    facts = read_config_json(folder)["arguments"]
+    arguments = formats.read_config_json(folder)["arguments"]
     state = torch.load(folder / "target.pt", weights_only=True)
-    words = Embeddings(facts["d_model"], facts["vocab"]["target"])
-    places = PositionalEncoding(facts["d_model"], facts["dropout"], facts["max_len"]).eval()
+    words = Embeddings(arguments["d_model"], arguments["vocab"]["target"])
+    places = PositionalEncoding(arguments["d_model"], arguments["dropout"], arguments["max_len"]).eval()
     words.load_state_dict({"lut.weight": state["lut.weight"]})
     places.load_state_dict({"pe": state["pe"]})
 
@@ -105,7 +93,7 @@ def _open(folder: Path) -> Outputs:
 
 FORMAT = Format(
     name="embeddings",
-    problems=_problems,
+    problems=lambda config: formats.unsupported_fields(config, _ALLOWED),
     write=_write,
     open=_open,
     read=None,

@@ -1,7 +1,4 @@
-"""PyTorch class of document 000, with that system's computation and parameter names.
-
-The parity check of the format `handbuilt` loads exported weights into this class.
-"""
+"""Format handbuilt: the PyTorch class of document 000, with that system's computation and names."""
 
 from typing import Any
 
@@ -13,20 +10,19 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
     CONVOLUTION_BOTH,
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
+    RESIDUAL_NORM,
     SAME,
     TABLE_TOLERANCE,
     TRANSPOSED,
     Constant,
     Rule,
     Shapes,
+    attention_rules,
+    feedforward_rules,
     rules_for,
 )
-from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
+from flaxformer_mt.convert.torch.state_dicts import POST_NORM, StateDictFormat, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 _MASKED_SCORE = -1e9
@@ -62,9 +58,7 @@ class HandbuiltTransformer(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor
     ) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-        """Return logits [B, T, V], then lists by layer of the encoder, decoder and cross-attention
-        weights.
-        """
+        """Return logits [B, T, V], and lists of attention weights by layer: encoder, decoder, cross."""
         source_blocked = (source == self.src_pad)[:, None, None, :]
         length = target.shape[1]
         future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
@@ -178,52 +172,23 @@ def _embed(embedding: nn.Embedding, position_table: nn.Embedding, ids: Tensor) -
     return embedding(ids) + position_table(positions)
 
 
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.norm_position": ("post",),
-    "model.norm": ("layer",),
+_ALLOWED = POST_NORM | {
     "model.norm_epsilon": (1e-5,),
-    "model.norm_affine": (True,),
-    "model.final_norm": (None, False),
     "model.embedding_norm": (False,),
-    "model.positions": ("sinusoidal",),
     "model.first_position": (1,),
     "model.embedding_scale": (False,),
     "model.logit_scale": (False,),
-    "model.embedding_bias": (False,),
     "model.tying": ("none",),
     "model.padding_mask": ("both", "source"),
     "model.attention_bias": (True,),
-    "model.ffn_bias": (True,),
-    "model.output_bias": (False,),
-    "model.activation": ("relu",),
 }
-
-_ATTENTION = [
-    Rule("/query/kernel", ".W_Q.weight", HEADS_IN),
-    Rule("/query/bias", ".W_Q.bias", FLAT),
-    Rule("/key/kernel", ".W_K.weight", HEADS_IN),
-    Rule("/key/bias", ".W_K.bias", FLAT),
-    Rule("/value/kernel", ".W_V.weight", HEADS_IN),
-    Rule("/value/bias", ".W_V.bias", FLAT),
-    Rule("/output/kernel", ".linear.weight", HEADS_OUT),
-    Rule("/output/bias", ".linear.bias"),
-    Rule("_residual/norm/scale", ".layer_norm.weight"),
-    Rule("_residual/norm/bias", ".layer_norm.bias"),
-]
+_ATTENTION = [*attention_rules(("W_Q", "W_K", "W_V"), "linear"), *RESIDUAL_NORM]
 
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     kind, layout = ("conv", CONVOLUTION_BOTH) if _is_convolution(config) else ("fc", TRANSPOSED)
-    feedforward = [
-        Rule("/input/kernel", f".{kind}1.weight", layout),
-        Rule("/input/bias", f".{kind}1.bias"),
-        Rule("/output/kernel", f".{kind}2.weight", layout),
-        Rule("/output/bias", f".{kind}2.bias"),
-        Rule("_residual/norm/scale", ".layer_norm.weight"),
-        Rule("_residual/norm/bias", ".layer_norm.bias"),
-    ]
+    names = {"input": f"{kind}1", "output": f"{kind}2"}
+    feedforward = feedforward_rules(names, layout) + RESIDUAL_NORM
     encoder, decoder = "encoder/layers_{n}/", "decoder/layers_{n}/"
     attentions = [
         (encoder + "self_attention", "encoder.layers.{n}.enc_self_attn"),
@@ -247,7 +212,6 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
 
 
 def _table(name: str, length: int, width: int) -> Constant:
-    """Sinusoidal table of positions 1 to `length`; row 0 is stored but never read."""
     return Constant(name, sinusoidal_table(length + 1, width), tolerance=TABLE_TOLERANCE)
 
 
@@ -276,16 +240,12 @@ def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
     }
 
 
-def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    return module(tensor_of(batch.source), tensor_of(batch.target_in))[0]
-
-
 STATE_DICT = StateDictFormat(
     name="handbuilt",
     problems=lambda config: unsupported_fields(config, _ALLOWED),
     rules=_rules,
     arguments=_arguments,
     make_module=HandbuiltTransformer,
-    run=_run,
+    run=lambda module, batch, tensors: module(tensor_of(batch.source), tensor_of(batch.target_in))[0],
 )
 FORMAT = STATE_DICT.make_format()

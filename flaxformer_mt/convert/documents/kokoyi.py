@@ -1,7 +1,4 @@
-"""PyTorch class of document 001, with that system's computation and parameter names.
-
-The parity check of the format `kokoyi` loads exported weights into this class. Inputs are embedded tokens.
-"""
+"""Format kokoyi: the PyTorch class of document 001, whose inputs are embedded tokens."""
 
 import math
 from collections.abc import Iterator
@@ -11,19 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
     FLAT_ROWS,
     HEAD_STACKED,
-    TRANSPOSED,
+    NORM,
     Constant,
     Rule,
     Shapes,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
-from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat, tensor_of
+from flaxformer_mt.convert.torch.state_dicts import POST_NORM, STATE_NAME, StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
@@ -54,9 +52,7 @@ class KokoyiTransformer(nn.Module):
 
 
 def init_matrix(rows: int, columns: int) -> nn.Parameter:
-    """Return an embedding table or output matrix with its initial values: Xavier uniform with the gain of
-    ReLU.
-    """
+    """Return an embedding table or output matrix: Xavier uniform with the gain of ReLU."""
     return nn.Parameter(nn.init.xavier_uniform_(torch.empty(rows, columns), gain=math.sqrt(2)))
 
 
@@ -131,25 +127,14 @@ class _DecoderLayer(nn.Module):
 EMBEDDINGS_NAME = "embeddings.pt"
 _SOURCE, _TARGET = "src_embedding", "tgt_embedding"
 
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.activation": ("relu",),
-    "model.norm_position": ("post",),
-    "model.norm": ("layer",),
+_ALLOWED = POST_NORM | {
     "model.norm_epsilon": (1e-5,),
-    "model.norm_affine": (True,),
-    "model.final_norm": (None, False),
     "model.embedding_norm": (False,),
-    "model.positions": ("sinusoidal",),
     "model.first_position": (0,),
     "model.embedding_scale": (False,),
     "model.logit_scale": (False,),
-    "model.embedding_bias": (False,),
     "model.tying": ("none",),
     "model.attention_bias": (False,),
-    "model.ffn_bias": (True,),
-    "model.output_bias": (False,),
 }
 
 _ATTENTION = [
@@ -158,14 +143,11 @@ _ATTENTION = [
     Rule("/value/kernel", ".Wv", HEAD_STACKED),
     Rule("/output/kernel", ".Wo", FLAT_ROWS),
 ]
-_NORM = [Rule("_residual/norm/scale", ".weight"), Rule("_residual/norm/bias", ".bias")]
 
 
-def _problems(config: Config) -> list[str]:
-    return [*unsupported_fields(config, _ALLOWED), *_shape_problems(config.model)]
-
-
-def _shape_problems(model: ModelConfig) -> Iterator[str]:
+def _problems(config: Config) -> Iterator[str]:
+    yield from unsupported_fields(config, _ALLOWED)
+    model = config.model
     if model.padding_mask != "none":
         yield (
             f"model.padding_mask is {model.padding_mask}; supported: none. The class does not mask padding, "
@@ -176,7 +158,8 @@ def _shape_problems(model: ModelConfig) -> Iterator[str]:
             f"model.num_encoder_layers is {model.num_encoder_layers} and model.num_decoder_layers is "
             f"{model.num_decoder_layers}; they must be equal"
         )
-    key_dim, value_dim = _head_sizes(model)
+    size = model.model_dim // model.num_heads
+    key_dim, value_dim = model.key_dim or size, model.value_dim or size
     if not key_dim == value_dim == model.ffn_dim:
         yield (
             f"model.key_dim is {key_dim}, model.value_dim is {value_dim} and model.ffn_dim is "
@@ -184,19 +167,8 @@ def _shape_problems(model: ModelConfig) -> Iterator[str]:
         )
 
 
-def _head_sizes(model: ModelConfig) -> tuple[int, int]:
-    size = model.model_dim // model.num_heads
-    return model.key_dim or size, model.value_dim or size
-
-
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
-    kernel = CONVOLUTION_TO_LINEAR if config.model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        Rule("/input/kernel", ".0.weight", kernel),
-        Rule("/input/bias", ".0.bias"),
-        Rule("/output/kernel", ".1.weight", kernel),
-        Rule("/output/bias", ".1.bias"),
-    ]
+    feedforward = feedforward_rules({"input": "0", "output": "1"}, linear_layout(config.model))
     encoder, decoder = "encoder/layers_{n}/", "decoder/layers_{n}/"
     attentions = [
         (encoder + "self_attention", "EncLayers.{n}.attn"),
@@ -219,7 +191,7 @@ def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
         Rule("target_embedding/embedding", _TARGET),
         *rules_for(attentions, _ATTENTION),
         *rules_for(feedforwards, feedforward),
-        *rules_for(norms, _NORM),
+        *rules_for([(f"{sublayer}_residual/norm", name) for sublayer, name in norms], NORM),
         Rule("output_kernel", "W"),
     ]
 
@@ -239,17 +211,13 @@ def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]
     return module(tensors[_SOURCE][tensor_of(batch.source)], tensors[_TARGET][tensor_of(batch.target_in)])
 
 
-def _file_of(name: str) -> str:
-    return EMBEDDINGS_NAME if name in (_SOURCE, _TARGET) else STATE_NAME
-
-
 STATE_DICT = StateDictFormat(
     name="kokoyi",
-    problems=_problems,
+    problems=lambda config: list(_problems(config)),
     rules=_rules,
     arguments=_arguments,
     make_module=KokoyiTransformer,
     run=_run,
-    file_of=_file_of,
+    file_of=lambda name: EMBEDDINGS_NAME if name in (_SOURCE, _TARGET) else STATE_NAME,
 )
 FORMAT = STATE_DICT.make_format()

@@ -1,7 +1,17 @@
-"""Hugging Face formats: files, array names and the parity check that Marian and Pegasus share.
+"""Formats marian and hf-pre-norm: arrays as in BART, with a tokenizer of this package.
 
-marian.py and pegasus.py give the class of each format, bart_table.py the names of arrays, model_config.py the
-config files, tokenizer_files.py the tokenizer.
+marian is MarianMTModel, the class of the OPUS-MT models; post-norm. hf-pre-norm is
+PegasusForConditionalGeneration, with one embedding for both languages; Pegasus models with their own
+tokenizer (spiece.model) are not read. Both folders are loaded by AutoModelForSeq2SeqLM and AutoTokenizer:
+
+    tokenizer, model = AutoTokenizer.from_pretrained(DIR), AutoModelForSeq2SeqLM.from_pretrained(DIR)
+    tokenizer.batch_decode(model.generate(**tokenizer(lines, return_tensors="pt", padding=True)),
+                           skip_special_tokens=True)
+
+Position tables have 512 rows, or more if the longest source or translation needs them. Models without a start
+symbol begin translations with the padding symbol, in both systems. Two flags of config.json tie the
+embeddings and the output of the class. With model.tying=embeddings the class stores two copies of the
+embedding, which are equal until the model is trained further.
 """
 
 import importlib.util
@@ -13,20 +23,9 @@ from typing import Any, Literal
 import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import (
-    OUR_KEY,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    read_config_json,
-    shapes_of,
-    size_fields,
-    unsupported_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
     ACTIVATIONS,
@@ -73,14 +72,6 @@ _ATTENTIONS = {
 
 
 def make_bart_table(config: Config, shapes: Any, *, what: str, positions: int, final_norm: bool) -> Table:
-    """Make the table of all arrays of a class.
-
-    Args:
-      shapes: of the Flax parameters, by path.
-      what: the name of the format, for messages.
-      positions: rows of the tables of positions, with those before the first position.
-      final_norm: whether both stacks of the class end in a norm.
-    """
     model = config.model
     names = _Layouts(model)
     rules: list[Rule | Constant] = [*_embedding_rules(model)]
@@ -111,7 +102,6 @@ class _Layouts:
         return half_split(layout, axis) if self._model.positions == "sinusoidal" else layout
 
     def attention(self) -> list[Rule]:
-        """Return the rules of an attention sublayer, by the ends of the names."""
         return [
             Rule("/query/kernel", ".q_proj.weight", self.width(HEADS_IN, 0)),
             Rule("/query/bias", ".q_proj.bias", FLAT),
@@ -124,12 +114,10 @@ class _Layouts:
         ]
 
     def norm(self) -> list[Rule]:
-        """Return the rules of a layer norm, by the ends of the names."""
         width = self.width(SAME, 0)
         return [Rule("/scale", ".weight", width), Rule("/bias", ".bias", width)]
 
     def feedforward(self) -> list[Rule]:
-        """Return the rules of a feed-forward sublayer, by the ends of the names."""
         convolution = self._model.ffn_layer == "convolution"
         dense, axis = (CONVOLUTION_TO_LINEAR, 1) if convolution else (TRANSPOSED, 0)
         return [
@@ -156,7 +144,6 @@ def _position_rules(model: ModelConfig, side: str, positions: int) -> Iterable[R
 
 
 def _embedding_rules(model: ModelConfig) -> list[Rule]:
-    """Return the rules of embeddings, and of the output matrix if it is one of them."""
     shared = model.tying in ("all", "embeddings")
     source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
     names = [("model.encoder.embed_tokens", source), ("model.decoder.embed_tokens", target)]
@@ -167,7 +154,6 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
 
 
 def has_output_bias(tensors: Mapping[str, Any]) -> bool:
-    """Return whether the output has a bias that is not zero everywhere."""
     return _BIAS in tensors and bool(np.any(np.asarray(tensors[_BIAS])))
 
 
@@ -207,14 +193,11 @@ for _package in ("torch", "transformers"):
 
 
 def open_model(path: Path, given: Given | None = None) -> Outputs:
-    """Load a folder with transformers; return the function from batches to float32 logits [B, T, V].
-
-    Raises:
-      UserError: arrays of the files are missing, or superfluous.
-    """
     import torch
     from transformers import AutoModelForSeq2SeqLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # our own lines say what is done
     folder = path if path.is_dir() else path.parent
     # Whatever kernels config.json asks for: they differ in rounding, and may not be installed.
     model, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -271,13 +254,11 @@ class HuggingFaceFormat:
     tyings: tuple[str, ...]
 
     def make_format(self) -> Format:
-        """Return the interface for the export and import commands."""
         return Format(
             self.name, self.problems, self._write, open_model, self._read, lost_options=lost_options
         )
 
     def problems(self, config: Config) -> list[str]:
-        """Return reasons why the class cannot express the model, one line each."""
         model = config.model
         size, rest = divmod(model.model_dim, model.num_heads)
         allowed = _ALLOWED | {
@@ -290,7 +271,7 @@ class HuggingFaceFormat:
         other = _FORMAT_OF_NORM_POSITION[model.norm_position]
         problems = [
             f"{line} (for {model.norm_position}: --format={other})" if "norm_position" in line else line
-            for line in unsupported_fields(config, allowed)
+            for line in formats.unsupported_fields(config, allowed)
         ]
         if rest:
             problems.append(
@@ -302,8 +283,9 @@ class HuggingFaceFormat:
     # ---- name table ----
 
     def make_table(self, config: Config, vocabs: Vocabs, positions: int) -> Table:
-        """Return the table of all arrays of the class, with position tables of `positions` rows."""
-        shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+        shapes = formats.shapes_of(
+            config.model, source_size=vocabs.source.size, target_size=vocabs.target.size
+        )
         return make_bart_table(
             config, shapes, what=self.name, positions=positions, final_norm=self.final_norm
         )
@@ -315,55 +297,71 @@ class HuggingFaceFormat:
         tensors = self.make_table(config, vocabs, num_positions(config)).to_foreign(weights.leaves)
         write_tokenizer(vocabs, config, folder)
         write_generation(config, vocabs.target, folder, longest_target=longest_target(config))
-        facts = {"architectures": [self.class_name], "model_type": self.model_type}
-        write_config_json(weights, folder, self.name, facts | make_model_fields(config, vocabs))
-        for name in tied_names(config.model)[1:] if _class_ties_arrays(config) else []:
-            del tensors[name]
+        class_fields = {"architectures": [self.class_name], "model_type": self.model_type}
+        formats.write_config_json(
+            weights, folder, self.name, class_fields | make_model_fields(config, vocabs)
+        )
+        if config.model.tying != "embeddings":  # with which the class stores copies
+            for name in tied_names(config.model)[1:]:
+                del tensors[name]
         save_safetensors(tensors, folder / WEIGHTS_NAME)
 
     def _read(self, path: Path, given: Given) -> Weights:
         folder = path if path.is_dir() else path.parent
-        stored = read_config_json(folder)
+        stored = formats.read_config_json(folder)
         if stored.get("model_type") != self.model_type:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
-        facts = read_model_fields(folder)
-        return self._read_tensors(path, given, stored, facts, open_tensors(folder))
+        fields = read_model_fields(folder)
+        return self._read_tensors(path, given, stored, fields, open_tensors(folder))
 
     def _read_tensors(
         self,
         path: Path,
         given: Given,
         stored: dict[str, Any],
-        facts: dict[str, Any],
+        fields: dict[str, Any],
         tensors: Mapping[str, Any],
     ) -> Weights:
         folder = path if path.is_dir() else path.parent
         if given.vocabs is not None:
             vocabs = given.vocabs
-        elif OUR_KEY in stored:
-            vocabs = read_exported_tokenizer(folder, joint=find_config(folder, Given()).vocab.joint)
+        elif formats.OUR_KEY in stored:
+            vocabs = read_exported_tokenizer(folder, joint=formats.find_config(folder, Given()).vocab.joint)
         else:
-            vocabs = read_tokenizer(folder, facts)
-        if OUR_KEY in stored or given.config is not None:
-            config = find_config(folder, given)
+            vocabs = read_tokenizer(folder, fields)
+        if formats.OUR_KEY in stored or given.config is not None:
+            config = formats.find_config(folder, given)
         else:
             bias = has_output_bias(tensors)
-            config = make_config(folder, facts, vocabs, norm_position=self.norm_position, output_bias=bias)
+            config = make_config(folder, fields, vocabs, norm_position=self.norm_position, output_bias=bias)
         check_network(config, folder)
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
-        table = self.make_table(config, vocabs, facts["max_position_embeddings"])
+        table = self.make_table(config, vocabs, fields["max_position_embeddings"])
         leaves = table.to_flax(
             tensors,
             tied=tied_names(config.model),
             origin=str(path),
-            sizes=size_fields(config, vocabs),
+            sizes=formats.size_fields(config, vocabs),
         )
         return Weights(config, vocabs, leaves)
 
 
-def _class_ties_arrays(config: Config) -> bool:
-    """Return whether the class shares what model.tying shares; with tying=embeddings it stores copies."""
-    return config.model.tying in ("all", "target_output")
+MARIAN = HuggingFaceFormat(
+    name="marian",
+    model_type="marian",
+    class_name="MarianMTModel",
+    norm_position="post",
+    final_norm=False,
+    tyings=("all", "embeddings", "target_output", "none"),
+).make_format()
+PEGASUS = HuggingFaceFormat(
+    name="hf-pre-norm",
+    model_type="pegasus",
+    class_name="PegasusForConditionalGeneration",
+    norm_position="pre",
+    final_norm=True,
+    tyings=("all", "embeddings"),
+).make_format()

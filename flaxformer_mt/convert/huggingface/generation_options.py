@@ -56,8 +56,14 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Field -> whether it is a whole number, its smallest and its largest accepted value.
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    "num_beams": (int, 1, 1000),
+    "length_penalty": (float, -1000, 1000),
+}
+
+
 def special_ids(vocab: Vocab) -> dict[str, Any]:
-    """Return the fields of the special symbols, which config.json and generation_config.json share."""
     return {
         "pad_token_id": vocab.pad_id,
         "bos_token_id": None if vocab.bos_id == vocab.pad_id else vocab.bos_id,
@@ -67,14 +73,9 @@ def special_ids(vocab: Vocab) -> dict[str, Any]:
 
 
 def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_target: int) -> None:
-    """Write generation_config.json; `vocab` is the target vocabulary.
-
-    Args:
-      longest_target: the length limit of a translation in tokens, with the end symbol.
-    """
     search = config.search
     factor = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
-    facts = {
+    settings = {
         **special_ids(vocab),
         "forced_eos_token_id": None,
         "bad_words_ids": [[number] for number in sorted(set(make_symbols(vocab, search).banned))],
@@ -88,8 +89,8 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
     }
     if search.method == "sample":
         names = ("temperature", "top_k", "top_p", "min_p")
-        facts |= {"do_sample": True} | {name: getattr(search, name) for name in names}
-    (folder / _FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        settings |= {"do_sample": True} | {name: getattr(search, name) for name in names}
+    (folder / _FILE).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def lost_options(search: SearchConfig) -> list[str]:
@@ -109,24 +110,8 @@ def lost_options(search: SearchConfig) -> list[str]:
     return lost
 
 
-# Field -> whether it is a whole number, its smallest and its largest accepted value.
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    "num_beams": (int, 1, 1000),
-    "length_penalty": (float, -1000, 1000),
-}
-
-
-def read_search(folder: Path, facts: dict[str, Any], vocab: Vocab) -> SearchConfig:
-    """Return the search of a foreign model, and warn of options that this package does not have.
-
-    Args:
-      facts: the fields of config.json, where older models have their options.
-      vocab: the target vocabulary.
-
-    Raises:
-      UserError: generation_config.json is damaged, or an option has a value of another type.
-    """
-    path, settings = folder / _FILE, facts
+def read_search(folder: Path, fields: dict[str, Any], vocab: Vocab) -> SearchConfig:
+    path, settings = folder / _FILE, fields
     if path.is_file():
         try:
             settings = read_json_object(path)

@@ -17,30 +17,21 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import (
-    Format,
-    Given,
-    Weights,
-    constraining_options,
-    read_config_json,
-    shapes_of,
-    size_fields,
-    unsupported_fields,
-)
-from flaxformer_mt.convert.huggingface import bart_family, marian, pegasus
-from flaxformer_mt.convert.huggingface.bart_family import open_model
+from flaxformer_mt.convert.formats import Format, Given, Weights
+from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
 from flaxformer_mt.convert.huggingface.pretrained import (
-    Facts,
+    Family,
     make_model_config,
     make_pretrained_config,
-    read_facts,
+    read_family,
     read_vocab,
     write_vocab,
 )
-from flaxformer_mt.convert.name_table import HEADS_IN, HEADS_OUT, SAME, TRANSPOSED, Rule, Table, rules_for
+from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Rule, Table, attention_rules, rules_for
 from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
@@ -48,12 +39,7 @@ from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 # Arrays that early files have and no version of transformers uses.
 UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
-_ATTENTION = [
-    Rule("/query/kernel", ".q.weight", HEADS_IN),
-    Rule("/key/kernel", ".k.weight", HEADS_IN),
-    Rule("/value/kernel", ".v.weight", HEADS_IN),
-    Rule("/output/kernel", ".o.weight", HEADS_OUT),
-]
+_ATTENTION = attention_rules(("q", "k", "v"), "o")
 # Stack -> Flax name of a sublayer -> its name in transformers, in a layer with the number of the sublayer.
 _SUBLAYERS = {
     "encoder": {"self_attention": "SelfAttention", "feedforward": "DenseReluDense"},
@@ -66,7 +52,6 @@ _SUBLAYERS = {
 
 
 def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
-    """Make the table of all arrays of the class; `shapes` are those of the Flax parameters, by path."""
     model = config.model
     gated = model.activation in ("swiglu", "geglu_tanh")
     # The gate of two input matrices is the first one.
@@ -81,8 +66,8 @@ def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
     for stack, sublayers in _SUBLAYERS.items():
         for number, (ours, theirs) in enumerate(sublayers.items()):
             flax, foreign = f"{stack}/layers_{{n}}/{ours}", f"{stack}.block.{{n}}.layer.{number}"
-            own = feedforward if ours == "feedforward" else _ATTENTION
-            rules += rules_for([(flax, f"{foreign}.{theirs}")], own)
+            sublayer_rules = feedforward if ours == "feedforward" else _ATTENTION
+            rules += rules_for([(flax, f"{foreign}.{theirs}")], sublayer_rules)
             rules.append(Rule(f"{flax}_residual/norm/scale", f"{foreign}.layer_norm.weight"))
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         rules.append(Rule(f"{stack}/relative_positions/embedding", bias))
@@ -91,14 +76,13 @@ def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
 
 
 def tied_names(model: ModelConfig) -> list[str]:
-    """Return the names of the array of both embeddings, that under which files store it first."""
     names = ["shared", "encoder.embed_tokens", "decoder.embed_tokens"]
     return names + ["lm_head"] if model.tying == "all" else names
 
 
 _NAME = "hf"
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
-_OWN = {"marian": marian.FORMAT, "pegasus": pegasus.FORMAT}
+_WITH_OUR_VOCABULARY = {"marian": bart_family.MARIAN, "pegasus": bart_family.PEGASUS}
 
 # What the classes of both families have, by whether the positions are relative.
 _ALLOWED: dict[bool, dict[str, tuple[Any, ...]]] = {
@@ -136,12 +120,12 @@ _ALLOWED_BOTH: dict[str, tuple[Any, ...]] = {
 
 def _problems(config: Config) -> list[str]:
     if config.vocab.kind != "pretrained":
-        return _own_format(config).problems(config)
-    return unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
+        return _format_with_our_vocabulary(config).problems(config)
+    return formats.unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
 
 
-def _own_format(config: Config) -> Format:
-    return _OWN["marian" if config.model.norm_position == "post" else "pegasus"]
+def _format_with_our_vocabulary(config: Config) -> Format:
+    return _WITH_OUR_VOCABULARY["marian" if config.model.norm_position == "post" else "pegasus"]
 
 
 def _is_t5(config: Config) -> bool:
@@ -149,7 +133,7 @@ def _is_t5(config: Config) -> bool:
 
 
 def _make_table(config: Config, vocabs: Vocabs) -> Table:
-    shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    shapes = formats.shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     if _is_t5(config):
         return make_t5_table(config, shapes, what=_NAME)
     positions = (config.model.longest_input or 0) + config.model.first_position
@@ -167,7 +151,7 @@ def _tied_names(config: Config) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     config, vocab = weights.config, weights.vocabs.target
     if not isinstance(vocab, PretrainedVocab):
-        _own_format(config).write(weights, folder, quantization)
+        _format_with_our_vocabulary(config).write(weights, folder, quantization)
         return
     if vocab.facts.kept is not None:
         raise UserError(
@@ -190,48 +174,42 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 
 def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
-    stored = read_config_json(folder)
+    stored = formats.read_config_json(folder)
     if not stored:
         raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
-    if stored.get("model_type") in _OWN:
-        read = _OWN[stored["model_type"]].read
-        assert read is not None
-        return read(path, given)
-    if given != Given():
-        raise UserError(
-            f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
-        )
-    facts = read_facts(folder, stored)
-    tensors = {name: one for name, one in open_tensors(folder).items() if name not in UNUSED}
-    return _read_tensors(folder, facts, tensors)
+    if (our_format := _WITH_OUR_VOCABULARY.get(str(stored.get("model_type")))) is not None:
+        assert our_format.read is not None
+        return our_format.read(path, given)
+    formats.refuse_given(given, folder)
+    family = read_family(folder, stored)
+    tensors = {name: tensor for name, tensor in open_tensors(folder).items() if name not in UNUSED}
+    return _read_tensors(folder, family, tensors)
 
 
-def _read_tensors(folder: Path, facts: Facts, tensors: Mapping[str, Any]) -> Weights:
-    vocab, data = read_vocab(folder, facts)
+def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> Weights:
+    vocab, data = read_vocab(folder, family)
     vocabs = Vocabs(vocab, vocab, joint=True)
-    tied, bias = _is_tied(facts, tensors), bart_family.has_output_bias(tensors)
-    model = make_model_config(facts, tied=tied, output_bias=bias)
-    search = read_search(folder, facts.fields, vocab)
-    config = make_pretrained_config(facts, model, vocab, search, data)
+    tied, bias = _is_tied(family, tensors), bart_family.has_output_bias(tensors)
+    model = make_model_config(family, tied=tied, output_bias=bias)
+    search = read_search(folder, family.fields, vocab)
+    config = make_pretrained_config(family, model, vocab, search, data)
     try:
         check_network(config, folder)
     except UserError as error:
         raise UserError(f"{folder}: its config.json makes this config: {error}") from error
     leaves = _make_table(config, vocabs).to_flax(
-        tensors, tied=_tied_names(config), origin=str(folder), sizes=size_fields(config, vocabs)
+        tensors, tied=_tied_names(config), origin=str(folder), sizes=formats.size_fields(config, vocabs)
     )
     return Weights(config, vocabs, leaves)
 
 
-def _is_tied(facts: Facts, tensors: Mapping[str, Any]) -> bool:
-    """Return whether the output matrix is the embedding: as transformers decides it, by what the file
-    has.
-    """
-    shared = "shared.weight" if facts.is_t5 else "model.shared.weight"
+def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
+    """Return whether the output matrix is the embedding, by what the file has, as transformers decides it."""
+    shared = "shared.weight" if family.is_t5 else "model.shared.weight"
     if "lm_head.weight" not in tensors or shared not in tensors:
         return True
-    one, other = tensors["lm_head.weight"], tensors[shared]
-    return one.shape == other.shape and np.array_equal(np.asarray(one), np.asarray(other))
+    output, embedding = tensors["lm_head.weight"], tensors[shared]
+    return output.shape == embedding.shape and np.array_equal(np.asarray(output), np.asarray(embedding))
 
 
-FORMAT = Format(_NAME, _problems, _write, open_model, _read, lost_options=constraining_options)
+FORMAT = Format(_NAME, _problems, _write, bart_family.open_model, _read)

@@ -1,7 +1,4 @@
-"""Converts between a config and the config.json of Marian and Pegasus.
-
-Contains the names of the fields; generation_options.py has the settings of `generate`.
-"""
+"""Converts between a config and the config.json of Marian and Pegasus."""
 
 import typing
 from collections.abc import Mapping
@@ -11,7 +8,7 @@ from typing import Any, Literal
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.config.schema import Normalization
 from flaxformer_mt.convert.foreign_files import check_fields, stored_bytes
-from flaxformer_mt.convert.formats import CONFIG_NAME, fit_vocabulary, read_config_json
+from flaxformer_mt.convert.formats import CONFIG_NAME, TYING, find_tying, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
 from flaxformer_mt.errors import UserError
@@ -57,15 +54,27 @@ BOUNDS: dict[str, tuple[type, float, float]] = {
 LONGEST = 512
 
 
+# model.activation -> activation_function.
+_TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
+ACTIVATIONS = tuple(_TO_TRANSFORMERS)
+# Default values of absent fields, and for numbers the type and the bounds.
+_DEFAULTS: dict[str, Any] = DEFAULTS | {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
+_NUMBERS: dict[str, tuple[type, float, float]] = {
+    **BOUNDS,
+    "decoder_vocab_size": BOUNDS["vocab_size"],
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
+}
+_REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
+
+
 def find_network_problems(fields: Mapping[str, Any]) -> list[str]:
-    """List what a model of this package cannot express of the fields of a network, one line each."""
     problems = [
-        f"{one} is {fields[one]} and {other} is {fields[other]}; they must be equal"
-        for one, other in (
+        f"{first} is {fields[first]} and {second} is {fields[second]}; they must be equal"
+        for first, second in (
             ("encoder_attention_heads", "decoder_attention_heads"),
             ("encoder_ffn_dim", "decoder_ffn_dim"),
         )
-        if fields[one] != fields[other]
+        if fields[first] != fields[second]
     ]
     if fields["d_model"] % fields["encoder_attention_heads"]:
         problems.append(
@@ -81,7 +90,6 @@ def find_network_problems(fields: Mapping[str, Any]) -> list[str]:
 
 
 def find_quantization(fields: Mapping[str, Any]) -> list[str]:
-    """List the quantization of a model, if it has one: no quantized model is read."""
     if fields.get("quantization_config") is None:
         return []
     shown = str(fields["quantization_config"])[:80]
@@ -91,11 +99,7 @@ def find_quantization(fields: Mapping[str, Any]) -> list[str]:
 
 
 def find_oversize(folder: Path, *, vocab_size: int, width: int, layers: int, inner: int) -> list[str]:
-    """List sizes that the files of a folder cannot hold, at one byte for each number.
-
-    Args:
-      width: of the model. layers: of both stacks. inner: width of their feed-forward layers.
-    """
+    """List sizes that the files of a folder cannot hold, at one byte for each number."""
     least, size = max(vocab_size, layers * inner) * width, stored_bytes(folder)
     if least <= size:
         return []
@@ -106,7 +110,6 @@ def find_oversize(folder: Path, *, vocab_size: int, width: int, layers: int, inn
 
 
 def network_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `ModelConfig` that the fields of any of these classes give."""
     return {
         "num_encoder_layers": fields["encoder_layers"],
         "num_decoder_layers": fields["decoder_layers"],
@@ -133,33 +136,8 @@ def make_data_config(most: int | None, **others: Any) -> DataConfig:
     )
 
 
-# model.activation -> activation_function.
-_TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-ACTIVATIONS = tuple(_TO_TRANSFORMERS)
-# Default values of absent fields, and for numbers the type and the bounds, as in bart_fields.py.
-_DEFAULTS: dict[str, Any] = DEFAULTS | {
-    "decoder_vocab_size": None,
-    "share_encoder_decoder_embeddings": True,
-}
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **BOUNDS,
-    "decoder_vocab_size": BOUNDS["vocab_size"],
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
-}
-_REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
-# tying -> share_encoder_decoder_embeddings, tie_word_embeddings.
-_TYING = {
-    "all": (True, True),
-    "embeddings": (True, False),
-    "target_output": (False, True),
-    "none": (False, False),
-}
-
-
 def num_positions(config: Config) -> int:
-    """Return rows of the position tables: at least 512, more for longer inputs, at most
-    model.max_positions.
-    """
+    """Return rows of the position tables: 512, or more for longer inputs, at most model.max_positions."""
     longest = config.model.longest_input or LONGEST
     return min(longest, max(LONGEST, config.data.max_source_length, longest_target(config)))
 
@@ -172,9 +150,8 @@ def longest_target(config: Config) -> int:
 
 
 def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    """Return the fields of config.json that both model classes have."""
     model = config.model
-    share, tie = _TYING[model.tying]
+    share, tie = TYING[model.tying]
     attention, ffn = model.attention_dropout_rate, model.ffn_dropout_rate
     return {
         "is_encoder_decoder": True,
@@ -203,85 +180,70 @@ def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
 
 
 def read_model_fields(folder: Path) -> dict[str, Any]:
-    """Read config.json and add the defaults of missing fields.
-
-    Raises:
-      UserError: a model that this package cannot express; the message has the fields, their values and the
-        supported ones.
-    """
     stored = read_config_json(folder)
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
-    facts = stored | {name: value for name, value in _DEFAULTS.items() if stored.get(name) is None}
-    check_fields(facts, _NUMBERS, path)
-    problems = find_quantization(facts) + find_network_problems(facts)
-    if not isinstance(facts["eos_token_id"], int):
-        problems.append(f"eos_token_id is {facts['eos_token_id']}; it must be a single id")
-    sizes = facts["vocab_size"], facts["decoder_vocab_size"] or facts["vocab_size"]
+    fields = stored | {name: value for name, value in _DEFAULTS.items() if stored.get(name) is None}
+    check_fields(fields, _NUMBERS, path)
+    problems = find_quantization(fields) + find_network_problems(fields)
+    if not isinstance(fields["eos_token_id"], int):
+        problems.append(f"eos_token_id is {fields['eos_token_id']}; it must be a single id")
+    sizes = fields["vocab_size"], fields["decoder_vocab_size"] or fields["vocab_size"]
     problems += [
-        f"{name} is {facts[name]}, but the target vocabulary has {sizes[1]} entries"
+        f"{name} is {fields[name]}, but the target vocabulary has {sizes[1]} entries"
         for name in ("decoder_start_token_id", "pad_token_id")
-        if facts[name] >= sizes[1]
+        if fields[name] >= sizes[1]
     ]
     problems += find_oversize(
         folder,
         vocab_size=max(sizes),
-        width=facts["d_model"],
-        layers=facts["encoder_layers"] + facts["decoder_layers"],
-        inner=facts["encoder_ffn_dim"],
+        width=fields["d_model"],
+        layers=fields["encoder_layers"] + fields["decoder_layers"],
+        inner=fields["encoder_ffn_dim"],
     )
-    if facts["decoder_start_token_id"] == facts["eos_token_id"]:
+    if fields["decoder_start_token_id"] == fields["eos_token_id"]:
         problems.append("decoder_start_token_id equals eos_token_id; the search needs two symbols")
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    return facts
+    return fields
 
 
 def make_config(
     folder: Path,
-    facts: dict[str, Any],
+    fields: dict[str, Any],
     vocabs: Vocabs,
     *,
     norm_position: Literal["pre", "post"],
     output_bias: bool,
 ) -> Config:
-    """Return a config for a model of another system: network, vocabulary and search, defaults elsewhere.
-
-    Args:
-      facts: result of `read_model_fields`.
-      output_bias: whether the output has a bias that is not zero.
-    """
-    tying: Any = {flags: name for name, flags in _TYING.items()}[
-        bool(facts["share_encoder_decoder_embeddings"]), bool(facts["tie_word_embeddings"])
-    ]
+    share, tie = fields["share_encoder_decoder_embeddings"], fields["tie_word_embeddings"]
     tokenizer_config, data = read_tokenizer_config(folder), DataConfig()
     config = Config(
         data=make_data_config(
-            facts["max_position_embeddings"],
+            fields["max_position_embeddings"],
             source_language=tokenizer_config.get("source_lang") or data.source_language,
             target_language=tokenizer_config.get("target_lang") or data.target_language,
         ),
         vocab=_make_vocab_config(folder),
         model=ModelConfig(
-            **network_fields(facts),
+            **network_fields(fields),
             norm_position=norm_position,
-            tying=tying,
+            tying=find_tying(embeddings=share, output=tie),
             output_bias=output_bias,
         ),
-        search=read_search(folder, facts, vocabs.target),
+        search=read_search(folder, fields, vocabs.target),
     )
     return fit_vocabulary(config, vocabs)
 
 
 def _make_vocab_config(folder: Path) -> VocabConfig:
-    """Return settings for training a similar vocabulary."""
     settings = {side: read_tokenizer_settings(folder, side) for side in ("source", "target")}
     known = typing.get_args(Normalization)
     # Rules under another name are closest to the usual ones.
     names: Any = {
-        side: one.normalization if one.normalization in known else "nmt_nfkc"
-        for side, one in settings.items()
+        side: stored.normalization if stored.normalization in known else "nmt_nfkc"
+        for side, stored in settings.items()
     }
     kind: Any = settings["target"].kind
     return VocabConfig(

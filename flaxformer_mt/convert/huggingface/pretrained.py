@@ -1,7 +1,4 @@
-"""From the config.json of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5 and mT5.
-
-Contains the fields of both families, their defaults and what of them this package has.
-"""
+"""From config.json and tokenizer of a pretrained model to a config: BART, mBART, M2M100 (NLLB), T5, mT5."""
 
 import json
 from collections.abc import Mapping
@@ -9,9 +6,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.config.files import read_file
 from flaxformer_mt.config.tag_styles import BOTH_SIDES, TagStyle, find_language, looks_like_tag
-from flaxformer_mt.convert.foreign_files import check_fields
+from flaxformer_mt.convert.foreign_files import check_fields, read_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME
 from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
@@ -78,29 +74,31 @@ _T5_ACTIVATIONS: dict[str, Any] = {
 }
 
 
-class Facts(NamedTuple):
-    """The fields of config.json, with the defaults of absent ones, and the sort of the model."""
+_SETTINGS = "tokenizer_config.json"
+# The files that are kept, of those that exist.
+_KEPT = (
+    *(TOKENIZER_JSON, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
+)
+
+
+class Family(NamedTuple):
+    """The sort of a model, and the fields of its config.json with the defaults of absent ones."""
 
     model_type: str
     fields: dict[str, Any]
 
     @property
     def is_t5(self) -> bool:
-        """Whether the arrays are those of T5, not of BART."""
         return self.model_type in _T5_TYPES
 
 
-def read_facts(folder: Path, stored: Mapping[str, Any]) -> Facts:
-    """Read the fields of a config.json, and check those that this package cannot express.
-
-    Raises:
-      UserError: an unknown type of model, or one line for each field of an unsupported value.
-    """
+def read_family(folder: Path, stored: Mapping[str, Any]) -> Family:
     path = folder / CONFIG_NAME
-    model_type = stored.get("model_type")
+    model_type = str(stored.get("model_type"))
     if model_type not in _FAMILY_DEFAULTS:
         raise UserError(
-            f"{path}: model_type is {str(model_type)[:40]}; --format=hf reads {', '.join(_FAMILY_DEFAULTS)}, "
+            f"{path}: model_type is {model_type[:40]}; --format=hf reads {', '.join(_FAMILY_DEFAULTS)}, "
             "marian and pegasus: give the folder of such a model"
         )
     fields = _FAMILY_DEFAULTS[model_type] | {
@@ -110,15 +108,15 @@ def read_facts(folder: Path, stored: Mapping[str, Any]) -> Facts:
     if "vocab_size" not in stored:
         raise UserError(f"{path} lacks vocab_size; give the folder of a complete model")
     check_fields(fields, _FAMILY_NUMBERS, path)
-    facts = Facts(model_type, fields)
-    problems = _find_problems(facts) + _find_oversize(facts, folder)
+    family = Family(model_type, fields)
+    problems = _find_problems(family) + _find_oversize(family, folder)
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    return facts
+    return family
 
 
-def _find_problems(facts: Facts) -> list[str]:
-    fields = facts.fields
+def _find_problems(family: Family) -> list[str]:
+    fields = family.fields
     problems = model_config.find_quantization(fields)
     for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
         if fields.get(name, value) is not value:
@@ -129,7 +127,7 @@ def _find_problems(facts: Facts) -> list[str]:
                 f"{name} is {str(fields[name])[:40]}; it must be an id below vocab_size "
                 f"{fields['vocab_size']}"
             )
-    if facts.is_t5:
+    if family.is_t5:
         if str(fields["feed_forward_proj"]) not in _T5_ACTIVATIONS:
             problems.append(
                 f"feed_forward_proj is {str(fields['feed_forward_proj'])[:40]}; supported: "
@@ -139,9 +137,9 @@ def _find_problems(facts: Facts) -> list[str]:
     return problems + model_config.find_network_problems(fields)
 
 
-def _find_oversize(facts: Facts, folder: Path) -> list[str]:
-    fields = facts.fields
-    if facts.is_t5:
+def _find_oversize(family: Family, folder: Path) -> list[str]:
+    fields = family.fields
+    if family.is_t5:
         layers = fields["num_layers"] + (fields["num_decoder_layers"] or fields["num_layers"])
         inner = fields["d_ff"]
     else:
@@ -151,16 +149,10 @@ def _find_oversize(facts: Facts, folder: Path) -> list[str]:
     )
 
 
-def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelConfig:
-    """Return the network of a model.
-
-    Args:
-      tied: whether the output matrix is the embedding.
-      output_bias: whether the output has a bias that is not zero.
-    """
-    fields = facts.fields
+def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> ModelConfig:
+    fields = family.fields
     tying: Literal["all", "embeddings"] = "all" if tied else "embeddings"
-    if facts.is_t5:
+    if family.is_t5:
         return ModelConfig(
             tying=tying,
             model_dim=fields["d_model"],
@@ -178,41 +170,34 @@ def make_model_config(facts: Facts, *, tied: bool, output_bias: bool) -> ModelCo
             relative_distance=fields["relative_attention_max_distance"],
             embedding_scale=False,
             attention_scale=False,
-            logit_scale=_scales_output(facts),
+            logit_scale=_scales_output(family),
             attention_bias=False,
             ffn_bias=False,
             dropout_rate=float(fields["dropout_rate"]),
         )
-    positions: Any = "sinusoidal_halves" if facts.model_type == "m2m_100" else "learned"
+    positions: Any = "sinusoidal_halves" if family.model_type == "m2m_100" else "learned"
     return ModelConfig(
         tying=tying,
         **model_config.network_fields(fields),
-        norm_position="post" if facts.model_type == "bart" else "pre",
-        embedding_norm=facts.model_type != "m2m_100",
+        norm_position="post" if family.model_type == "bart" else "pre",
+        embedding_norm=family.model_type != "m2m_100",
         positions=positions,
         first_position=_OFFSET,
         output_bias=output_bias,
     )
 
 
-def _scales_output(facts: Facts) -> bool:
-    """Return whether the output is divided by sqrt(d_model): in the first T5 models, which tie the output
-    matrix.
-    """
-    if facts.model_type == "mt5":
+def _scales_output(family: Family) -> bool:
+    """Return whether the output is divided by sqrt(d_model), as in the first T5 models."""
+    if family.model_type == "mt5":
         return False
-    tied = facts.fields.get("tie_word_embeddings", True) is not False
-    return bool(facts.fields.get("scale_decoder_outputs", tied))
+    tied = family.fields.get("tie_word_embeddings", True) is not False
+    return bool(family.fields.get("scale_decoder_outputs", tied))
 
 
 def make_pretrained_config(
-    facts: Facts, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
+    family: Family, model: ModelConfig, vocab: Vocab, search: SearchConfig, data: Mapping[str, Any]
 ) -> Config:
-    """Return the config of an imported model: network, vocabulary and search, defaults elsewhere.
-
-    Args:
-      data: fields of the section `data`: the languages, and the style of their tags.
-    """
     return Config(
         data=model_config.make_data_config(model.longest_input, **data),
         vocab=VocabConfig(
@@ -228,29 +213,13 @@ def make_pretrained_config(
     )
 
 
-_SETTINGS = "tokenizer_config.json"
-# The files that are kept, of those that exist.
-_KEPT = (
-    TOKENIZER_JSON,
-    _SETTINGS,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "config.json",
-    "generation_config.json",
-    *SENTENCEPIECE_NAMES,
-)
-_FILE_BYTES = 1 << 30
-
-
-def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, Any]]:
-    """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it.
-
-    Raises:
-      UserError: a file is missing or damaged, or a tokenizer is of a kind that this package does not have.
-    """
-    files = {name: _read(folder / name) for name in _KEPT if (folder / name).is_file()}
+def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str, Any]]:
+    """Read the vocabulary of a folder; return it with the fields of the section `data` that belong to it."""
+    files = {
+        name: read_bytes(folder / name, remedy="copy or download it again")
+        for name in _KEPT
+        if (folder / name).is_file()
+    }
     settings = read_tokenizer_config(folder)
     tokenizer = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     if tokenizer == "MBartTokenizer":
@@ -258,37 +227,41 @@ def read_vocab(folder: Path, facts: Facts) -> tuple[PretrainedVocab, dict[str, A
             f"{folder / _SETTINGS}: tokenizer_class is MBartTokenizer, which puts languages after sentences, "
             "as mBART-25 does; give an mBART-50 model"
         )
-    kind = _choose_kind(facts, files, tokenizer, folder)
+    kind = _choose_kind(family, files, tokenizer, folder)
     pieces = make_segmenter(kind, files, name=str(folder)).pieces
-    style, tags = _find_tags(facts, kind, pieces, settings)
-    fields = facts.fields
+    style, tags = _find_tags(family, kind, pieces, settings)
+    fields = family.fields
     ids = {piece: number for number, piece in enumerate(pieces)}
-    own = PretrainedFacts(
+    vocab_facts = PretrainedFacts(
         kind=kind,
         size=fields["vocab_size"],
         pad_id=fields["pad_token_id"],
         bos_id=fields["decoder_start_token_id"],
         eos_id=fields["eos_token_id"],
         unk_id=ids.get("<unk>", fields["pad_token_id"]),
-        first_ids=(ids["<s>"],) if facts.model_type == "bart" and "<s>" in ids else (),
+        first_ids=(ids["<s>"],) if family.model_type == "bart" and "<s>" in ids else (),
         tags=tags,
         target_tags=style in BOTH_SIDES,
-        family=facts.model_type,
+        family=family.model_type,
     )
-    vocab = PretrainedVocab(own, files, name=str(folder))
-    _check_end(vocab, pieces, folder)
-    return vocab, _make_data_fields(facts, style, settings)
+    vocab = PretrainedVocab(vocab_facts, files, name=str(folder))
+    if ids.get("</s>", vocab.eos_id) != vocab.eos_id:
+        raise UserError(
+            f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
+            f"{ids['</s>']}; the files belong to different models"
+        )
+    return vocab, _make_data_fields(family, style, settings)
 
 
-def _choose_kind(facts: Facts, files: Mapping[str, bytes], tokenizer: str, folder: Path) -> Kind:
+def _choose_kind(family: Family, files: Mapping[str, bytes], tokenizer: str, folder: Path) -> Kind:
     if tokenizer == "ByT5Tokenizer":
         return "bytes"
     if TOKENIZER_JSON in files:
         return "json"
-    if facts.model_type == "m2m_100" and "vocab.json" in files:
+    if family.model_type == "m2m_100" and "vocab.json" in files:
         return "m2m_100"
     if any(name in files for name in SENTENCEPIECE_NAMES):
-        return "sentencepiece" if facts.is_t5 else "fairseq"
+        return "sentencepiece" if family.is_t5 else "fairseq"
     raise UserError(
         f"{folder} has no {TOKENIZER_JSON} and no {' or '.join(SENTENCEPIECE_NAMES[:2])}; copy or download "
         "the files of the model's tokenizer"
@@ -296,15 +269,15 @@ def _choose_kind(facts: Facts, files: Mapping[str, bytes], tokenizer: str, folde
 
 
 def _find_tags(
-    facts: Facts, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
+    family: Family, kind: Kind, pieces: list[str], settings: Mapping[str, Any]
 ) -> tuple[TagStyle, dict[str, int]]:
     """Return the style of the family's language tags, and the id of each."""
-    if facts.is_t5:
-        return _find_t5_tags(facts, pieces)
-    if facts.model_type == "bart":
+    if family.is_t5:
+        return _find_t5_tags(family, pieces)
+    if family.model_type == "bart":
         return "opus", {}
     style: TagStyle = "mbart_50"
-    if facts.model_type == "m2m_100":
+    if family.model_type == "m2m_100":
         style = "m2m_100" if kind == "m2m_100" else "nllb"
     if kind == "json":
         return style, _find_pieces(pieces, style)
@@ -313,10 +286,10 @@ def _find_tags(
     return style, {code: len(pieces) + number for number, code in enumerate(codes)}
 
 
-def _find_t5_tags(facts: Facts, pieces: list[str]) -> tuple[TagStyle, dict[str, int]]:
-    if found := _find_pieces(pieces, "madlad"):
-        return "madlad", found
-    tasks = facts.fields.get("task_specific_params")
+def _find_t5_tags(family: Family, pieces: list[str]) -> tuple[TagStyle, dict[str, int]]:
+    if tags := _find_pieces(pieces, "madlad"):
+        return "madlad", tags
+    tasks = family.fields.get("task_specific_params")
     has_tasks = isinstance(tasks, dict) and any(str(task).startswith("translation") for task in tasks)
     return ("t5" if has_tasks else "opus"), {}
 
@@ -326,7 +299,6 @@ def _find_pieces(pieces: list[str], style: TagStyle) -> dict[str, int]:
 
 
 def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
-    """Return the tags of a tokenizer of transformers, in the order of their ids."""
     if style == "m2m_100":
         from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as codes
 
@@ -343,16 +315,7 @@ def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
     return list(mbart_codes)
 
 
-def _check_end(vocab: PretrainedVocab, pieces: list[str], folder: Path) -> None:
-    """Raise UserError if config.json and the tokenizer disagree about the end symbol."""
-    if "</s>" in pieces and pieces.index("</s>") != vocab.eos_id:
-        raise UserError(
-            f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "
-            f"{pieces.index('</s>')}; the files belong to different models"
-        )
-
-
-def _make_data_fields(facts: Facts, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _make_data_fields(family: Family, style: TagStyle, settings: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"tag_style": style}
     for name, ours in (("src_lang", "source_language"), ("tgt_lang", "target_language")):
         code = settings.get(name)
@@ -364,17 +327,9 @@ def _make_data_fields(facts: Facts, style: TagStyle, settings: Mapping[str, Any]
 
 
 def write_vocab(vocab: PretrainedVocab, folder: Path, changes: Mapping[str, Any]) -> None:
-    """Write the files of a tokenizer, and config.json with some fields changed if they differ."""
     for name, content in vocab.files.items():
         if name == "config.json":
             stored = json.loads(content)
             if any(stored.get(field) != value for field, value in changes.items()):
                 content = (json.dumps(stored | dict(changes), indent=2) + "\n").encode()
         (folder / name).write_bytes(content)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return read_file(path, most=_FILE_BYTES)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy or download it again") from error

@@ -1,7 +1,6 @@
 """Tokenizer files of Hugging Face's MarianTokenizer, to and from the vocabularies.
 
-Contains source.spm, target.spm, vocab.json, target_vocab.json, tokenizer_config.json and
-special_tokens_map.json. MarianTokenizer segments text with one SentencePiece model per language, then looks
+MarianTokenizer segments text with one SentencePiece model per language, then looks
 up the pieces in vocab.json, whose ids need not be those of SentencePiece. An import renumbers the pieces of
 the SentencePiece models to these ids.
 
@@ -14,7 +13,9 @@ language codes (>>fr<<). With models of other projects there are three differenc
    it is mostly unknown; in this package those of the characters that vocab.json has keep their ids.
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,13 @@ from flaxformer_mt.vocab.model_file import Settings, read_settings
 
 _SPM = {"source": "source.spm", "target": "target.spm"}
 _ID_FILES = {"source": "vocab.json", "target": "target_vocab.json"}
-_FACTS = "tokenizer_config.json"
+_SETTINGS = "tokenizer_config.json"
+
+
+_DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
-    """Write all files of the tokenizer.
-
-    Raises:
-      UserError: the special symbols of the two vocabularies differ; the tokenizer has one set for both.
-    """
     specials = [_specials_of(vocab) for vocab in (vocabs.source, vocabs.target)]
     if specials[0] != specials[1]:
         raise UserError(
@@ -51,10 +50,10 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
         _write_json(_ids_of(vocabs.target), folder / _ID_FILES["target"])
     tokens = {f"{symbol}_token": name for symbol, (_, name) in specials[0].items()}
     directions = find_directions(config.data)
-    facts = {
+    settings = {
         "tokenizer_class": "MarianTokenizer",
-        "source_lang": "+".join(dict.fromkeys(one.source for one in directions)),
-        "target_lang": "+".join(dict.fromkeys(one.target for one in directions)),
+        "source_lang": "+".join(dict.fromkeys(direction.source for direction in directions)),
+        "target_lang": "+".join(dict.fromkeys(direction.target for direction in directions)),
         **tokens,
         "model_max_length": config.data.max_source_length,
         "separate_vocabs": not vocabs.joint,
@@ -63,7 +62,7 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
-    _write_json(facts, folder / _FACTS)
+    _write_json(settings, folder / _SETTINGS)
     _write_json(tokens, folder / "special_tokens_map.json")
 
 
@@ -74,23 +73,15 @@ def read_exported_tokenizer(folder: Path, *, joint: bool) -> Vocabs:
     return Vocabs(source, source if is_shared else target, joint=joint)
 
 
-def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
-    """Read the vocabularies of a folder that another system wrote; ids become embedding row numbers.
-
-    Args:
-      facts: fields of config.json: vocabulary sizes and ids of special symbols.
-
-    Raises:
-      UserError: files are missing or damaged, an id has no row in the embedding, or config.json and the
-        vocabulary disagree about a special symbol.
-    """
+def read_tokenizer(folder: Path, fields: dict[str, Any]) -> Vocabs:
+    """Read the vocabularies of a folder that another system wrote; ids become embedding row numbers."""
     tokenizer_config = read_tokenizer_config(folder)
     joint = not tokenizer_config.get("separate_vocabs", False)
     ids = {"source": _read_ids(folder / _ID_FILES["source"])}
     ids["target"] = ids["source"] if joint else _read_ids(folder / _ID_FILES["target"])
-    sizes = {"source": facts["vocab_size"], "target": facts["decoder_vocab_size"] or facts["vocab_size"]}
+    sizes = {"source": fields["vocab_size"], "target": fields["decoder_vocab_size"] or fields["vocab_size"]}
     unk, eos, pad = (_token(tokenizer_config, name, default) for name, default in _DEFAULT_TOKENS.items())
-    for name, token, wanted in [("eos", eos, facts["eos_token_id"]), ("pad", pad, facts["pad_token_id"])]:
+    for name, token, wanted in [("eos", eos, fields["eos_token_id"]), ("pad", pad, fields["pad_token_id"])]:
         if ids["target"].get(token) != wanted:
             raise UserError(
                 f"{folder / 'config.json'} says {name}_token_id {wanted}, but the vocabulary has {token} at "
@@ -100,8 +91,8 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
         side: _names(ids[side], sizes[side], folder / _ID_FILES["source" if joint else side])
         for side in ("target", "source")
     }
-    start = facts["decoder_start_token_id"]
-    bos = None if start == facts["pad_token_id"] else names["target"][start]
+    start = fields["decoder_start_token_id"]
+    bos = None if start == fields["pad_token_id"] else names["target"][start]
     vocabs = {}
     for side, pieces in names.items():
         origin = folder / _SPM[side]
@@ -113,8 +104,7 @@ def read_tokenizer(folder: Path, facts: dict[str, Any]) -> Vocabs:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """Read tokenizer_config.json; return {} if the file does not exist."""
-    return read_config_json(folder, _FACTS)
+    return read_config_json(folder, _SETTINGS)
 
 
 def read_tokenizer_settings(folder: Path, side: str) -> Settings:
@@ -123,9 +113,6 @@ def read_tokenizer_settings(folder: Path, side: str) -> Settings:
     if not path.is_file():
         return Settings("unigram", False, "nmt_nfkc")
     return read_settings(_read_bytes(path), origin=str(path))
-
-
-_DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
 def _token(tokenizer_config: dict[str, Any], name: str, default: str) -> str:
@@ -159,35 +146,29 @@ def _names(ids: dict[str, int], size: int, path: Path) -> list[str]:
 
 
 def _read_ids(path: Path) -> dict[str, int]:
-    ids = _read_json(path)
+    with _naming(path):
+        ids = read_json_object(path)
     if not all(isinstance(number, int) for number in ids.values()):
         raise UserError(f"{path} is damaged: it must contain an id for each piece")
     return ids
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-
-
 def _read_bytes(path: Path) -> bytes:
-    try:
+    with _naming(path):
         return read_file(path, most=1 << 30)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}; the folder needs {', '.join(_SPM.values())} and "
+            f"{_ID_FILES['source']}, or give --vocab=DIR"
+        ) from error
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path} cannot be read: {error.strerror}; the folder needs {', '.join(_SPM.values())} and "
-        f"{_ID_FILES['source']}, or give --vocab=DIR"
-    )
 
 
 def _write_json(content: dict[str, Any], path: Path) -> None:

@@ -15,32 +15,27 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import CONFIG_NAME, Format, Given, Weights, read_config_json
-from flaxformer_mt.convert.name_table import Constant, Rule
-from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import open_safetensors
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of
-from flaxformer_mt.convert.toolkits.toolkit_model import (
-    COUNT,
-    EPSILON,
-    FFN_WIDTH,
-    WIDTH,
-    Languages,
-    PieceList,
-    StackNames,
+from flaxformer_mt.convert.formats import (
+    CONFIG_NAME,
+    Format,
+    Given,
+    Weights,
+    find_tying,
+    read_config_json,
+    refuse_given,
+)
+from flaxformer_mt.convert.name_table import (
+    Constant,
+    Rule,
     TableNames,
     attention_rules,
-    check_options,
     embedding_rules,
     feedforward_rules,
-    find_tying,
-    make_weights,
-    read_vocabs,
-    refuse_given,
-    stack_rules,
-    table_constants,
-    tied_names,
 )
+from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.stored_tensors import open_safetensors
+from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
+from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 
@@ -106,16 +101,18 @@ def _read(path: Path, given: Given) -> Weights:
     options = _read_options(read_config_json(folder).get("model"), config)
     lists = _read_lists(read_config_json(folder, _VOCAB_NAME), folder / _VOCAB_NAME)
     network = _make_network(options)
-    vocabs = read_vocabs(folder, lists, Languages())
-    files = _find_files(folder)
-    return make_weights(
+    vocabs = toolkit.read_vocabs(folder, lists, toolkit.Languages())
+    files = sorted(folder.glob("model.[0-9][0-9].safetensors"))
+    if not files:
+        raise UserError(f"{folder} has no file model.00.safetensors; give the folder that eole has saved")
+    return toolkit.make_weights(
         network,
         vocabs,
         open_safetensors(files),
         _make_rules(network),
         path=files[0],
         what=_NAME,
-        tied=tied_names(network, _TABLES),
+        tied=toolkit.tied_names(network, _TABLES),
     )
 
 
@@ -123,7 +120,6 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(model: Any, config: Path) -> dict[str, Any]:
-    """Return the options of the network, those of both stacks once."""
     if not isinstance(model, dict):
         raise UserError(f"{config} has no entry model; give the folder that eole has saved")
     stacks = {}
@@ -135,29 +131,29 @@ def _read_options(model: Any, config: Path) -> dict[str, Any]:
         stack = _STACK_DEFAULTS | _present(model) | _present(model[side])
         stack.setdefault("add_final_linear_bias", stack["add_qkvbias"])
         numbers: dict[str, tuple[type, float, float]] = {
-            "layers": COUNT,
-            **dict.fromkeys(("heads", "hidden_size", "heads_kv"), WIDTH),
-            "transformer_ff": FFN_WIDTH,
-            "norm_eps": EPSILON,
+            "layers": toolkit.COUNT,
+            **dict.fromkeys(("heads", "hidden_size", "heads_kv"), toolkit.WIDTH),
+            "transformer_ff": toolkit.FFN_WIDTH,
+            "norm_eps": toolkit.EPSILON,
         }
         supported = _STACK_SUPPORTED | dict.fromkeys(_STACK_ABSENT, ()) | {"heads_kv": (stack["heads"],)}
         supported |= {name: (stack["add_qkvbias"],) for name in ("add_final_linear_bias", "add_key_bias")}
-        check_options(stack, config, required=["layers"], numbers=numbers, supported=supported)
+        toolkit.check_options(stack, config, required=["layers"], numbers=numbers, supported=supported)
         stacks[side] = stack
     merged = {f"{side}.{name}": stack[name] for side, stack in stacks.items() for name in _STACK_DEFAULTS}
     pairs = [(f"encoder.{name}", f"decoder.{name}") for name in _STACK_DEFAULTS]
-    check_options(merged, config, required=[], numbers={}, supported={}, equal=pairs)
+    toolkit.check_options(merged, config, equal=pairs)
     embeddings = attributes_of(model.get("embeddings"))
-    own = {"position_encoding_type": "SinusoidalInterleaved"} | _present(embeddings)
+    embeddings = {"position_encoding_type": "SinusoidalInterleaved"} | _present(embeddings)
     width = stacks["encoder"]["hidden_size"]
     widths = dict.fromkeys(("word_vec_size", "src_word_vec_size", "tgt_word_vec_size"), (width,))
-    check_options(own, config, required=[], numbers={}, supported=_EMBEDDING_SUPPORTED | widths)
-    check_options(model, config, required=[], numbers={}, supported=_MODEL_SUPPORTED)
+    toolkit.check_options(embeddings, config, supported=_EMBEDDING_SUPPORTED | widths)
+    toolkit.check_options(model, config, supported=_MODEL_SUPPORTED)
     return {
         **stacks["encoder"],
         "encoder_layers": stacks["encoder"]["layers"],
         "decoder_layers": stacks["decoder"]["layers"],
-        "positions": own["position_encoding_type"],
+        "positions": embeddings["position_encoding_type"],
         "generator_bias": model.get("generator_bias", True),
         "share_embeddings": model.get("share_embeddings", False),
         "share_decoder_embeddings": model.get("share_decoder_embeddings", False),
@@ -191,33 +187,16 @@ def _make_network(options: Mapping[str, Any]) -> ModelConfig:
 # ---- arrays ----
 
 
-def _find_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("model.[0-9][0-9].safetensors"))
-    if not files:
-        raise UserError(f"{folder} has no file model.00.safetensors; give the folder that eole has saved")
-    return files
-
-
 _TABLES = TableNames("src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight")
-_SELF_ATTENTION = ("self_attn", "input_layernorm")
-_FEEDFORWARD = ("mlp", "post_attention_layernorm")
-_STACKS = {
-    "encoder": StackNames(
-        "transformer_layers", {"self_attention": _SELF_ATTENTION, "feedforward": _FEEDFORWARD}
-    ),
-    "decoder": StackNames(
-        "transformer_layers",
-        {
-            "self_attention": _SELF_ATTENTION,
-            "cross_attention": ("context_attn", "precontext_layernorm"),
-            "feedforward": _FEEDFORWARD,
-        },
-    ),
-}
+_STACKS = toolkit.alike_stacks(
+    "transformer_layers",
+    self_attention=("self_attn", "input_layernorm"),
+    cross_attention=("context_attn", "precontext_layernorm"),
+    feedforward=("mlp", "post_attention_layernorm"),
+)
 
 
 def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
-    """Return the rules of a network; the factor of each decoder layer is 1 in these networks."""
     attention = attention_rules(("linear_query", "linear_keys", "linear_values"), "final_linear")
     inputs = {"input": "gate_up_proj"}
     if network.activation in ("swiglu", "geglu_tanh"):
@@ -228,10 +207,10 @@ def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
     return [
         *embedding_rules(network, _TABLES),
         Rule("output_bias", "generator.bias"),
-        *stack_rules(
+        *toolkit.stack_rules(
             _STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "down_proj"})
         ),
-        *table_constants(positions, ("src_emb.pe.pe", "tgt_emb.pe.pe")),
+        *toolkit.table_constants(positions, ("src_emb.pe.pe", "tgt_emb.pe.pe")),
         *(Constant(name, np.ones(1, np.float32), optional=True) for name in factors),
     ]
 
@@ -239,7 +218,7 @@ def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
 # ---- vocabulary ----
 
 
-def _read_lists(vocab: Mapping[str, Any], path: Path) -> list[PieceList]:
+def _read_lists(vocab: Mapping[str, Any], path: Path) -> list[toolkit.PieceList]:
     if not vocab:
         raise UserError(f"{path} does not exist or is empty; give the folder that eole has saved")
     stored = vocab.get("specials")
@@ -252,7 +231,7 @@ def _read_lists(vocab: Mapping[str, Any], path: Path) -> list[PieceList]:
         if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
             raise UserError(f"{path}: {side} must be a list of pieces; give the folder that eole has saved")
         unused = {name for name in names if name.startswith(_FILLER)} | ({bos} & set(names))
-        lists.append(PieceList(names, Specials(unk, eos, pad, start), unused))
+        lists.append(toolkit.PieceList(names, Specials(unk, eos, pad, start), unused))
     return lists
 
 

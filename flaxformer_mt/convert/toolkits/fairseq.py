@@ -14,41 +14,27 @@ from typing import Any
 import torch
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.formats import Format, Given, Weights
-from flaxformer_mt.convert.name_table import Rule
-from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import as_arrays
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
-from flaxformer_mt.convert.toolkits.toolkit_model import (
-    COUNT,
-    FFN_WIDTH,
-    LENGTH,
-    RATE,
-    WIDTH,
-    Languages,
-    PieceList,
-    StackNames,
+from flaxformer_mt.convert.foreign_files import read_text
+from flaxformer_mt.convert.formats import Format, Given, Weights, refuse_given
+from flaxformer_mt.convert.name_table import (
+    NORM,
+    Rule,
     TableNames,
     attention_rules,
-    check_options,
     embedding_rules,
     feedforward_rules,
-    find_file,
-    make_weights,
-    norm_rules,
-    read_vocabs,
-    refuse_given,
-    stack_rules,
-    tied_names,
+    rules_for,
 )
+from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.stored_tensors import as_arrays
+from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
+from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.errors import UserError
 
 _NAME = "fairseq"
 _FILES = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "*.pt")
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD = 1
-_DICTIONARY_BYTES = 1 << 28
 
 # Values of options that an old checkpoint may lack.
 _DEFAULTS: dict[str, Any] = {
@@ -74,41 +60,35 @@ _ACTIVATIONS: dict[str, Any] = {
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
-_REQUIRED = [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("embed_dim", "layers")] + [
-    f"{side}_{name}" for side in ("encoder", "decoder") for name in ("ffn_embed_dim", "attention_heads")
+_REQUIRED = [
+    f"{side}_{name}"
+    for name in ("embed_dim", "layers", "ffn_embed_dim", "attention_heads")
+    for side in ("encoder", "decoder")
 ]
 _NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), COUNT),
-    **dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), WIDTH),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), WIDTH),
-    **dict.fromkeys(("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"), FFN_WIDTH),
-    **dict.fromkeys(("max_source_positions", "max_target_positions"), LENGTH),
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "relu_dropout"), RATE),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), toolkit.COUNT),
+    **dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), toolkit.WIDTH),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), toolkit.WIDTH),
+    **dict.fromkeys(("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"), toolkit.FFN_WIDTH),
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), toolkit.LENGTH),
+    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "relu_dropout"), toolkit.RATE),
 }
 _FLAGS = [name for name, value in _DEFAULTS.items() if isinstance(value, bool)]
 _OFF = (
-    "adaptive_input",
-    "char_inputs",
-    "character_embeddings",
-    "cross_self_attention",
-    "merge_src_tgt_embed",
-    "no_cross_attention",
-    "no_decoder_final_norm",
-    "no_token_positional_embeddings",
-    "scale_attn",
-    "scale_fc",
-    "scale_heads",
-    "scale_resids",
+    *("adaptive_input", "char_inputs", "character_embeddings", "cross_self_attention"),
+    *("merge_src_tgt_embed", "no_cross_attention", "no_decoder_final_norm"),
+    *("no_token_positional_embeddings", "scale_attn", "scale_fc", "scale_heads", "scale_resids"),
     "tie_adaptive_weights",
 )
 _NOUGHT = ("base_layers", "quant_noise_pq", "quant_noise_scalar")
 # Options that are None unless the network has something that this package lacks.
 _ABSENT = (
     "adaptive_softmax_cutoff",
-    "encoder_layers_to_keep",
-    "decoder_layers_to_keep",
-    "encoder_xformers_att_config",
-    "decoder_xformers_att_config",
+    *(
+        f"{side}_{name}"
+        for side in ("encoder", "decoder")
+        for name in ("layers_to_keep", "xformers_att_config")
+    ),
 )
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "activation_fn": tuple(_ACTIVATIONS),
@@ -118,9 +98,9 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NOUGHT, (0,)),
     **dict.fromkeys(_ABSENT, ("",)),
 }
+_ALIKE = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
 _EQUAL = [
-    *((f"encoder_{name}", f"decoder_{name}") for name in ("embed_dim", "ffn_embed_dim", "attention_heads")),
-    *((f"encoder_{name}", f"decoder_{name}") for name in ("normalize_before", "learned_pos")),
+    *((f"encoder_{name}", f"decoder_{name}") for name in _ALIKE),
     ("decoder_embed_dim", "decoder_input_dim"),
     ("decoder_embed_dim", "decoder_output_dim"),
 ]
@@ -136,24 +116,24 @@ _NO_PARAMETERS = (".version", ".embed_positions._float_tensor", ".embed_position
 def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     refuse_given(given, folder)
-    file = find_file(path, _FILES, what="a fairseq model")
+    file = toolkit.find_file(path, _FILES, what="a fairseq model")
     checkpoint = load_checkpoint(file)
     options = _read_options(checkpoint, file)
     state = take_tensors(checkpoint.get("model"), file, what="model")
     tensors = _rename_old(state)
     final_norm = _has_final_norm(state, options, file)
-    languages = Languages(*(_text_or_none(options.get(name)) for name in ("source_lang", "target_lang")))
+    languages = toolkit.languages_of(options.get(name) for name in ("source_lang", "target_lang"))
     lists = [_read_dictionary(folder, language) for language in languages]
-    vocabs = read_vocabs(folder, lists, languages)
+    vocabs = toolkit.read_vocabs(folder, lists, languages)
     network = _make_network(options, final_norm=final_norm)
-    return make_weights(
+    return toolkit.make_weights(
         network,
         vocabs,
         as_arrays(tensors),
         _make_rules(network),
         path=file,
         what=_NAME,
-        tied=tied_names(network, _TABLES),
+        tied=toolkit.tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -162,35 +142,25 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the options of the network and of the task, of either layout, with the defaults of
-    absent ones.
-    """
     config = attributes_of(checkpoint.get("cfg"))
-    found = attributes_of(checkpoint.get("args")) or attributes_of(config.get("model"))
-    if not found:
+    stored = attributes_of(checkpoint.get("args")) or attributes_of(config.get("model"))
+    if not stored:
         raise UserError(f"{file} has no options under args or cfg.model; give a checkpoint of fairseq-train")
     task = attributes_of(config.get("task"))
-    found |= {"task": found.get("task") or task.get("_name")}
-    found |= {name: task[name] for name in ("source_lang", "target_lang") if task.get(name)}
+    stored |= {"task": stored.get("task") or task.get("_name")}
+    stored |= {name: task[name] for name in ("source_lang", "target_lang") if task.get(name)}
     for side in ("encoder", "decoder", "quant_noise"):  # of configs in groups
-        found |= {f"{side}_{name}": value for name, value in attributes_of(found.get(side)).items()}
-    options = _DEFAULTS | {name: value for name, value in found.items() if value is not None}
+        stored |= {f"{side}_{name}": value for name, value in attributes_of(stored.get(side)).items()}
+    options = _DEFAULTS | {name: value for name, value in stored.items() if value is not None}
     for name in ("decoder_input_dim", "decoder_output_dim"):
         options.setdefault(name, options.get("decoder_embed_dim"))
-    check_options(
-        options, file, required=_REQUIRED, numbers=_NUMBERS, supported=_SUPPORTED, equal=_equal(options)
+    equal = list(_EQUAL)
+    if options["encoder_learned_pos"]:  # one table size
+        equal.append(("max_source_positions", "max_target_positions"))
+    toolkit.check_options(
+        options, file, required=_REQUIRED, numbers=_NUMBERS, supported=_SUPPORTED, equal=equal
     )
     return options
-
-
-def _equal(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs of options that must be equal; learned positions have one table size."""
-    learned = options.get("encoder_learned_pos")
-    return [*_EQUAL, *([("max_source_positions", "max_target_positions")] if learned else [])]
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def _make_network(options: Mapping[str, Any], *, final_norm: bool) -> ModelConfig:
@@ -223,29 +193,22 @@ def _make_network(options: Mapping[str, Any], *, final_norm: bool) -> ModelConfi
 _TABLES = TableNames(
     "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"
 )
-_SELF_ATTENTION = ("self_attn", "self_attn_layer_norm")
-_FEEDFORWARD = ("", "final_layer_norm")
-_STACKS = {
-    "encoder": StackNames("layers", {"self_attention": _SELF_ATTENTION, "feedforward": _FEEDFORWARD}),
-    "decoder": StackNames(
-        "layers",
-        {
-            "self_attention": _SELF_ATTENTION,
-            "cross_attention": ("encoder_attn", "encoder_attn_layer_norm"),
-            "feedforward": _FEEDFORWARD,
-        },
-    ),
-}
+_STACKS = toolkit.alike_stacks(
+    "layers",
+    self_attention=("self_attn", "self_attn_layer_norm"),
+    cross_attention=("encoder_attn", "encoder_attn_layer_norm"),
+    feedforward=("", "final_layer_norm"),
+)
 
 
 def _make_rules(network: ModelConfig) -> list[Rule]:
     attention = attention_rules(("q_proj", "k_proj", "v_proj"), "out_proj")
     rules = embedding_rules(network, _TABLES)
-    rules += stack_rules(
+    rules += toolkit.stack_rules(
         _STACKS, attention=attention, feedforward=feedforward_rules({"input": "fc1", "output": "fc2"})
     )
     for stack in _STACKS:
-        rules += norm_rules(f"{stack}/embedding_norm", f"{stack}.layernorm_embedding")
+        rules += rules_for([(f"{stack}/embedding_norm", f"{stack}.layernorm_embedding")], NORM)
         rules.append(Rule(f"{stack}/positions/embedding", f"{stack}.embed_positions.weight"))
     return rules
 
@@ -263,9 +226,8 @@ def _rename_old(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _rename(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     if name == "decoder.embed_out":
         yield "decoder.output_projection.weight", tensor
-    elif (
-        ".in_proj_" in name and tensor.ndim and len(tensor) % 3 == 0
-    ):  # queries, keys and values in one array
+    elif ".in_proj_" in name and tensor.ndim and len(tensor) % 3 == 0:
+        # Queries, keys and values in one array.
         before, _, kind = name.partition("in_proj_")
         for projection, part in zip(("q", "k", "v"), tensor.chunk(3), strict=True):
             yield f"{before}{projection}_proj.{kind}", part
@@ -297,8 +259,7 @@ def _has_final_norm(state: Mapping[str, torch.Tensor], options: Mapping[str, Any
 # ---- vocabulary ----
 
 
-def _read_dictionary(folder: Path, language: str | None) -> PieceList:
-    """Return the pieces of a language's dictionary: those of fairseq, then one a line with its count."""
+def _read_dictionary(folder: Path, language: str | None) -> toolkit.PieceList:
     names = [f"dict.{language}.txt"] * (language is not None) + ["dict.txt"]
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
@@ -306,13 +267,9 @@ def _read_dictionary(folder: Path, language: str | None) -> PieceList:
             f"{folder} has no {' and no '.join(names)}; copy the dictionaries from the folder of "
             "fairseq-preprocess"
         )
-    try:
-        lines = read_file(path, most=_DICTIONARY_BYTES).decode().split("\n")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy it again") from error
     pieces: list[str] = list(_SPECIALS)
     places = {name: number for number, name in enumerate(pieces)}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line:
             continue
         piece, _, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
@@ -328,7 +285,7 @@ def _read_dictionary(folder: Path, language: str | None) -> PieceList:
         pieces.append(piece)
     unused = {"<s>", *(piece for piece in pieces if piece.startswith(("madeupword", "<overwritten ")))}
     bos, pad, eos, unk = _SPECIALS
-    return PieceList(pieces, Specials(unk, eos, pad, bos=eos), unused)
+    return toolkit.PieceList(pieces, Specials(unk, eos, pad, bos=eos), unused)
 
 
 FORMAT = Format.read_only(_NAME, _read)

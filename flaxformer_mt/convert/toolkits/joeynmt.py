@@ -11,35 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.formats import Format, Given, Weights
-from flaxformer_mt.convert.name_table import Constant, Rule
-from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import as_arrays
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
-from flaxformer_mt.convert.toolkits.toolkit_model import (
-    COUNT,
-    FFN_WIDTH,
-    RATE,
-    WIDTH,
-    Languages,
-    PieceList,
-    StackNames,
+from flaxformer_mt.convert.foreign_files import read_text
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
+from flaxformer_mt.convert.name_table import (
+    Constant,
+    Rule,
     TableNames,
     attention_rules,
-    check_options,
     embedding_rules,
     feedforward_rules,
-    find_file,
-    find_tying,
-    make_weights,
-    read_vocabs,
-    read_yaml,
-    refuse_given,
-    stack_rules,
-    table_constants,
-    tied_names,
 )
+from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.stored_tensors import as_arrays
+from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
+from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.positions import sinusoidal_table
 
@@ -47,15 +32,14 @@ _NAME = "joeynmt"
 _FILES = ("best.ckpt", "latest.ckpt", "*.ckpt")
 # Rows of the stored table of positions.
 _POSITIONS = 5000
-_VOCAB_BYTES = 1 << 28
 _SIDES = {"src": "encoder", "trg": "decoder"}
 
 _ACTIVATIONS: dict[str, Any] = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 _NUMBERS: dict[str, tuple[type, float, float]] = {
-    "num_layers": COUNT,
-    **dict.fromkeys(("num_heads", "hidden_size"), WIDTH),
-    "ff_size": FFN_WIDTH,
-    **dict.fromkeys(("dropout", "emb_dropout"), RATE),
+    "num_layers": toolkit.COUNT,
+    **dict.fromkeys(("num_heads", "hidden_size"), toolkit.WIDTH),
+    "ff_size": toolkit.FFN_WIDTH,
+    **dict.fromkeys(("dropout", "emb_dropout"), toolkit.RATE),
 }
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
@@ -71,24 +55,26 @@ def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     refuse_given(given, folder)
     config_file = folder / "config.yaml"
-    config = read_yaml(config_file)
-    file = find_file(path, _FILES, what="a model of Joey NMT")
+    config = toolkit.read_yaml(config_file)
+    file = toolkit.find_file(path, _FILES, what="a model of Joey NMT")
     state = take_tensors(load_checkpoint(file).get("model_state"), file, what="model_state")
     sides = _read_sides(config.get("model"), state, config_file)
     data = attributes_of(config.get("data"))
-    languages = _find_languages(data)
+    languages = toolkit.languages_of(
+        attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES
+    )
     _warn_of_text(data, folder)
     lists = [_read_list(folder / f"{side}_vocab.txt", data.get("special_symbols")) for side in _SIDES]
-    vocabs = read_vocabs(folder, lists, languages)
+    vocabs = toolkit.read_vocabs(folder, lists, languages)
     network = _make_network(sides, config["model"])
-    return make_weights(
+    return toolkit.make_weights(
         network,
         vocabs,
         as_arrays(state),
         _make_rules(network),
         path=file,
         what=_NAME,
-        tied=tied_names(network, _TABLES),
+        tied=toolkit.tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -97,11 +83,10 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_sides(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, dict[str, Any]]:
-    """Return the options of both stacks, with those of their embeddings."""
     if not isinstance(model, dict):
         raise UserError(f"{file} has no section model; give the model_dir of Joey NMT")
     flags = dict.fromkeys(("tied_embeddings", "tied_softmax"), (True, False))
-    check_options(model, file, required=(), numbers={}, supported=flags)
+    toolkit.check_options(model, file, supported=flags)
     sides = {}
     for side in ("encoder", "decoder"):
         options = model.get(side)
@@ -114,14 +99,12 @@ def _read_sides(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, d
             options["layer_norm"] = "pre"  # of version 1, which has no other
         width = {"embedding_dim": embeddings.get("embedding_dim")}
         required = ("num_layers", "num_heads", "hidden_size", "ff_size", "layer_norm")
-        check_options(options, file, required=required, numbers=_NUMBERS, supported=_SUPPORTED)
-        check_options(
-            width, file, required=(), numbers={}, supported={"embedding_dim": (options["hidden_size"],)}
-        )
+        toolkit.check_options(options, file, required=required, numbers=_NUMBERS, supported=_SUPPORTED)
+        toolkit.check_options(width, file, supported={"embedding_dim": (options["hidden_size"],)})
         sides[side] = options
     merged = {f"{side}.{name}": options.get(name) for side, options in sides.items() for name in _EQUAL}
     pairs = [(f"encoder.{name}", f"decoder.{name}") for name in _EQUAL]
-    check_options(merged, file, required=(), numbers={}, supported={}, equal=pairs)
+    toolkit.check_options(merged, file, equal=pairs)
     return sides
 
 
@@ -144,24 +127,18 @@ def _make_network(sides: Mapping[str, Mapping[str, Any]], model: Mapping[str, An
     )
 
 
-def _find_languages(data: Mapping[str, Any]) -> Languages:
-    found = [attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES]
-    return Languages(*(one if isinstance(one, str) and one else None for one in found))
-
-
 def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
-    """Warn of what Joey NMT does to text and this package does not."""
-    found = []
+    lost = []
     for side in _SIDES:
         section = attributes_of(data.get(side))
         tokenizer = attributes_of(section.get("tokenizer_cfg"))
         if section.get("lowercase"):
-            found.append(f"data.{side}.lowercase is True")
+            lost.append(f"data.{side}.lowercase is True")
         if (pretokenizer := tokenizer.get("pretokenizer", "none")) not in (None, "none"):
-            found.append(f"data.{side}.tokenizer_cfg.pretokenizer is {str(pretokenizer)[:20]}")
-    if found:
+            lost.append(f"data.{side}.tokenizer_cfg.pretokenizer is {str(pretokenizer)[:20]}")
+    if lost:
         warn_user(
-            f"{folder}: {', '.join(found)}, which this package does not do: give it text that is lowercased "
+            f"{folder}: {', '.join(lost)}, which this package does not do: give it text that is lowercased "
             "and tokenized as for Joey NMT"
         )
 
@@ -172,10 +149,10 @@ def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
 _TABLES = TableNames("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
 _FEEDFORWARD = ("feed_forward", "feed_forward.layer_norm")
 _STACKS = {
-    "encoder": StackNames(
+    "encoder": toolkit.StackNames(
         "layers", {"self_attention": ("src_src_att", "layer_norm"), "feedforward": _FEEDFORWARD}
     ),
-    "decoder": StackNames(
+    "decoder": toolkit.StackNames(
         "layers",
         {
             "self_attention": ("trg_trg_att", "x_layer_norm"),
@@ -192,31 +169,28 @@ def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
     positions = sinusoidal_table(_POSITIONS, network.model_dim)[None]
     return [
         *embedding_rules(network, _TABLES),
-        *stack_rules(_STACKS, attention=attention, feedforward=feedforward),
-        *table_constants(positions, ("encoder.pe.pe", "decoder.pe.pe")),
+        *toolkit.stack_rules(_STACKS, attention=attention, feedforward=feedforward),
+        *toolkit.table_constants(positions, ("encoder.pe.pe", "decoder.pe.pe")),
     ]
 
 
 # ---- vocabulary ----
 
 
-def _read_list(path: Path, symbols: Any) -> PieceList:
-    try:
-        text = read_file(path, most=_VOCAB_BYTES).decode()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy it from the model_dir of Joey NMT") from error
+def _read_list(path: Path, symbols: Any) -> toolkit.PieceList:
+    text = read_text(path, remedy="copy it from the model_dir of Joey NMT")
     names = text.removesuffix("\n").split("\n")
-    own = symbols if isinstance(symbols, dict) else {}
-    if own.get("lang_tags") or own.get("sep_token"):
+    spellings = symbols if isinstance(symbols, dict) else {}
+    if spellings.get("lang_tags") or spellings.get("sep_token"):
         raise UserError(
             f"{path}: data.special_symbols has lang_tags or sep_token; models of several languages or with "
             "prompts are not imported"
         )
     unk, eos, pad, bos = (
-        str(own.get(f"{name}_token") or usual)
+        str(spellings.get(f"{name}_token") or usual)
         for name, usual in (("unk", "<unk>"), ("eos", "</s>"), ("pad", "<pad>"), ("bos", "<s>"))
     )
-    return PieceList(names, Specials(unk, eos, pad, bos))
+    return toolkit.PieceList(names, Specials(unk, eos, pad, bos))
 
 
 FORMAT = Format.read_only(_NAME, _read)

@@ -19,36 +19,18 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.foreign_files import StoredArray
-from flaxformer_mt.convert.formats import Format, Given, Weights
+from flaxformer_mt.convert.foreign_files import StoredArray, check_unpacked_size, read_bytes
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
 from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Layout, Rule, rules_for
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.toolkits.toolkit_model import (
-    COUNT,
-    FFN_WIDTH,
-    RATE,
-    WIDTH,
-    Languages,
-    PieceList,
-    check_options,
-    choose_sides,
-    find_file,
-    find_tying,
-    make_weights,
-    parse_yaml,
-    read_vocabs,
-    read_yaml,
-    refuse_given,
-)
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces
 
 _NAME = "marian-npz"
 _OPTIONS = "special:model.yml"
 _OPTIONS_BYTES = 1 << 20
-_VOCAB_BYTES = 1 << 30
 # Symbols of vocab.yml, and their ids in the vocabularies of Nematus, which have other names for them.
 _EOS, _UNK = ("</s>", 0), ("<unk>", 1)
 # The logit of entries that Marian does not have: low enough to take no probability from the others.
@@ -59,27 +41,17 @@ _OUTPUT = "decoder_ff_logit_out"
 _ACTIVATIONS: dict[str, Any] = {"relu": "relu", "swish": "silu"}
 _REQUIRED = ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn")
 _NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("enc-depth", "dec-depth"), COUNT),
-    **dict.fromkeys(("dim-emb", "transformer-heads"), WIDTH),
-    "transformer-dim-ffn": FFN_WIDTH,
-    **{f"transformer-dropout{end}": RATE for end in ("", "-attention", "-ffn")},
+    **dict.fromkeys(("enc-depth", "dec-depth"), toolkit.COUNT),
+    **dict.fromkeys(("dim-emb", "transformer-heads"), toolkit.WIDTH),
+    "transformer-dim-ffn": toolkit.FFN_WIDTH,
+    **{f"transformer-dropout{end}": toolkit.RATE for end in ("", "-attention", "-ffn")},
 }
 # Options of networks that this package does not have.
 _OFF = [
-    *("layer-normalization", "right-left", "ulr"),
-    *(
-        f"transformer-{name}"
-        for name in (
-            "disable-position-embeddings",
-            "no-affine",
-            "no-bias",
-            "no-projection",
-            "pool",
-            "rnn-projection",
-            "train-position-embeddings",
-            "train-positions",
-        )
-    ),
+    *("layer-normalization", "right-left", "ulr", "transformer-disable-position-embeddings"),
+    *(f"transformer-no-{name}" for name in ("affine", "bias", "projection")),
+    *("transformer-pool", "transformer-rnn-projection", "transformer-train-position-embeddings"),
+    "transformer-train-positions",
 ]
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
@@ -99,14 +71,16 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     refuse_given(given, folder)
-    file = find_file(path, ("model.npz", "*.npz"), what="a Marian model", without=".optimizer.npz")
+    file = toolkit.find_file(path, ("model.npz", "*.npz"), what="a Marian model", without=".optimizer.npz")
     with _open_arrays(file) as arrays:
         options = _read_options(arrays, file)
         network = _make_network(options, file)
         vocabs = _read_vocabs(folder, file)
         sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
         tensors = dict(_pad_arrays(arrays, network, sizes))
-        return make_weights(network, vocabs, tensors, _make_rules(network, tensors), path=file, what=_NAME)
+        return toolkit.make_weights(
+            network, vocabs, tensors, _make_rules(network, tensors), path=file, what=_NAME
+        )
 
 
 # ---- options ----
@@ -119,16 +93,16 @@ def _read_options(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
         if math.prod(stored.shape) > _OPTIONS_BYTES:
             raise UserError(f"{file}: {_OPTIONS} has more than {_OPTIONS_BYTES} bytes; copy the file again")
         content = np.asarray(stored).astype(np.uint8).tobytes().rstrip(b"\0")
-        options = parse_yaml(content.decode(errors="replace"), f"{file}: {_OPTIONS}")
+        options = toolkit.parse_yaml(content.decode(errors="replace"), f"{file}: {_OPTIONS}")
     elif beside.is_file():
-        options = read_yaml(beside)
+        options = toolkit.read_yaml(beside)
     else:
         raise UserError(f"{file} has no {_OPTIONS}, and {beside.name} is not beside it; copy that file too")
     supported = dict(_SUPPORTED)
     if options.get("transformer-decoder-autoreg") == "rnn":
         supported["dec-cell"] = ("ssru",)
     supported["transformer-decoder-dim-ffn"] = (0, options.get("transformer-dim-ffn"))
-    check_options(options, file, required=_REQUIRED, numbers=_NUMBERS, supported=supported)
+    toolkit.check_options(options, file, required=_REQUIRED, numbers=_NUMBERS, supported=supported)
     return options
 
 
@@ -176,24 +150,19 @@ def _make_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
 
 @contextlib.contextmanager
 def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
-    """Yield the arrays of a file by name."""
     try:
         with np.load(file, allow_pickle=False) as archive:
-            entries = archive.zip.infolist()
-            if sum(entry.file_size for entry in entries) > 2 * file.stat().st_size + (1 << 20):
-                raise UserError(f"{file} has {file.stat().st_size} bytes, but claims to unpack to more")
+            check_unpacked_size(file)
             arrays = {}
-            for entry in entries:
+            for entry in archive.zip.infolist():
                 name, shape = entry.filename.removesuffix(".npy"), _read_shape(archive.zip, entry, file)
                 arrays[name] = StoredArray(functools.partial(archive.__getitem__, name), shape)
             yield arrays
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, zlib and value errors of many types
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{file} is not an .npz that can be read: {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{file} is not an .npz that can be read: {reason}") from error
 
 
 def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) -> tuple[int, ...]:
@@ -253,11 +222,7 @@ _ATTENTION = [
     Rule("/output/kernel", "_Wo", _HEADS_IN),
     Rule("/output/bias", "_bo", _ROW),
 ]
-_RECURRENCE = [
-    Rule("/input/kernel", "_W"),
-    Rule("/forget/kernel", "_Wf"),
-    Rule("/forget/bias", "_bf", _ROW),
-]
+_RECURRENCE = [Rule("/input/kernel", "_W"), Rule("/forget/kernel", "_Wf"), Rule("/forget/bias", "_bf", _ROW)]
 _FEEDFORWARD = [
     Rule("/input/kernel", "_W1"),
     Rule("/input/bias", "_b1", _ROW),
@@ -324,32 +289,28 @@ def _read_vocabs(folder: Path, file: Path) -> Vocabs:
     size = max(map(len, names.values()))
     models = files if all(path.suffix == ".spm" for path in files.values()) else None
     lists = [_make_list(names[side], size, files[side]) for side in ("source", "target")]
-    return read_vocabs(folder, lists, Languages(), models=models)
+    return toolkit.read_vocabs(folder, lists, toolkit.Languages(), models=models)
 
 
 def _find_vocab_files(folder: Path, file: Path) -> dict[str, Path]:
     for name in (f"{file.name}.decoder.yml", "decoder.yml"):
         if (folder / name).is_file():
-            listed = read_yaml(folder / name).get("vocabs")
-            found = [folder / Path(str(one)).name for one in listed] if isinstance(listed, list) else []
-            if len(found) in (1, 2) and all(path.is_file() for path in found):
-                return {"source": found[0], "target": found[-1]}
+            listed = toolkit.read_yaml(folder / name).get("vocabs")
+            files = [folder / Path(str(entry)).name for entry in listed] if isinstance(listed, list) else []
+            if len(files) in (1, 2) and all(path.is_file() for path in files):
+                return {"source": files[0], "target": files[-1]}
     for pattern in ("*vocab*.spm", "*vocab*.yml", "*vocab*.yaml", "*vocab*.json"):
-        if found := sorted(folder.glob(pattern)):
-            return choose_sides(found, Languages(), what="vocabularies", folder=folder)
+        if files := sorted(folder.glob(pattern)):
+            return toolkit.choose_sides(files, toolkit.Languages(), what="vocabularies", folder=folder)
     raise UserError(
         f"{folder} has no vocabulary, such as vocab.spm or vocab.yml; copy what --vocabs of Marian named"
     )
 
 
 def _read_names(path: Path) -> list[str]:
-    """Return the pieces of a vocabulary in the order of ids."""
     if path.suffix == ".spm":
-        try:
-            return [piece.text for piece in read_pieces(read_file(path, most=_VOCAB_BYTES), origin=str(path))]
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read: {error}; copy it again") from error
-    ids = read_yaml(path, as_text=True)
+        return [piece.text for piece in read_pieces(read_bytes(path), origin=str(path))]
+    ids = toolkit.read_yaml(path, as_text=True)
     numbers = {}
     for name, number in ids.items():
         if not isinstance(number, str) or not number.strip().isdecimal() or int(number) > 1 << 24:
@@ -360,7 +321,7 @@ def _read_names(path: Path) -> list[str]:
     return [numbers.get(number, f"<unnamed {number}>") for number in range(max(numbers) + 1)]
 
 
-def _make_list(names: list[str], size: int, path: Path) -> PieceList:
+def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
     """Return a list of pieces with that for padding at the place `size`, the same one on both sides."""
     eos, unk = (
         symbol if symbol in names else names[number] if number < len(names) else ""
@@ -371,7 +332,7 @@ def _make_list(names: list[str], size: int, path: Path) -> PieceList:
     fillers = [f"<unnamed {number}>" for number in range(len(names), size)]
     pad = next(name for name in ("<pad>", "<padding>", "<nothing>") if name not in names)
     unused = {name for name in (*names, *fillers) if name.startswith("<unnamed ")}
-    return PieceList([*names, *fillers, pad], Specials(unk, eos, pad), unused)
+    return toolkit.PieceList([*names, *fillers, pad], Specials(unk, eos, pad), unused)
 
 
 FORMAT = Format.read_only(_NAME, _read)

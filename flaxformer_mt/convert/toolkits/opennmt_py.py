@@ -18,37 +18,23 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import Format, Given, Weights
-from flaxformer_mt.convert.name_table import Constant, Rule
+from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
+from flaxformer_mt.convert.name_table import (
+    Constant,
+    Rule,
+    TableNames,
+    attention_rules,
+    embedding_rules,
+    feedforward_rules,
+)
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import as_arrays
+from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import (
     Record,
     attributes_of,
     load_checkpoint,
     take_tensors,
-)
-from flaxformer_mt.convert.toolkits.toolkit_model import (
-    COUNT,
-    EPSILON,
-    FFN_WIDTH,
-    WIDTH,
-    Languages,
-    PieceList,
-    StackNames,
-    TableNames,
-    attention_rules,
-    check_options,
-    embedding_rules,
-    feedforward_rules,
-    find_file,
-    find_tying,
-    make_weights,
-    read_vocabs,
-    refuse_given,
-    stack_rules,
-    table_constants,
-    tied_names,
 )
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
@@ -74,10 +60,10 @@ _POSITION_TYPES: dict[str, Any] = {
 }
 _REQUIRED = ("enc_layers", "dec_layers", "heads", "transformer_ff", "enc_hid_size")
 _NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("enc_layers", "dec_layers"), COUNT),
-    **dict.fromkeys(("heads", "enc_hid_size", "dec_hid_size"), WIDTH),
-    "transformer_ff": FFN_WIDTH,
-    "norm_eps": EPSILON,
+    **dict.fromkeys(("enc_layers", "dec_layers"), toolkit.COUNT),
+    **dict.fromkeys(("heads", "enc_hid_size", "dec_hid_size"), toolkit.WIDTH),
+    "transformer_ff": toolkit.FFN_WIDTH,
+    "norm_eps": toolkit.EPSILON,
 }
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "model_type": ("text",),
@@ -108,7 +94,7 @@ def _read(path: Path, given: Given) -> Weights:
     refuse_given(given, folder)
     if path.suffix == ".safetensors":
         path = path.with_suffix(".pt")
-    file = find_file(path, ("*.pt",), what="an OpenNMT-py model")
+    file = toolkit.find_file(path, ("*.pt",), what="an OpenNMT-py model")
     checkpoint = load_checkpoint(file)
     options = _read_options(checkpoint, file)
     tensors = dict(_rename_old(_read_tensors(checkpoint, file)))
@@ -117,18 +103,18 @@ def _read(path: Path, given: Given) -> Weights:
         # Of versions 1 and 2, which have no symbols in a vocabulary of sources alone. No network reads it.
         table = tensors[_TABLES.source]
         source, tensors[_TABLES.source] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
-    languages = Languages()
+    languages = toolkit.Languages()
     lists = [_make_list(names, start, file) for names in (source, target)]
-    vocabs = read_vocabs(folder, lists, languages)
+    vocabs = toolkit.read_vocabs(folder, lists, languages)
     network = _make_network(options, tensors)
-    return make_weights(
+    return toolkit.make_weights(
         network,
         vocabs,
         as_arrays(tensors),
         _make_rules(network),
         path=file,
         what=_NAME,
-        tied=tied_names(network, _TABLES),
+        tied=toolkit.tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -137,10 +123,10 @@ def _read(path: Path, given: Given) -> Weights:
 
 
 def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    found = attributes_of(checkpoint.get("opt"))
-    if not found:
+    stored = attributes_of(checkpoint.get("opt"))
+    if not stored:
         raise UserError(f"{file} has no options under opt; give a checkpoint of onmt_train")
-    options = _DEFAULTS | {name: value for name, value in found.items() if value is not None}
+    options = _DEFAULTS | {name: value for name, value in stored.items() if value is not None}
     width = options.get("rnn_size") or options.get("hidden_size")  # of versions 1 and 2
     for name in ("enc_hid_size", "dec_hid_size"):
         if not options.get(name) or (options[name] == -1 and width):
@@ -150,7 +136,7 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for name in ("dropout", "attention_dropout"):  # one number for each stage of training
         if isinstance(options.get(name), list):
             options[name] = options[name][-1] if options[name] else None
-    check_options(
+    toolkit.check_options(
         options,
         file,
         required=_REQUIRED,
@@ -192,7 +178,7 @@ def _read_tensors(checkpoint: Mapping[str, Any], file: Path) -> dict[str, torch.
     if "model" in checkpoint:
         generator = take_tensors(checkpoint.get("generator"), file, what="generator")
         tensors = take_tensors(checkpoint["model"], file, what="model")
-        return tensors | {f"generator.{name}": one for name, one in generator.items()}
+        return tensors | {f"generator.{name}": tensor for name, tensor in generator.items()}
     beside = file.with_suffix(".safetensors")
     try:
         return take_tensors(load_file(beside), beside, what="the file")
@@ -220,10 +206,10 @@ _TABLES = TableNames(
 _POSITION_TABLES = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
 _FEEDFORWARD = ("feed_forward", "feed_forward.layer_norm")
 _STACKS = {
-    "encoder": StackNames(
+    "encoder": toolkit.StackNames(
         "transformer", {"self_attention": ("self_attn", "layer_norm"), "feedforward": _FEEDFORWARD}
     ),
-    "decoder": StackNames(
+    "decoder": toolkit.StackNames(
         "transformer_layers",
         {
             "self_attention": ("self_attn", "layer_norm_1"),
@@ -242,8 +228,10 @@ def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
     return [
         *embedding_rules(network, _TABLES),
         Rule("output_bias", "generator.bias"),
-        *stack_rules(_STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "w_2"})),
-        *table_constants(positions, _POSITION_TABLES),
+        *toolkit.stack_rules(
+            _STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "w_2"})
+        ),
+        *toolkit.table_constants(positions, _POSITION_TABLES),
     ]
 
 
@@ -268,23 +256,22 @@ def _read_lists(vocab: Any, file: Path) -> tuple[list[str], list[str], str]:
 
 
 def _find_list(side: Any) -> list[str]:
-    """Return the pieces of one side: a list, or that of the only field of a record of torchtext."""
     if isinstance(side, Record):
-        own = vars(side)
-        fields = own.get("fields")
+        attributes = vars(side)
+        fields = attributes.get("fields")
         if isinstance(fields, list) and len(fields) == 1 and isinstance(fields[0], tuple):
             return _find_list(fields[0][-1])
-        return _find_list(own.get("vocab") if "vocab" in own else own.get("itos"))
-    return list(side) if isinstance(side, list) and all(isinstance(one, str) for one in side) else []
+        return _find_list(attributes.get("vocab") if "vocab" in attributes else attributes.get("itos"))
+    return list(side) if isinstance(side, list) and all(isinstance(piece, str) for piece in side) else []
 
 
-def _make_list(names: list[str], start: str, file: Path) -> PieceList:
+def _make_list(names: list[str], start: str, file: Path) -> toolkit.PieceList:
     for symbol in (_UNK, _PAD, _EOS):
         if symbol not in names:
             raise UserError(f"{file}: the vocabulary lacks {symbol}; give a checkpoint of onmt_train")
     bos = start if start in names else next((one for one in (_BOS, _PAD) if one in names), None)
     unused = {name for name in names if name.startswith(_FILLER)} | ({_BOS} & set(names))
-    return PieceList(names, Specials(_UNK, _EOS, _PAD, None if bos == _PAD else bos), unused)
+    return toolkit.PieceList(names, Specials(_UNK, _EOS, _PAD, None if bos == _PAD else bos), unused)
 
 
 FORMAT = Format.read_only(_NAME, _read)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from flaxformer_mt.convert.foreign_files import check_tensors
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.convert.foreign_files import check_tensors, check_unpacked_size
+from flaxformer_mt.errors import UserError, first_line
 
 # Pickles of a file that is no zip archive: magic number, version, machine, object.
 _OLD_PICKLES = 4
@@ -28,7 +28,6 @@ class Record:
     """An object of another program's class: its attributes, and the arguments that it was made with."""
 
     def __new__(cls, *arguments: Any, **options: Any) -> "Record":
-        """Keep the arguments, whatever they are."""
         self = super().__new__(cls)
         self.__dict__["arguments"] = arguments
         return self
@@ -37,7 +36,6 @@ class Record:
         """Do nothing: `__new__` has kept the arguments."""
 
     def __setstate__(self, state: Any) -> None:
-        """Take the attributes of the file; of a state that is no dict, nothing."""
         if isinstance(state, dict):
             self.__dict__.update(state)
 
@@ -47,22 +45,18 @@ def _make_dict(*arguments: Any) -> dict[Any, Any]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, which is a dict; tensors of a zip archive stay in the file until they are used.
-
-    Raises:
-      UserError: the file is absent, damaged, claims more than it has, or is no checkpoint.
-    """
+    """Read a checkpoint, which is a dict; tensors of a zip archive stay in the file until they are used."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
         is_archive = zipfile.is_zipfile(path)
         if is_archive:
-            _check_size(path)
+            check_unpacked_size(path)
         known = torch.serialization.get_safe_globals()
         unknown: list[Any] = [(_make_dict, _DEFAULT_DICT)]
         classes = {*_TYPES, *_find_classes(path)} - {_DEFAULT_DICT}
         unknown += [(Record, name) for name in sorted(classes)]
-        with torch.serialization.safe_globals([one for one in unknown if one not in known]):
+        with torch.serialization.safe_globals([entry for entry in unknown if entry not in known]):
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except UserError:
         raise
@@ -71,24 +65,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         refused = re.search(
             r"(Unsupported|Trying to load unsupported|Can only|Only) .*?(?=\. |\n|$)", str(error)
         )
-        reason = refused[0] if refused else str(error).strip().split("\n")[0]
-        raise UserError(
-            f"{path} is not a checkpoint that loads safely: {type(error).__name__}: {reason}"
-        ) from error
+        reason = f"{type(error).__name__}: {refused[0] if refused else first_line(error)}"
+        raise UserError(f"{path} is not a checkpoint that loads safely: {reason}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not a checkpoint: it must be a dict, but is a {type(loaded).__name__}")
     return {name: value for name, value in loaded.items() if isinstance(name, str)}
 
 
 def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a part of a checkpoint by name.
-
-    Args:
-      what: the name of the part, for messages.
-
-    Raises:
-      UserError: the part is no dict of plain floating-point tensors.
-    """
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
     ):
@@ -101,14 +85,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
     """Return the entries of a dict, or the attributes of an object that was one in the toolkit."""
     if isinstance(value, Record):
         value = vars(value)
-    return {str(name): one for name, one in value.items()} if isinstance(value, dict) else {}
-
-
-def _check_size(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        unpacked = sum(entry.file_size for entry in archive.infolist())
-    if unpacked > 2 * path.stat().st_size + (1 << 20):
-        raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
+    return {str(name): attribute for name, attribute in value.items()} if isinstance(value, dict) else {}
 
 
 def _find_classes(path: Path) -> set[str]:

@@ -1,29 +1,24 @@
-"""What the importers of other toolkits share: checks of options, the config of a model, and its parameters.
-
-These formats are read only: the toolkits train in their own files, and need none of this package.
-"""
+"""What the importers of other toolkits share: checks of options, rules of names, vocabularies and YAML."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig
-from flaxformer_mt.config.files import read_file
-from flaxformer_mt.convert.foreign_files import check_fields, check_network
-from flaxformer_mt.convert.formats import Given, Weights, fit_vocabulary, shapes_of, size_fields
+from flaxformer_mt.convert.foreign_files import check_fields, check_network, read_bytes, read_text
+from flaxformer_mt.convert.formats import Weights, fit_vocabulary, shapes_of, size_fields
 from flaxformer_mt.convert.huggingface.model_config import make_data_config
 from flaxformer_mt.convert.name_table import (
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
+    NORM,
     TABLE_TOLERANCE,
-    TRANSPOSED,
     Constant,
     Rule,
     Table,
+    TableNames,
     rules_for,
 )
 from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model, renumber
@@ -41,6 +36,12 @@ EPSILON = (float, 0, 1)
 _SHOWN = 60
 
 
+_SUFFIXES = (".model", ".spm")
+_SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
+# Larger files are not read, nor those that have more values once their references are written out.
+_LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
+
+
 class Languages(NamedTuple):
     """The languages of a model; None where its files do not say them."""
 
@@ -48,35 +49,19 @@ class Languages(NamedTuple):
     target: str | None = None
 
 
-def refuse_given(given: Given, folder: Path) -> None:
-    """Raise UserError if a config or vocabularies are given for files that have their own."""
-    if given != Given():
-        raise UserError(
-            f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
-        )
-
-
 def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = "/") -> Path:
-    """Return a file of a model: `path` itself, or the one in the folder that fits the first fitting pattern.
-
-    Args:
-      what: what the file has, for messages.
-      without: the end of names that do not fit.
-
-    Raises:
-      UserError: no file fits, or several files fit the same pattern.
-    """
+    """Return a file of a model: `path` itself, or the first in the folder that fits one of the patterns."""
     if path.is_file():
         return path
     for pattern in patterns:
-        found = sorted(file for file in path.glob(pattern) if not file.name.endswith(without))
-        if len(found) > 1:
-            names = ", ".join(file.name for file in found[:5])
+        files = sorted(file for file in path.glob(pattern) if not file.name.endswith(without))
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files[:5])
             raise UserError(
                 f"{path} has several files with {what}: {names}; give one of them as --input=FILE"
             )
-        if found:
-            return found[0]
+        if files:
+            return files[0]
     raise UserError(f"{path} has no file {' or '.join(patterns)} with {what}; give the model's folder")
 
 
@@ -84,9 +69,9 @@ def check_options(
     options: Mapping[str, Any],
     path: Path,
     *,
-    required: Iterable[str],
-    numbers: Mapping[str, tuple[type, float, float]],
-    supported: Mapping[str, tuple[Any, ...]],
+    required: Iterable[str] = (),
+    numbers: Mapping[str, tuple[type, float, float]] = MappingProxyType({}),
+    supported: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
     equal: Iterable[tuple[str, str]] = (),
 ) -> None:
     """Check the options of a network.
@@ -96,9 +81,6 @@ def check_options(
       numbers: kind and bounds of options that are numbers; None is accepted.
       supported: accepted values of options; one that is absent or None is accepted.
       equal: pairs of options that must have the same value.
-
-    Raises:
-      UserError: one line for each option that is absent, or has a value that this package cannot express.
     """
     if missing := [name for name in required if options.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the file of a complete Transformer model")
@@ -109,18 +91,18 @@ def check_options(
         if options.get(name) is not None and not any(_is_same(options[name], value) for value in values)
     ]
     problems += [
-        f"{one} is {options.get(one)} and {other} is {options.get(other)}; they must be equal"
-        for one, other in equal
-        if options.get(one) != options.get(other)
+        f"{first} is {options.get(first)} and {second} is {options.get(second)}; they must be equal"
+        for first, second in equal
+        if options.get(first) != options.get(second)
     ]
     if problems:
         lines = "\n".join(f"{path}: {problem}" for problem in problems)
         raise UserError(f"{lines}\nother models are not imported: train one with the supported values")
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Return whether two values are equal; numbers of different types are, but for truth values."""
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
+    return isinstance(first, bool) == isinstance(second, bool) and first == second
 
 
 def make_weights(
@@ -134,17 +116,6 @@ def make_weights(
     tied: Sequence[str] = (),
     languages: Languages = Languages(),  # noqa: B008
 ) -> Weights:
-    """Return the parameters of a model, with a config for it.
-
-    Args:
-      tensors: by the names of `rules`; each has a shape, and becomes a numpy array when it is read.
-      path: the file of the tensors.
-      what: the name of the format.
-      tied: names that a file may omit because another name holds the same array.
-
-    Raises:
-      UserError: the network is larger than the file, or arrays are missing, unexpected or of a wrong shape.
-    """
     names = {
         "source_language": languages.source or DataConfig.source_language,
         "target_language": languages.target or DataConfig.target_language,
@@ -158,15 +129,8 @@ def make_weights(
     return Weights(config, vocabs, leaves)
 
 
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
-
-
-class TableNames(NamedTuple):
-    """Names of the embeddings of both sides, and of the matrix of the output layer."""
-
-    source: str
-    target: str
-    output: str
+def languages_of(codes: Iterable[Any]) -> Languages:
+    return Languages(*(code if isinstance(code, str) and code else None for code in codes))
 
 
 class StackNames(NamedTuple):
@@ -180,29 +144,6 @@ class StackNames(NamedTuple):
     sublayers: Mapping[str, tuple[str, str]]
 
 
-def find_tying(*, embeddings: Any, output: Any) -> Any:
-    """Return model.tying where both sides may share embeddings, and the output layer those of the target."""
-    ways = {
-        (False, False): "none",
-        (False, True): "target_output",
-        (True, False): "embeddings",
-        (True, True): "all",
-    }
-    return ways[bool(embeddings), bool(output)]
-
-
-def embedding_rules(network: ModelConfig, names: TableNames) -> list[Rule]:
-    """Return the rules of the embeddings and of the output layer's matrix."""
-    shared = network.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    output = (
-        Rule(f"{target}/embedding", names.output)
-        if network.tying in ("all", "target_output")
-        else Rule("output_kernel", names.output, TRANSPOSED)
-    )
-    return [Rule(f"{source}/embedding", names.source), Rule(f"{target}/embedding", names.target), output]
-
-
 def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
     """Return the names that hold one array, of which a file may omit all but one."""
     tied = [names.source] if network.tying in ("all", "embeddings") else []
@@ -211,63 +152,35 @@ def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
     return tied if len(tied) > 1 else []
 
 
-def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
-    """Return the rules of an attention sublayer.
-
-    Args:
-      projections: names of the layers that compute queries, keys and values.
-      output: the name of the layer after them.
-    """
-    pairs = list(zip(("query", "key", "value"), projections, strict=True))
-    return [
-        *(Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN) for ours, theirs in pairs),
-        *(Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT) for ours, theirs in pairs),
-        Rule("/output/kernel", f".{output}.weight", HEADS_OUT),
-        Rule("/output/bias", f".{output}.bias"),
-    ]
-
-
-def feedforward_rules(names: Mapping[str, str]) -> list[Rule]:
-    """Return the rules of a feed-forward sublayer; `names` are those of its layers input, output and gate."""
-    return [
-        rule
-        for ours, theirs in names.items()
-        for rule in (
-            Rule(f"/{ours}/kernel", f".{theirs}.weight", TRANSPOSED),
-            Rule(f"/{ours}/bias", f".{theirs}.bias"),
-        )
-    ]
+def alike_stacks(
+    layers: str,
+    *,
+    self_attention: tuple[str, str],
+    cross_attention: tuple[str, str],
+    feedforward: tuple[str, str],
+) -> dict[str, StackNames]:
+    encoder = {"self_attention": self_attention, "feedforward": feedforward}
+    decoder = encoder | {"cross_attention": cross_attention}
+    return {"encoder": StackNames(layers, encoder), "decoder": StackNames(layers, decoder)}
 
 
 def stack_rules(
     stacks: Mapping[str, StackNames], *, attention: Sequence[Rule], feedforward: Sequence[Rule]
 ) -> list[Rule]:
-    """Return the rules of encoder and decoder, their layers and their norms."""
     rules = []
     for stack, (layers, sublayers) in stacks.items():
         ours, theirs = f"{stack}/layers_{{n}}/", f"{stack}.{layers}.{{n}}"
         for sublayer, (name, norm) in sublayers.items():
             place = f"{theirs}.{name}" if name else theirs
-            own = feedforward if sublayer == "feedforward" else attention
-            rules += rules_for([(ours + sublayer, place)], own)
-            rules += norm_rules(f"{ours}{sublayer}_residual/norm", f"{theirs}.{norm}")
-        rules += norm_rules(f"{stack}/final_norm", f"{stack}.layer_norm")
+            sublayer_rules = feedforward if sublayer == "feedforward" else attention
+            rules += rules_for([(ours + sublayer, place)], sublayer_rules)
+            rules += rules_for([(f"{ours}{sublayer}_residual/norm", f"{theirs}.{norm}")], NORM)
+        rules += rules_for([(f"{stack}/final_norm", f"{stack}.layer_norm")], NORM)
     return rules
 
 
-def norm_rules(ours: str, theirs: str) -> list[Rule]:
-    """Return the rules of one norm."""
-    return rules_for([(ours, theirs)], _NORM)
-
-
 def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:
-    """Return the tables of positions that a file may have, and that are computed here."""
     return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
-
-
-_SUFFIXES = (".model", ".spm")
-_FILE_BYTES = 1 << 30
-_SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
 
 
 class PieceList(NamedTuple):
@@ -289,16 +202,6 @@ def read_vocabs(
     *,
     models: Mapping[str, Path] | None = None,
 ) -> Vocabs:
-    """Return the vocabularies of two lists; one for both sides if the lists are equal.
-
-    Args:
-      lists: those of the source and of the target side.
-      models: the SentencePiece model of each side. None: those in the folder.
-
-    Raises:
-      UserError: a list repeats a piece or lacks a special symbol, or the folder has SentencePiece models of
-        which it is not clear which one belongs to a side.
-    """
     source, target = lists
     joint = list(source.names) == list(target.names)
     models = _find_models(folder, languages) if models is None else models
@@ -328,78 +231,51 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
         # SentencePiece's own sign for a space is none in a list of words.
         words = [name if name in pieces.specials else name.replace(SPACE, "_") for name in names]
         return Vocab(make_word_model(words, pieces.specials), name=str(folder))
-    try:
-        content = read_file(model, most=_FILE_BYTES)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{model} cannot be read: {error}; copy it again") from error
-    numbered = renumber(content, names, pieces.specials, origin=str(model), unused=pieces.unused)
+    numbered = renumber(read_bytes(model), names, pieces.specials, origin=str(model), unused=pieces.unused)
     return Vocab(numbered, name=str(model))
 
 
 def _find_models(folder: Path, languages: Languages) -> dict[str, Path]:
-    """Return the SentencePiece model of each side; {} if the folder has none."""
-    found = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
-    return choose_sides(found, languages, what="SentencePiece models", folder=folder) if found else {}
+    models = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
+    return choose_sides(models, languages, what="SentencePiece models", folder=folder) if models else {}
 
 
 def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: Path) -> dict[str, Path]:
-    """Return the file of each side, by names such as source.model or vocab.de.yml; a single file has both.
-
-    Raises:
-      UserError: several files, whose names do not say the side.
-    """
+    """Return the file of each side, by names such as source.model or vocab.de.yml; a single file has both."""
     if len(found) == 1:
         return dict.fromkeys(_SIDES, found[0])
     marks = {
         side: {*marks, language} - {None}
         for (side, marks), language in zip(_SIDES.items(), languages, strict=True)
     }
-    chosen = {
+    by_side = {
         side: [file for file in found if names & set(file.name.replace("_", ".").split("."))]
         for side, names in marks.items()
     }
-    if any(len(files) != 1 for files in chosen.values()) or chosen["source"] == chosen["target"]:
+    if any(len(files) != 1 for files in by_side.values()) or by_side["source"] == by_side["target"]:
         raise UserError(
             f"{folder} has several {what} ({', '.join(file.name for file in found)}); put source and target "
             "into their names, as in source.model, or leave one for both sides"
         )
-    return {side: files[0] for side, files in chosen.items()}
-
-
-# Larger files are not read, nor those that have more values once their references are written out.
-_LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
+    return {side: files[0] for side, files in by_side.items()}
 
 
 def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
-    """Read a file of YAML that is a mapping; see `parse_yaml`."""
-    try:
-        content = read_file(path, most=_LARGEST).decode()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; copy it again") from error
-    return parse_yaml(content, str(path), as_text=as_text)
+    return parse_yaml(read_text(path, most=_LARGEST), str(path), as_text=as_text)
 
 
 def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, Any]:
-    """Parse YAML that is a mapping.
-
-    Args:
-      name: of the file, for messages.
-      as_text: whether all keys and values stay text, as the words of a vocabulary: `no` is not a truth value.
-
-    Raises:
-      UserError: the text is no YAML, no mapping, or has references with which few bytes claim much.
-    """
     try:
-        found = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
+        values = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} is not YAML that can be read: {reason}") from error
-    if not isinstance(found, Mapping):
-        raise UserError(f"{name} must be a mapping of names to values, but is {type(found).__name__}")
-    left: list[Any] = [found]
+    if not isinstance(values, Mapping):
+        raise UserError(f"{name} must be a mapping of names to values, but is {type(values).__name__}")
+    left: list[Any] = [values]
     for _ in range(_MOST_VALUES):
         if not left:
-            return {str(key): value for key, value in found.items()}
+            return {str(key): value for key, value in values.items()}
         one = left.pop()
         left += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else []
     raise UserError(f"{name} has more than {_MOST_VALUES} values with its references (*name); write them out")

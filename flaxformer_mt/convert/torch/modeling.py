@@ -341,7 +341,6 @@ def _indices(ids: Tensor) -> Tensor:
 
 
 def _sinusoids(rows: int, width: int) -> Tensor:
-    """Interleaved sines and cosines [rows, width] of angles in float64."""
     rates = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(rows, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width].float()

@@ -1,7 +1,6 @@
-"""A model around torch.nn.Transformer with embeddings, positions, masks and an output layer.
+"""Format torch-nn: a model around torch.nn.Transformer, with embeddings, positions and an output layer.
 
-The parity check of the format `torch-nn` loads exported weights into this class. The file may be copied as a
-starting point for other code.
+The class may be copied as a starting point for other code.
 """
 
 from typing import Any
@@ -13,14 +12,17 @@ from torch import Tensor, nn
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert.formats import unsupported_fields
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
     FLAT,
     HEADS_IN,
     HEADS_OUT,
-    TRANSPOSED,
+    NORM,
     Constant,
     Rule,
     Shapes,
+    TableNames,
+    embedding_rules,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
@@ -138,7 +140,6 @@ _ATTENTION = [
     Rule("/output/kernel", ".out_proj.weight", HEADS_OUT),
     Rule("/output/bias", ".out_proj.bias"),
 ]
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 _STACKS = {
     "encoder": {"self_attention": "self_attn"},
     "decoder": {"self_attention": "self_attn", "cross_attention": "multihead_attn"},
@@ -155,39 +156,31 @@ def _problems(config: Config) -> list[str]:
 
 def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
     model = config.model
-    layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        Rule("/input/kernel", ".linear1.weight", layout),
-        Rule("/input/bias", ".linear1.bias"),
-        Rule("/output/kernel", ".linear2.weight", layout),
-        Rule("/output/bias", ".linear2.bias"),
-    ]
+    feedforward = feedforward_rules({"input": "linear1", "output": "linear2"}, linear_layout(model))
     rules: list[Rule | Constant] = [*_embedding_rules(model)]
     for stack, attentions in _STACKS.items():
         foreign = f"transformer.{stack}"
-        rules += rules_for([(f"{stack}/final_norm", f"{foreign}.norm")], _NORM)
+        rules += rules_for([(f"{stack}/final_norm", f"{foreign}.norm")], NORM)
         flax, foreign = f"{stack}/layers_{{n}}/", f"{foreign}.layers.{{n}}"
         rules += rules_for([(flax + a, f"{foreign}.{b}") for a, b in attentions.items()], _ATTENTION)
         rules += rules_for([(f"{flax}feedforward", foreign)], feedforward)
         sublayers = [*attentions, "feedforward"]
         norms = [(f"{flax}{name}_residual/norm", f"{foreign}.norm{i}") for i, name in enumerate(sublayers, 1)]
-        rules += rules_for(norms, _NORM)
+        rules += rules_for(norms, NORM)
     return [*rules, *_zeros(model)]
 
 
 def _embedding_rules(model: ModelConfig) -> list[Rule]:
-    shared = model.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    rules = [
-        Rule(f"{source}/embedding", "source_embedding.weight"),
-        Rule(f"{target}/embedding", "target_embedding.weight"),
+    names = TableNames("source_embedding.weight", "target_embedding.weight", "output.weight")
+    source, target, output = embedding_rules(model, names)
+    return [
+        source,
+        target,
         Rule("encoder/positions/embedding", "source_positions.weight"),
         Rule("decoder/positions/embedding", "target_positions.weight"),
         Rule("output_bias", "output.bias"),
+        output,
     ]
-    if model.tying in ("all", "target_output"):
-        return [*rules, Rule(f"{target}/embedding", "output.weight")]
-    return [*rules, Rule("output_kernel", "output.weight", TRANSPOSED)]
 
 
 def _zeros(model: ModelConfig) -> list[Constant]:

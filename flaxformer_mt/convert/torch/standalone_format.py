@@ -1,7 +1,6 @@
 """Format torch: a safetensors file and one Python file that needs only PyTorch; supports every model.
 
-Contains the table of names in model.safetensors, which the docstring of modeling.py lists, and the tied names
-that the file omits. The network is in modeling.py, which is copied into each exported folder.
+The network is in modeling.py, which is copied into each exported folder, and whose docstring lists the names.
 """
 
 from pathlib import Path
@@ -13,32 +12,19 @@ from safetensors.torch import load_file
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
-from flaxformer_mt.convert.formats import (
-    CONFIG_NAME,
-    VOCAB_NAME,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    find_vocabs,
-    read_config_json,
-    shapes_of,
-    size_fields,
-    unsupported_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
+    NORM,
     SAME,
     TRANSPOSED,
     Rule,
     Table,
     Tensors,
+    attention_rules,
+    feedforward_rules,
+    linear_layout,
     rules_for,
 )
 from flaxformer_mt.convert.stored_tensors import save_safetensors
@@ -50,14 +36,8 @@ from flaxformer_mt.vocab import Vocabs
 TENSORS_NAME = "model.safetensors"
 MODELING_NAME = "modeling.py"
 
-_NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
 _TABLE = [Rule("/embedding", ".weight"), Rule("/bias", ".bias")]
-_ATTENTION = [
-    *(Rule(f"/{name}/kernel", f".{name}.weight", HEADS_IN) for name in ("query", "key", "value")),
-    *(Rule(f"/{name}/bias", f".{name}.bias", FLAT) for name in ("query", "key", "value")),
-    Rule("/output/kernel", ".output.weight", HEADS_OUT),
-    Rule("/output/bias", ".output.bias"),
-]
+_ATTENTION = attention_rules(("query", "key", "value"), "output")
 _RECURRENCE = [
     Rule("/input/kernel", ".input.weight", TRANSPOSED),
     Rule("/forget/kernel", ".forget.weight", TRANSPOSED),
@@ -66,27 +46,24 @@ _RECURRENCE = [
 
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
-    """Return the name table of a model, including tied names."""
     model = config.model
-    shapes = shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    layout = CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
-    feedforward = [
-        *(Rule(f"/{name}/kernel", f".{name}.weight", layout) for name in ("input", "gate", "output")),
-        *(Rule(f"/{name}/bias", f".{name}.bias") for name in ("input", "gate", "output")),
-    ]
+    shapes = formats.shapes_of(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    feedforward = feedforward_rules(
+        {name: name for name in ("input", "gate", "output")}, linear_layout(model)
+    )
     layers = [("encoder/layers_{n}/", "encoder.layers.{n}."), ("decoder/layers_{n}/", "decoder.layers.{n}.")]
     rules = _embedding_rules(model)
     for stack in ("encoder", "decoder"):
         rules += rules_for([(f"{stack}/positions", f"{stack}.positions")], _TABLE)
         for norm in ("embedding_norm", "final_norm"):
-            rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], _NORM)
+            rules += rules_for([(f"{stack}/{norm}", f"{stack}.{norm}")], NORM)
     for flax, foreign in layers:
         for attention in ("self_attention", "cross_attention"):
             rules += rules_for([(flax + attention, foreign + attention)], _ATTENTION)
         rules += rules_for([(f"{flax}feedforward", f"{foreign}feedforward")], feedforward)
         rules += rules_for([(f"{flax}recurrence", f"{foreign}recurrence")], _RECURRENCE)
         for sublayer in ("self_attention", "recurrence", "cross_attention", "feedforward"):
-            rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], _NORM)
+            rules += rules_for([(f"{flax}{sublayer}_residual/norm", f"{foreign}{sublayer}_norm")], NORM)
     return Table(shapes, rules, what=FORMAT.name)
 
 
@@ -102,11 +79,7 @@ def _embedding_rules(model: ModelConfig) -> list[Rule]:
         rules += rules_for([(source, "source_embedding")], _TABLE)
     if "output.weight" in _tied_names(model):
         rules.append(Rule(f"{target}/embedding", "output.weight", SAME))
-    return [
-        *rules,
-        Rule("output_kernel", "output.weight", TRANSPOSED),
-        Rule("output_bias", "output.bias"),
-    ]
+    return [*rules, Rule("output_kernel", "output.weight", TRANSPOSED), Rule("output_bias", "output.bias")]
 
 
 def _tied_names(model: ModelConfig) -> list[str]:
@@ -123,15 +96,14 @@ def _tied_names(model: ModelConfig) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     model, vocabs = weights.config.model, weights.vocabs
     tensors = make_table(weights.config, vocabs).to_foreign(weights.leaves)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
-    save_safetensors(kept, folder / TENSORS_NAME)
-    vocabs.save(folder / VOCAB_NAME)
-    write_config_json(weights, folder, FORMAT.name, _facts(vocabs))
+    stored = {name: tensor for name, tensor in tensors.items() if name not in _tied_names(model)}
+    save_safetensors(stored, folder / TENSORS_NAME)
+    vocabs.save(folder / formats.VOCAB_NAME)
+    formats.write_config_json(weights, folder, FORMAT.name, _class_arguments(vocabs))
     (folder / MODELING_NAME).write_bytes(Path(modeling.__file__).read_bytes())
 
 
-def _facts(vocabs: Vocabs) -> dict[str, Any]:
-    """Return arguments of the class, beside the config of the model."""
+def _class_arguments(vocabs: Vocabs) -> dict[str, Any]:
     return {
         "sizes": {"source": vocabs.source.size, "target": vocabs.target.size},
         "special_ids": {
@@ -144,7 +116,11 @@ def _facts(vocabs: Vocabs) -> dict[str, Any]:
 
 def _open(path: Path, given: Given | None = None) -> Outputs:
     if path.is_dir() and given in (None, Given()):
-        check_equal(read_config_json(path), _facts(find_vocabs(path, Given())), path / CONFIG_NAME)
+        check_equal(
+            formats.read_config_json(path),
+            _class_arguments(formats.find_vocabs(path, Given())),
+            path / formats.CONFIG_NAME,
+        )
         module = modeling.Transformer.load(path)
     else:
         module = _load_given(path, given or Given())
@@ -158,10 +134,9 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
 
 
 def _load_given(path: Path, given: Given) -> modeling.Transformer:
-    """Return the class with the arguments of a given config and vocabulary, and the tensors of a file."""
     folder = path if path.is_dir() else path.parent
-    config, vocabs = find_config(folder, given), find_vocabs(folder, given)
-    module = modeling.Transformer(to_dict(config)["model"], **_facts(vocabs))
+    config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
+    module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs))
     tensors = modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path)
     tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
     module.load_state_dict(tensors, strict=True)
@@ -170,24 +145,16 @@ def _load_given(path: Path, given: Given) -> modeling.Transformer:
 
 def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
-    config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+    config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
     check_network(config, folder)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
     leaves = make_table(config, vocabs).to_flax(
-        tensors,
-        tied=_tied_names(config.model),
-        origin=str(path),
-        sizes=size_fields(config, vocabs),
+        tensors, tied=_tied_names(config.model), origin=str(path), sizes=formats.size_fields(config, vocabs)
     )
     return Weights(config, vocabs, leaves)
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Read a safetensors file as float32 arrays, converting other types.
-
-    Raises:
-      UserError: the file is absent or damaged.
-    """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give the folder of {TENSORS_NAME} or the file itself")
     try:
@@ -204,4 +171,4 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "model.activation": ("relu", "gelu", "gelu_tanh", "silu", "swiglu"),
     "model.source_end": (True, False),
 }
-FORMAT = Format("torch", lambda config: unsupported_fields(config, _ALLOWED), _write, _open, _read)
+FORMAT = Format("torch", lambda config: formats.unsupported_fields(config, _ALLOWED), _write, _open, _read)

@@ -1,9 +1,4 @@
-"""PyTorch state dicts: their files, and the code that all formats based on one state dict share.
-
-Contains state_dict.pt, which is written by torch.save and read without unpickling anything but tensors, and
-StateDictFormat, which makes a Format of a name table and a PyTorch module. Each format lists the names of its
-arrays in a module of its own.
-"""
+"""Formats that are the state dict of one PyTorch class, read without unpickling anything but tensors."""
 
 import zipfile
 from collections.abc import Callable, Sequence
@@ -15,27 +10,29 @@ import numpy as np
 import torch
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
-from flaxformer_mt.convert.formats import (
-    CONFIG_NAME,
-    VOCAB_NAME,
-    Format,
-    Given,
-    Outputs,
-    Weights,
-    find_config,
-    find_vocabs,
-    read_config_json,
-    shapes_of,
-    size_fields,
-    write_config_json,
-)
+from flaxformer_mt.convert import formats
+from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors, check_unpacked_size
+from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 STATE_NAME = "state_dict.pt"
+# Supported values of formats whose network is that of Vaswani et al. 2017, but for further fields.
+POST_NORM: dict[str, tuple[Any, ...]] = {
+    "model.architecture": ("encoder_decoder",),
+    "model.decoder_self_attention": ("attention",),
+    "model.activation": ("relu",),
+    "model.norm_position": ("post",),
+    "model.norm": ("layer",),
+    "model.norm_affine": (True,),
+    "model.final_norm": (None, False),
+    "model.positions": ("sinusoidal",),
+    "model.embedding_bias": (False,),
+    "model.ffn_bias": (True,),
+    "model.output_bias": (False,),
+}
 _NOTHING_GIVEN = Given()
 
 
@@ -62,40 +59,40 @@ class StateDictFormat:
     write_more: Callable[[Weights, Tensors, Path], None] | None = None
 
     def make_format(self) -> Format:
-        """Return the interface for the export and import commands."""
         return Format(self.name, self.problems, self._write, self.open, self.read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
-        """Return the name table of a model."""
-        shapes = shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+        shapes = formats.shapes_of(
+            config.model, source_size=vocabs.source.size, target_size=vocabs.target.size
+        )
         return Table(shapes, self.rules(config, shapes), what=self.name)
 
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
         tensors = self.make_table(weights.config, weights.vocabs).to_foreign(weights.leaves)
         for file in {self.file_of(name): None for name in tensors}:
             save_tensors({n: a for n, a in tensors.items() if self.file_of(n) == file}, folder / file)
-        (folder / VOCAB_NAME).mkdir()
-        weights.vocabs.save(folder / VOCAB_NAME)
+        (folder / formats.VOCAB_NAME).mkdir()
+        weights.vocabs.save(folder / formats.VOCAB_NAME)
         arguments = self.arguments(weights.config, weights.vocabs)
-        write_config_json(weights, folder, self.name, {"arguments": arguments})
+        formats.write_config_json(weights, folder, self.name, {"arguments": arguments})
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
     def open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
-        """Return the forward function of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
-        config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
         arguments = self.arguments(config, vocabs)
         if given.config is None:
-            check_equal(read_config_json(folder).get("arguments"), arguments, folder / CONFIG_NAME)
+            check_equal(
+                formats.read_config_json(folder).get("arguments"), arguments, folder / formats.CONFIG_NAME
+            )
         return self.outputs_of(self._load(path, config, vocabs), arguments)
 
     def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
-        """Return the forward function of the class with these arguments and tensors, those of all files."""
         module = self.make_module(**arguments)
         named = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-        own = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
-        module.load_state_dict(own, strict=True)
+        state = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
+        module.load_state_dict(state, strict=True)
         module.eval()
 
         def outputs(batch: Batch) -> np.ndarray:
@@ -105,25 +102,18 @@ class StateDictFormat:
         return outputs
 
     def read(self, path: Path, given: Given) -> Weights:
-        """Return the model of a folder or of a state dict's file."""
         folder = path if path.is_dir() else path.parent
-        config, vocabs = find_config(folder, given), find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
         check_network(config, folder)
         self.check_config(config)
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
 
     def check_config(self, config: Config) -> None:
-        """Check that the class can express a model.
-
-        Raises:
-          UserError: one line for each reason why it cannot.
-        """
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
     def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
-        """Return the Flax parameters of these tensors, those of all files."""
-        table, sizes = self.make_table(config, vocabs), size_fields(config, vocabs)
+        table, sizes = self.make_table(config, vocabs), formats.size_fields(config, vocabs)
         return Weights(config, vocabs, table.to_flax(tensors, origin=origin, sizes=sizes))
 
     def _load(self, path: Path, config: Config, vocabs: Vocabs) -> Tensors:
@@ -140,7 +130,6 @@ class StateDictFormat:
 
 
 def tensor_of(ids: Any) -> torch.Tensor:
-    """Return ids of a batch as an int64 tensor."""
     return torch.from_numpy(np.asarray(ids, np.int64))
 
 
@@ -154,11 +143,6 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """Read a state dict as float32 arrays, converting other types; executes no code from the file.
-
-    Raises:
-      UserError: the file is absent or damaged, or contains anything but named tensors.
-    """
     state = load_safely(path, what="a state dict")
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
         raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
@@ -170,18 +154,12 @@ def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
     """Read a file of torch.save that contains tensors, plain values and instances of `classes` only.
 
     Executes no code from the file, and takes little more memory than the file has bytes.
-
-    Raises:
-      UserError: the file is absent or damaged, or contains anything else; `what` says what it should be.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
     try:
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > 2 * path.stat().st_size + (1 << 20):
-                raise UserError(f"{path} has {path.stat().st_size} bytes, but claims to unpack to {unpacked}")
+            check_unpacked_size(path)
         with torch.serialization.safe_globals(list(classes)):
             return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
@@ -191,5 +169,4 @@ def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
 
 
 def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:
-    """Return a state dict as float32 arrays."""
     return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}

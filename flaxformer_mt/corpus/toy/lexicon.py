@@ -133,7 +133,7 @@ def _rows(table: str, width: int) -> Iterator[list[str]]:
 
 
 def _list(column: str) -> tuple[str, ...]:
-    return tuple(one for name in filter(None, column.split(",")) for one in _GROUPS.get(name, (name,)))
+    return tuple(kind for name in filter(None, column.split(",")) for kind in _GROUPS.get(name, (name,)))
 
 
 def _read_verb(use: str, german: str, third: str, perfect: str, english: str, *rest: str) -> Verb:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 # Sizes in units of the drawing, which is as wide as the page allows.
-SIZE = {"width": 420, "height": 240, "left": 46, "right": 8, "top": 10, "bottom": 34}
+SIZE = {"width": 420, "height": 240, "left": 60, "right": 8, "top": 10, "bottom": 34}
 # More points of a curve could not be told apart.
 _MOST_POINTS = 300
 
@@ -53,17 +53,17 @@ class Chart(NamedTuple):
 
 
 def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
-    """Curves over the same axis; None if no curve has two finite points."""
-    kept = [line._replace(points=_choose_points(line.points)) for line in lines]
-    kept = [line for line in kept if len(line.points) > 1]
-    if not kept:
+    """Curves over the same axis; [] if no curve has two finite points."""
+    drawn = [line._replace(points=_choose_points(line.points)) for line in lines]
+    drawn = [line for line in drawn if len(line.points) > 1]
+    if not drawn:
         return []
-    xs, ys = zip(*(point for line in kept for point in line.points), strict=True)
+    xs, ys = zip(*(point for line in drawn for point in line.points), strict=True)
     # Of all but the highest values, such as the losses of the first updates.
     highest = float(np.quantile(ys, 0.98, method="inverted_cdf"))
     x_ticks, y_ticks = _ticks(0, max(xs)), _ticks(min(ys), highest)
     scale = _Scale((0, x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
-    said = "; ".join(f"{line.name}: last value {line.points[-1][1]:.4g}" for line in kept)
+    said = "; ".join(f"{line.name}: last value {line.points[-1][1]:.4g}" for line in drawn)
     return [
         Chart(
             title,
@@ -71,13 +71,13 @@ def draw_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]
             x_name,
             [(scale.x(tick), _write(tick), "end" if tick == x_ticks[-1] else "middle") for tick in x_ticks],
             [(scale.y(tick), _write(tick)) for tick in y_ticks],
-            [line._replace(points=[(scale.x(x), scale.y(y)) for x, y in line.points]) for line in kept],
+            [line._replace(points=[(scale.x(x), scale.y(y)) for x, y in line.points]) for line in drawn],
         )
     ]
 
 
 def draw_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
-    """Groups of bars, one of each run, of scores up to 100, with whiskers for intervals; None without any."""
+    """Groups of bars, one of each run, of scores up to 100, with whiskers for intervals; [] without any."""
     bars = [bar for group in groups.values() for _, bar in group]
     if not bars:
         return []
@@ -125,8 +125,8 @@ class _Scale:
 def _choose_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Evenly spread finite points, the first and the last included."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    chosen = np.linspace(0, len(finite) - 1, min(len(finite), _MOST_POINTS)).round().astype(int)
-    return [finite[number] for number in chosen]
+    numbers = np.linspace(0, len(finite) - 1, min(len(finite), _MOST_POINTS)).round().astype(int)
+    return [finite[number] for number in numbers]
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -139,4 +139,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _write(value: float) -> str:
+    """Return the text of a tick, of at most seven characters below ten million: 2.5e-3, 0.025, 25k."""
+    if 0 < abs(value) < 0.01:
+        digits, exponent = f"{value:.3e}".split("e")
+        return f"{float(digits):g}e{int(exponent)}"
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{round(value, 6):g}"

@@ -11,7 +11,7 @@ from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.run_report import sections
 from flaxformer_mt.evaluation.run_report.charts import SIZE
-from flaxformer_mt.evaluation.run_report.sections import RunFacts, gather_facts, share_a_set
+from flaxformer_mt.evaluation.run_report.sections import ReportedRun, read_runs, share_a_set
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.text_io.lines import check_writable, is_device
 from flaxformer_mt.translation.annotation import Notes
@@ -35,16 +35,16 @@ def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[
             raise UserError(f"--attention names sentence {number}, but there are {count}; give 1 to {count}")
     translator = Translator.load(run_dir, long_lines="cut", split_sentences="never")
     lines = [translations.sources[number - 1] for number in numbers]
-    found = []
+    shown = []
     translated = translator.translate(lines, notes=Notes(attention=True))
-    for number, line, one in zip(numbers, lines, translated, strict=True):
-        if one.attention is None:  # a blank line
+    for number, line, result in zip(numbers, lines, translated, strict=True):
+        if result.attention is None:  # a blank line
             continue
         source = translator.vocabs.source.pieces(translator.vocabs.source.tokenize(line)[:-1])
         eos = translator.vocabs.target.eos_id
-        target = translator.pieces([token for token in one.tokens if token != eos])
-        found.append(Attention(number, source[: len(one.attention[0])], target, one.attention))
-    return found
+        target = translator.pieces([token for token in result.tokens if token != eos])
+        shown.append(Attention(number, source[: len(result.attention[0])], target, result.attention))
+    return shown
 
 
 # Bootstrap samples of the intervals.
@@ -75,7 +75,7 @@ def report_runs(
         raise UserError(f"output {output} is a folder, but the page is a file; give --output=FILE.html")
     if not is_device(str(output)):
         check_writable(output.parent)
-    runs = gather_facts([open_copy(run) for run in run_dirs], name)
+    runs = read_runs([open_copy(run) for run in run_dirs], name)
     parts = make_parts(runs, name=name, attention=attention, samples=samples)
     output.parent.mkdir(parents=True, exist_ok=True)
     page = make_page(runs, parts).encode("utf-8", errors="replace")
@@ -94,7 +94,7 @@ def report_training(run_dir: Path) -> Path:
 
 
 def make_parts(
-    runs: Sequence[RunFacts], *, name: str, attention: Sequence[int], samples: int
+    runs: Sequence[ReportedRun], *, name: str, attention: Sequence[int], samples: int
 ) -> dict[str, sections.Blocks]:
     """The sections that have something to show, by their headings."""
     compared = share_a_set(runs)
@@ -104,10 +104,13 @@ def make_parts(
         )
     shown: sections.Blocks = []
     if attention:
-        found = find_attention(compared[0].run_dir, compared[0].translations, attention)
-        shown = [("paragraph", f"Model: {compared[0].name}."), *(("attention", one) for one in found)]
+        attentions = find_attention(compared[0].run_dir, compared[0].translations, attention)
+        shown = [
+            ("paragraph", f"Model: {compared[0].name}."),
+            *(("attention", block) for block in attentions),
+        ]
     left_out = [run.name for run in runs if run.translations.sources and run not in compared]
-    note = f"Other sentences than the others have: {', '.join(left_out)}."
+    note = f"Left out, because their sentences are not those of the first run: {', '.join(left_out)}."
     parts = {
         "Summary": sections.make_summary(runs, compared, samples)
         + sections.make_significance(compared, samples)
@@ -124,13 +127,13 @@ def make_parts(
     return {heading: content for heading, content in parts.items() if content}
 
 
-def _explain_absence(runs: Sequence[RunFacts], name: str) -> sections.Blocks:
+def _explain_absence(runs: Sequence[ReportedRun], name: str) -> sections.Blocks:
     directions = [direction for run in runs for direction in run.by_direction]
     text = _BY_DIRECTION.format(f"{name}.{directions[0].name}") if directions else _NO_TRANSLATIONS
     return [("paragraph", text)]
 
 
-def make_page(runs: Sequence[RunFacts], parts: Mapping[str, sections.Blocks]) -> str:
+def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks]) -> str:
     import jinja2
 
     templates = jinja2.Environment(

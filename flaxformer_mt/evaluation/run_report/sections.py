@@ -24,7 +24,7 @@ MOST_RUNS = 6
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ReportedRun:
     """One run, as far as it has been trained and evaluated."""
 
     # Of the color that it has on the page.
@@ -45,14 +45,14 @@ class RunFacts:
     by_direction: Mapping[Direction, Translations] = field(default_factory=dict)
 
 
-def gather_facts(run_dirs: Sequence[Path], name: str) -> list[RunFacts]:
+def read_runs(run_dirs: Sequence[Path], name: str) -> list[ReportedRun]:
     if not 1 <= len(run_dirs) <= MOST_RUNS:
         raise UserError(f"a page shows 1 to {MOST_RUNS} runs, but {len(run_dirs)} are given; leave some out")
     places = [run_dir.resolve() for run_dir in run_dirs]
     if twice := [str(run_dirs[i]) for i, place in enumerate(places) if place in places[:i]]:
         raise UserError(f"{twice[0]} is given twice; name each run once")
     names = name_apart(places)
-    return [_read(*facts, name) for facts in zip(range(len(names)), names, run_dirs, strict=True)]
+    return [_read(*values, name) for values in zip(range(len(names)), names, run_dirs, strict=True)]
 
 
 def name_apart(places: Sequence[Path]) -> list[str]:
@@ -63,12 +63,12 @@ def name_apart(places: Sequence[Path]) -> list[str]:
     return ["/".join(place.parts[-length:]) for place in places]
 
 
-def _read(number: int, own_name: str, run_dir: Path, name: str) -> RunFacts:
+def _read(number: int, own_name: str, run_dir: Path, name: str) -> ReportedRun:
     config = read_config(run_dir / "config.json")
     has_metrics = (run_dir / "metrics.jsonl").is_file()
     directions = find_directions(config.data)
-    own = [direction for direction in directions if name.endswith(f".{direction.name}")]
-    return RunFacts(
+    named = [direction for direction in directions if name.endswith(f".{direction.name}")]
+    return ReportedRun(
         number=number,
         name=own_name,
         run_dir=run_dir,
@@ -76,11 +76,11 @@ def _read(number: int, own_name: str, run_dir: Path, name: str) -> RunFacts:
         report=read_report(run_dir) or {},
         metrics=read_metrics(run_dir) if has_metrics else [],
         translations=_find_translations(run_dir, name),
-        language=own[0].target if own else config.data.target_language,
+        language=named[0].target if named else config.data.target_language,
         by_direction={
-            direction: found
+            direction: translations
             for direction in (directions if len(directions) > 1 else [])
-            if (found := _find_translations(run_dir, f"{name}.{direction.name}")).sources
+            if (translations := _find_translations(run_dir, f"{name}.{direction.name}")).sources
         },
     )
 
@@ -90,11 +90,11 @@ def _find_translations(run_dir: Path, name: str) -> Translations:
     return load_translations(run_dir, name) if translated else Translations((), (), ())
 
 
-def share_a_set(runs: Sequence[RunFacts]) -> list[RunFacts]:
+def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """The runs whose translations are of the sentences of the first run that has any."""
     sets = [(run.translations.sources, run.translations.references) for run in runs]
-    first = next((found for found in sets if found[0]), None)
-    return [run for run, found in zip(runs, sets, strict=True) if found == first]
+    first = next((comparable for comparable in sets if comparable[0]), None)
+    return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
 
 
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
@@ -122,27 +122,35 @@ class Sentence(NamedTuple):
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
-def _choose_score_options(run: RunFacts, references: Sequence[str], language: str) -> dict[str, Any]:
+def _choose_score_options(run: ReportedRun, references: Sequence[str], language: str) -> dict[str, Any]:
     options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
     return options | {"only": _METRICS}
 
 
-def _score(translations: Translations, samples: int, options: Mapping[str, Any]) -> dict[str, Bar]:
-    """Each metric; a single sentence has no interval."""
+def _score(
+    translations: Translations,
+    samples: int,
+    options: Mapping[str, Any],
+    *,
+    signatures: set[str] | None = None,
+) -> dict[str, Bar]:
+    """Each metric; a single sentence has no interval. Adds to the signatures."""
     samples = 0 if min(samples, len(translations.sources)) < 2 else samples
     systems = {"": translations.hypotheses}
-    (scores,) = resample_scores(systems, translations.references, samples=samples, **options).systems
-    return {metric: Bar(found.score, found.ci) for metric, found in scores.items()}
+    results = resample_scores(systems, translations.references, samples=samples, **options)
+    if signatures is not None:
+        signatures.add("; ".join(f"{name} {results.signatures[name.lower()]}" for name in ("BLEU", "chrF")))
+    return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
 
 
-def make_summary(runs: Sequence[RunFacts], compared: Sequence[RunFacts], samples: int) -> Blocks:
+def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
     """The scores of the compared runs with 95% intervals, and what training took."""
-    rows = []
+    rows, signatures = [], set[str]()
     for run in runs:
         report, scores = run.report, dict[str, Bar]()
         if run in compared:
             options = _choose_score_options(run, run.translations.references, run.language)
-            scores = _score(run.translations, samples, options)
+            scores = _score(run.translations, samples, options, signatures=signatures)
         seconds = report.get("train_seconds")
         rows.append(
             [
@@ -161,13 +169,28 @@ def make_summary(runs: Sequence[RunFacts], compared: Sequence[RunFacts], samples
     heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
     blocks: Blocks = [("table", Table(heading, rows, caption, range(1, 7)))]
+    blocks += [("paragraph", f"Signatures: {text}") for text in sorted(signatures)]
     for run in runs:
+        if state := _describe_state(run):
+            blocks.append(("paragraph", f"{run.name}: {state}"))
         if command := run.report.get("command"):
             blocks.append(("paragraph", f"{run.name} was trained by: {command}"))
     return blocks
 
 
-def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
+def _describe_state(run: ReportedRun) -> str:
+    """Return the step of the best checkpoint, and whether training went on since the report of the run."""
+    step, newest = run.report.get("step"), max((record["step"] for record in run.metrics), default=0)
+    best = (run.report.get("best") or {}).get("step")
+    texts = [] if best is None else [f"the best checkpoint is step {best:,}."]
+    if step is not None and newest > step:
+        texts.append(
+            f"training went on to step {newest:,}; updates, time and best checkpoint are of step {step:,}."
+        )
+    return " ".join(texts)
+
+
+def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     """Paired bootstrap tests of the first run against each other one; [] for one run."""
     if len(runs) < 2 or samples < 2:
         return []
@@ -175,11 +198,11 @@ def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
     references = first.translations.references
     systems = {run.name: run.translations.hypotheses for run in runs}
     options = _choose_score_options(first, references, first.language)
-    found = resample_scores(systems, references, samples=samples, **options)
+    tests = resample_scores(systems, references, samples=samples, **options)
     rows = []
-    for run, scores in zip(runs[1:], found.systems[1:], strict=True):
+    for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
-            f"{scores[metric].score - found.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
+            f"{scores[metric].score - tests.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
             for metric in _METRICS
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
@@ -187,11 +210,7 @@ def make_significance(runs: Sequence[RunFacts], samples: int) -> Blocks:
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    signatures = "; ".join(f"{name} {found.signatures[name.lower()]}" for name in ("BLEU", "chrF"))
-    return [
-        ("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2))),
-        ("paragraph", f"Signatures: {signatures}"),
-    ]
+    return [("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2)))]
 
 
 def write_bar(bar: Bar | None) -> str:
@@ -212,7 +231,7 @@ def _time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def make_curves(runs: Sequence[RunFacts]) -> Blocks:
+def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
     """Losses, BLEU and learning rate over updates; of the validation set dashed."""
     charts: list[Chart] = []
     for panel, title in _PANELS.items():
@@ -230,7 +249,7 @@ def make_curves(runs: Sequence[RunFacts]) -> Blocks:
     return [("charts", charts)] if charts else []
 
 
-def make_length_scores(runs: Sequence[RunFacts], samples: int) -> Blocks:
+def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     """Charts and a table of the scores of runs by source length."""
     bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in _METRICS}
     cells: dict[str, list[list[Any]]] = {}
@@ -255,7 +274,7 @@ def make_length_scores(runs: Sequence[RunFacts], samples: int) -> Blocks:
     return [("charts", charts), ("table", table)]
 
 
-def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks:
+def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blocks:
     """A chart and a table of the scores of each direction, of runs of several, for the set `name`.
 
     They have intervals if the run has translations of the direction; without them, those of the test set are
@@ -264,17 +283,17 @@ def make_directions(runs: Sequence[RunFacts], name: str, samples: int) -> Blocks
     rows, bars = [], dict[str, list[tuple[int, Bar]]]()
     for run in runs:
         test = run.report.get("test") or {}
-        found = {
+        groups = {
             direction: (
                 report.get("sentences"),
                 {metric: Bar(report[metric], None) for metric in _METRICS if metric in report},
             )
             for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
         }
-        for direction, own in run.by_direction.items():
-            options = _choose_score_options(run, own.references, direction.target)
-            found[direction.name] = len(own.sources), _score(own, samples, options)
-        for direction_name, (size, scores) in found.items():
+        for direction, translations in run.by_direction.items():
+            options = _choose_score_options(run, translations.references, direction.target)
+            groups[direction.name] = len(translations.sources), _score(translations, samples, options)
+        for direction_name, (size, scores) in groups.items():
             cells = [write_bar(scores.get(metric)) for metric in _METRICS]
             rows.append([direction_name, run, _number(size), *cells])
             if "bleu" in scores:
@@ -303,7 +322,7 @@ def mark_words(old: str, new: str) -> list[tuple[str, str]]:
     return parts
 
 
-def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
+def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
     """The sentences whose chrF differs most between the first run and each other one, with words marked.
 
     Of a single run: those with the lowest chrF, compared with their references.
@@ -312,18 +331,18 @@ def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
         return []
     first, shown = runs[0].translations, Blocks()
     if len(runs) == 1:
-        own = score_sentences_chrf(first.hypotheses, first.references)
+        scores = score_sentences_chrf(first.hypotheses, first.references)
         shown.append(("heading", "The lowest chrF"))
-        for i in sorted(range(len(own)), key=lambda i: own[i])[:_SENTENCES]:
+        for i in sorted(range(len(scores)), key=lambda i: scores[i])[:_SENTENCES]:
             rows = [
                 ("source", [("", first.sources[i])]),
                 ("translation", [("", first.hypotheses[i])]),
                 ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
             ]
-            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {own[i]:.1f}", rows)))
+            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {scores[i]:.1f}", rows)))
     for other in runs[1:]:
         pairs = list(zip(first.hypotheses, other.translations.hypotheses, strict=True))
-        differing = sum(one != two for one, two in pairs)
+        differing = sum(ours != theirs for ours, theirs in pairs)
         shown.append(("heading", f"{runs[0].name} and {other.name}"))
         shown.append(("paragraph", f"{differing:,} of {len(pairs):,} translations differ."))
         for i, ours, theirs in find_largest_differences(
@@ -339,7 +358,7 @@ def make_sentences(runs: Sequence[RunFacts]) -> Blocks:
     return shown
 
 
-def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
+def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
     """The fields of the configs that differ between the runs, or of one run from the default."""
     tables = [flatten(run.config) for run in runs]
     if len(runs) == 1:
@@ -354,14 +373,14 @@ def make_config_differences(runs: Sequence[RunFacts]) -> Blocks:
     return [("table", Table(["field", *runs], rows, "Fields that are not the same in all runs"))]
 
 
-def make_data(runs: Sequence[RunFacts]) -> Blocks:
+def make_data(runs: Sequence[ReportedRun]) -> Blocks:
     rows = []
     for run in runs:
-        for split, found in run.report.get("data", {}).items():
-            for part in (found or {}).get("parts", []):
+        for split, data in run.report.get("data", {}).items():
+            for part in (data or {}).get("parts", []):
                 problems = [
-                    f"{PROBLEM_WORDS.get(name, name)}: {one['count']:,} {ACTION_WORDS.get(one['action'], '')}"
-                    for name, one in part["problems"].items()
+                    f"{PROBLEM_WORDS.get(name, name)}: {row['count']:,} {ACTION_WORDS.get(row['action'], '')}"
+                    for name, row in part["problems"].items()
                 ]
                 cells = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
                 rows.append([run, *cells, problems or "none"])

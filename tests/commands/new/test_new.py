@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import flatten, load_config
 from flaxformer_mt.corpus import cleaning, read_pairs
 from flaxformer_mt.data import token_store
+from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError
 
 WORDS = [first + second for first in "bdfgklmn" for second in ("a", "e", "ilo", "uram", "os")]
@@ -58,6 +60,15 @@ def test_the_config_trains_as_it_stands(corpus, capfd):
     assert found["config"] == "runs/xx_yy.py" and "train --config=runs/xx_yy.py --run=runs/xx_yy" in shown
     config = load_config("runs/xx_yy.py")
     validate(config)
+    text = Path("runs/xx_yy.py").read_text()
+    epochs, updates = map(int, re.search(r"About (\d+) epochs of (\d+) updates", text).groups())
+    assert updates == prepare(config).report["batches"]["batches"], "an epoch is as long as in training"
+    assert abs(epochs - config.train.steps / updates) <= 0.5
+    assert re.findall(r"(\d+) updates an epoch", text) in ([str(updates)], [])
+    numbers = [
+        int(number) for number in re.findall(r"\b\d+(?= for| that)", text[text.index("The others:") :])
+    ]
+    assert sum(numbers[:3]) + found["pairs"]["train"] + sum(found["problems"].values()) == 600
     pairs = {split: list(read_pairs(config.data, split)) for split in ("train", "valid", "test")}
     assert {split: len(own) for split, own in pairs.items()} == found["pairs"]
     assert len(pairs["valid"]) == len(pairs["test"]) == 600 // 20
@@ -101,9 +112,9 @@ def test_a_table_of_json_objects_is_read_by_workers(corpus, monkeypatch):
     for module, name in few:
         monkeypatch.setattr(module, name, 0)
 
-        def open_crew(make, *, name=name, original=module.open_crew, **hands):
-            opened.extend([name] * (hands["workers"] is not None))
-            return original(make, **hands)
+        def open_crew(make, *, name=name, original=module.open_crew, **pool):
+            opened.extend([name] * (pool["workers"] is not None))
+            return original(make, **pool)
 
         monkeypatch.setattr(module, "open_crew", open_crew)
     sides = [(corpus / f"corpus.{language}").read_text().split("\n")[:-1] for language in ("xx", "yy")]
@@ -248,7 +259,13 @@ def test_configs_are_valid_at_every_size(machine, pairs, length):
     model = choose_model(corpus, machine, joint=True)
     width = next(choice.value for choice in model if choice.name == "model.model_dim")
     longest = max(choice.value for choice in limits)
-    training = choose_training(corpus, machine, longest=longest, width=width, row_multiple=8)
+
+    def count(fields):
+        return max(1, round(1.1 * corpus.tokens / fields["batch_tokens"]))
+
+    training = choose_training(
+        corpus, machine, longest=longest, width=width, row_multiple=8, count_updates=count
+    )
     held = [choose_held_out(pairs, split) for split in ("valid", "test")]
     config = Config()
     for choice in (*held, *vocabulary, *limits, *model, *training):

@@ -1,7 +1,9 @@
 """The server's interface: every answer is that of `translate`, every failure has its status and one line."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
+import http.client
 import random
 import socket
 import threading
@@ -206,6 +208,7 @@ def test_the_page_asks_no_other_machine(serving):
     with urllib.request.urlopen(serving.url + "/") as response:
         page, policy = response.read().decode(), response.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+    assert "Translating" in page and "compiles its programs" in page, "a reader knows what the page waits for"
     page = page.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
     assert "//" not in "".join(line for line in page.split("\n") if not line.startswith("//"))
 
@@ -336,6 +339,51 @@ def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
         assert server.translate("one")[0] == 503
     assert server.ask("/health")[0] == 503
     assert ["broken" in line for line in server.take_log()] == [True] * 3
+
+
+def ask_from(
+    serving, origin: str, method: str, path: str, body: bytes | None = None
+) -> tuple[int, dict, bytes]:
+    """What a browser asks for a page of another server: a preflight is OPTIONS."""
+    headers = {"Origin": origin, "Content-Type": "application/json"}
+    if method == "OPTIONS":
+        headers |= {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=100)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        text = response.read()
+    return response.status, {name: found[name] for name in found if name.startswith("access-")}, text
+
+
+def test_pages_of_other_servers_may_ask_if_they_are_named(serve, slow_thread):
+    """As the CORS protocol of the Fetch standard has it: a preflight, then the request with its origin."""
+    models = {("xx", "yy"): DirectedModel(slow_thread)}
+    named, other = "https://example.org", "https://evil.example"
+    some, every, none = (
+        serve(models, cors=(named, "http://localhost:3000")),
+        serve(models, cors=("*",)),
+        serve(models),
+    )
+    for serving, origin, allowed in ((some, named, named), (every, other, "*")):
+        status, shared, _ = ask_from(serving, origin, "OPTIONS", "/translate")
+        assert (status, shared["access-control-allow-origin"]) == (200, allowed)
+        assert "POST" in shared["access-control-allow-methods"]
+        assert "content-type" in shared["access-control-allow-headers"].lower()
+        assert "access-control-allow-credentials" not in shared
+        for method, path, body in (
+            ("GET", "/languages", None),
+            ("POST", "/translate", b"{}"),
+            ("GET", "/absent", None),
+        ):
+            _, shared, text = ask_from(serving, origin, method, path, body)
+            assert shared["access-control-allow-origin"] == allowed, path
+            assert path == "/languages" or b'"error"' in text  # which the page can read
+    assert ask_from(some, other, "OPTIONS", "/translate")[0] == 400
+    assert "access-control-allow-origin" not in ask_from(some, other, "GET", "/languages")[1]
+    assert ask_from(none, named, "OPTIONS", "/translate")[:2] == (405, {})
+    assert ask_from(none, named, "GET", "/languages")[1] == {}
 
 
 def test_keys(serve, slow, slow_thread):

@@ -2,6 +2,9 @@
 
 import pytest
 from browser import Browser, missing_programs
+from test_app import SlowSystem
+
+from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread
 
 pytestmark = pytest.mark.skipif(
     bool(missing_programs()), reason=f"without a browser: {missing_programs()} (Debian: chromium-driver)"
@@ -42,3 +45,20 @@ def test_a_reader_types_sees_hovers_and_opens_the_picture(browser, serving, tran
     browser.wait(f"document.querySelector('#translation').textContent === {expected.alternatives[0].text!r}")
     assert browser.run("document.documentElement.scrollWidth") <= 390
     assert browser.messages() == [] and serving.take_log() == []
+
+
+def test_a_page_that_waits_says_for_what(browser, serve):
+    slow = SlowSystem()
+    thread = ModelThread(slow, "xx-yy")
+    try:
+        serving = serve({("xx", "yy"): DirectedModel(thread)})
+        browser.open(serving.url)
+        browser.wait("document.querySelector('#pair').options.length")
+        browser.type("#source", "ba")
+        browser.wait("document.querySelector('#state').textContent.startsWith('Translating')")
+        browser.wait("document.querySelector('#state').textContent.includes('compiles its programs')")
+        slow.go.set()
+        browser.wait("document.querySelector('#state').textContent.endsWith(' ms')")
+    finally:
+        slow.go.set()
+        thread.stop()

@@ -2,12 +2,7 @@
 
 import pytest
 
-from flaxformer_mt.commands.server.request_fields import (
-    Refusal,
-    TextRequest,
-    read_fields,
-    read_request,
-)
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, read_fields, read_request
 
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MOST = 10

@@ -42,6 +42,8 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
         ([f"--api_key_file={keys}"], "has no key"),
         ([f"--api_key_file={keys}x"], "cannot be read"),
         (["--host=256.0.0.1"], "cannot listen"),
+        (["--cors=https://example.org/"], "--cors has 'https://example.org/'"),
+        (["--cors=*,localhost:3000"], "--cors has 'localhost:3000'"),
         (["--host=.a"], "cannot listen at --host=.a"),
         (["--backend=ctranslate2", "--dtype=float32"], "--dtype=float32 has no effect"),
         (["--backend=ctranslate2", "--quantization=int8"], "--quantization=int8 has no effect"),

@@ -1,11 +1,6 @@
 """The search for settings that fit, with a made-up measure of memory."""
 
-from flaxformer_mt.commands.show_target import (
-    Step,
-    count_most_attempts,
-    find_settings,
-    list_ladders,
-)
+from flaxformer_mt.commands.show_target import Step, count_most_attempts, find_settings, list_ladders
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.config.checks import validate
 

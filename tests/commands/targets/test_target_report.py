@@ -6,7 +6,8 @@ import jax
 import pytest
 
 from flaxformer_mt.commands import show_target
-from flaxformer_mt.commands.compile_for_target import Compiled, Traffic, parse_target
+from flaxformer_mt.commands.compile_for_target import Compiled, parse_target
+from flaxformer_mt.commands.program_text import Kernel, Traffic
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig
 from flaxformer_mt.errors import UserError
@@ -20,25 +21,61 @@ CONFIG = Config(
 )
 
 
-def test_the_time_is_at_least_that_of_operations_or_bytes_and_of_collectives():
+def test_operations_bytes_and_collectives_take_their_time_by_the_data_sheet():
+    """And no time of an update is told that no measured run backs."""
     target = parse_target("v5e:2x2")
     # Twice 4e9 bytes that are added up, sent twice, at 200e9 bytes a second.
     traffic = {"all-reduce": Traffic(1, 4 * 10**9, 8 * 10**9)}
-    gradient = Compiled("gradient", 0, 1.0, accessed=10**9, collectives=traffic, times=2)
-    update = Compiled("update", 0, 1.0, accessed=10**9)
+    gradient = Compiled("gradient", 0, 1.0, accessed=10**9, collectives=traffic, cycles=4_000_000, times=2)
+    update = Compiled("update", 0, 1.0, accessed=10**9, cycles=1_000_000)
     batch = longest_batch(CONFIG)
     rows, length = batch.target_in.shape
-    found = show_target.estimate_time(CONFIG, target, [gradient, update], batch, devices=4, target_size=8000)
+    found = show_target.model_update(CONFIG, target, [gradient, update], batch, devices=4, target_size=8000)
     flops = 2 * training_flops(CONFIG.model, padded_work(rows, 16, length), target_size=8000)
     assert found["collectives_milliseconds"] == 80
     assert found["memory_milliseconds"] == pytest.approx(3e3 * 1e9 / 819e9, abs=1e-3)
     assert found["computing_milliseconds"] == pytest.approx(1e3 * flops / 4 / 197e12, abs=1e-3)
-    seconds = 0.08 + max(3e9 / 819e9, flops / 4 / 197e12)
-    assert found["milliseconds"] == pytest.approx(1e3 * seconds, abs=1e-3)
-    assert found["target_tokens_a_second"] == round(2 * rows * length / seconds)
-    assert found["mfu"] == round(flops / 4 / 197e12 / seconds, 3)
+    assert not any(found[name] for name in ("milliseconds", "target_tokens_a_second", "mfu", "hours"))
+    assert found["million_cycles"] == 9 and found["basis"].startswith("no time: the cycles are")
     refused = [gradient, update, Compiled("refused", 2**40, 1.0)]
-    assert show_target.estimate_time(CONFIG, target, refused, batch, devices=4, target_size=8000) is None
+    assert show_target.model_update(CONFIG, target, refused, batch, devices=4, target_size=8000) is None
+
+
+def test_the_time_on_an_h100_is_that_of_its_kernels():
+    """At 700 TFLOP/s, 2.8 TB/s and 2 us a kernel; attention takes 2.6 times as long as its bytes."""
+    kernels = [
+        Kernel("products", "dot", 10**6, 7 * 10**12, times=2),
+        Kernel("attention", "__cudnn$fmha", 28 * 10**9, times=3),
+    ]
+    config, batch = dataclasses.replace(CONFIG, optim=OptimConfig()), longest_batch(CONFIG)
+    rows, length = batch.target_in.shape
+
+    def model(kind: str, changed: Config = config, devices: int = 1, **more: object) -> dict:
+        update = Compiled("update", 0, 1.0, accessed=0, kernels=[one._replace(**more) for one in kernels])
+        return show_target.model_update(
+            changed, parse_target(kind), [update], batch, devices=devices, target_size=8000
+        )
+
+    found, seconds = model("h100"), 2 * (0.01 + 2e-6) + 3 * (0.026 + 2e-6)
+    assert found["milliseconds"] == pytest.approx(1e3 * seconds)
+    assert found["target_tokens_a_second"] == round(rows * length / seconds)
+    assert found["memory_milliseconds"] == pytest.approx(1e3 * (3 * 28e9 + 2e6) / 3.35232e12, abs=1e-3)
+    assert found["hours"] == pytest.approx(config.train.steps * seconds / 3600, rel=0.01)
+    assert found["mfu"] == pytest.approx(found["computing_milliseconds"] / found["milliseconds"], abs=1e-3)
+    attention, products = found["kernels"]
+    assert (attention["kind"], attention["kernels"], attention["gigabytes"]) == ("attention", 3, 84)
+    assert (products["teraflops"], products["milliseconds"]) == (14, pytest.approx(20.004))
+    assert "98.0 ms of it" in model("h100", name="attention_forward")["basis"]
+    exact = dataclasses.replace(config, model=ModelConfig(dtype="float32"))
+    for other in (
+        model("a100"),
+        model("h200"),
+        model("b200"),
+        model("h100:8", devices=8),
+        model("h100", exact),
+    ):
+        assert other["milliseconds"] is None and other["basis"].startswith("no time")
+        assert [kind["milliseconds"] for kind in other["kernels"]] == [None, None]
 
 
 def test_memory_of_a_gpu_is_the_share_that_jax_reserves(monkeypatch):
@@ -68,9 +105,9 @@ class FakeCompiler:
         gib -= 2 if config.train.loss_chunk_tokens else 0
         return [Compiled("update", gib * 2**30, 2.0, None if gib > 15 else 1)]
 
-    def compile_decoding_step(self, config):
+    def compile_search(self, config):
         size = {"rows": 8, "beams": 4, "source_length": 16, "capacity": 24}
-        return Compiled("decoding step", 2**30, 1.0, 1), size
+        return {name: Compiled(name, 2**30, 1.0, 1) for name in ("prefill", "generate")}, size
 
 
 def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
@@ -92,7 +129,7 @@ def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
     assert any("--config.model.remat=dots: 16.0 GiB, does not fit" in line for line in said)
     # 1 + 2 + 3 steps up, and 1 + 2 down again.
     assert any("by 9 compilations at most" in line for line in said)
-    step = "a decoding step has 8 rows of 4 beams, 16 source and up to 24 target tokens"
+    step = "a search has 8 rows of 4 beams, 16 source and up to 24 target tokens"
     assert f"{step}\n" in text
     refused = {"decoding_step": result["decoding_step"] | {"fits": False}}
     assert f"{step}; it does NOT fit\n" in show_target.summarize_target(result | refused)

@@ -1,7 +1,4 @@
-"""Summaries for people: what `prepare` and `show` print on a terminal instead of JSON.
-
-Takes the JSON values of the commands and lays them out as tables; computes nothing.
-"""
+"""Results as tables on a terminal, in place of JSON: those of `prepare` and `show`, and any other values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,9 +20,7 @@ def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
 
 
 def summarize_preparation(report: Mapping[str, Any]) -> str:
-    """Return the report of `prepare`: what became of the pairs of each split, the vocabulary, and the
-    batches.
-    """
+    """Return what became of the pairs of each split, the vocabulary, and the batches."""
     rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]
     for split in ("train", "valid", "test"):
         if report[split] is not None:
@@ -109,15 +104,15 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row with the numbers of pairs, and a row for each problem."""
     from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 
     head = [split, part["name"], f"{part['read']:,}", f"{part['pairs']:,}"]
-    problems = [
-        [PROBLEM_WORDS.get(name, name), f"{found['count']:,}", ACTION_WORDS[found["action"]], _first(found)]
-        for name, found in part["problems"].items()
-    ]
-    if held := part.get("held_out"):
+    problems = []
+    for name, problem in part["problems"].items():
+        first = problem["examples"][0]["where"] if problem["examples"] else ""
+        words = PROBLEM_WORDS.get(name, name)
+        problems.append([words, f"{problem['count']:,}", ACTION_WORDS[problem["action"]], first])
+    if split == "train" and (held := part.get("held_out")):
         parts = {
             "held out for validation": "valid",
             "held out for test": "test",
@@ -130,22 +125,17 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
     return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
 
 
-def _first(found: Mapping[str, Any]) -> str:
-    return found["examples"][0]["where"] if found["examples"] else ""
-
-
-def _describe_lengths(found: Mapping[str, Any] | None) -> list[str]:
-    """Return the length that few targets exceed, and the distribution that it comes from."""
-    if found is None:
+def _describe_lengths(report: Mapping[str, Any] | None) -> list[str]:
+    if report is None:
         return []
     rows = [["source tokens", "pairs", "median", "99%", "99.9%", "longest target"]]
-    for group in found["groups"]:
+    for group in report["groups"]:
         longest = f"to {group['longest_source']}" if "longest_source" in group else "more"
         lengths = (f"{group[name]:,}" for name in ("median", "99%", "99.9%", "longest"))
         rows.append([longest, f"{group['pairs']:,}", *lengths])
     return [
-        f"Target lengths: {found['share']:.1%} of the pairs have at most {found['ratio']:g} x source tokens "
-        f"{'+' if found['offset'] >= 0 else '-'} {abs(found['offset']):g}",
+        f"Target lengths: {report['share']:.1%} of the pairs have at most {report['ratio']:g} x source "
+        f"tokens {'+' if report['offset'] >= 0 else '-'} {abs(report['offset']):g}",
         *align(rows),
         "",
     ]
@@ -156,7 +146,8 @@ def _describe_mixture(shares: Sequence[Mapping[str, Any]] | None) -> list[str]:
         return []
     rows = [["mixture", "pairs", "weight", "share of an epoch"]]
     rows += [
-        [one["name"], f"{one['pairs']:,}", f"{one['weight']:.4g}", f"{one['share']:.1%}"] for one in shares
+        [part["name"], f"{part['pairs']:,}", f"{part['weight']:.4g}", f"{part['share']:.1%}"]
+        for part in shares
     ]
     return ["Mixture", *align(rows), ""]
 
@@ -171,9 +162,9 @@ def _describe_stages(stages: Sequence[Mapping[str, Any]] | None) -> list[str]:
         noise = ", ".join(f"{kind} {rate:g}" for kind, rate in stage["noise"].items())
         begin = f"{stage['from_update']:,}" if stage["reached"] else "not reached"
         head = [stage["name"], begin, updates, epochs]
-        for number, one in enumerate(stage["mix"]):
-            own = [one["name"], f"{one['share']:.1%}"]
-            rows.append([*head, *own, noise] if number == 0 else [""] * 4 + own + [""])
+        for number, part in enumerate(stage["mix"]):
+            cells = [part["name"], f"{part['share']:.1%}"]
+            rows.append([*head, *cells, noise] if number == 0 else [""] * 4 + cells + [""])
     return ["Stages (numbers of updates are exact where a stage ends after steps)", *align(rows), ""]
 
 
@@ -182,17 +173,17 @@ def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:
         return []
     rows = [["also in the training set", "pairs", "sources", "of"]]
     rows += [
-        [name, f"{found['pairs']:,}", f"{found['sources']:,}", f"{found['of']:,}"]
-        for name, found in overlap.items()
+        [name, f"{counts['pairs']:,}", f"{counts['sources']:,}", f"{counts['of']:,}"]
+        for name, counts in overlap.items()
     ]
     return ["Overlap", *align(rows), ""]
 
 
-def _describe_lost(found: Mapping[str, Any] | None) -> list[str]:
-    if not found:
+def _describe_lost(lost_text: Mapping[str, Any] | None) -> list[str]:
+    if not lost_text:
         return []
-    produced = found["lines"] - found["lost"]
-    return [f"  It can produce {produced:,} of {found['lines']:,} targets of the validation set exactly"]
+    produced = lost_text["lines"] - lost_text["lost"]
+    return [f"  It can produce {produced:,} of {lost_text['lines']:,} targets of the validation set exactly"]
 
 
 def _describe_batches(plan: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,15 @@
 
 import pytest
 
-from flaxformer_mt.commands.compile_for_target import Traffic, bytes_of, read_collectives
+from flaxformer_mt.commands.program_text import (
+    Kernel,
+    Traffic,
+    bytes_of,
+    read_calls,
+    read_collectives,
+    read_cycles,
+    read_kernels,
+)
 
 # w - psum(gradient of sum(tanh(x @ w))) with pmap, compiled for v5e:2x2; shortened.
 RECORDED = """\
@@ -151,14 +159,6 @@ ENTRY %main (p: bf16[48,8]) -> bf16[192,8] {
 """
 
 
-def test_a_collective_in_several_fusions_counts_once():
-    assert read_collectives(IN_FUSIONS)[0] == {
-        "all-gather": Traffic(1, 192 * 8 * 2),
-        "collective-permute": Traffic(2, 2 * 4 * 2),
-        "reduce-scatter": Traffic(2, (40 + 12) * 2),
-    }
-
-
 def test_collectives_of_one_channel_are_told_apart_by_their_chains():
     """As libtpu 0.0.52 writes them."""
     text = IN_FUSIONS.replace("channel_id=640", 'channel_id=1, frontend_attributes={chain_id="7"}')
@@ -203,6 +203,116 @@ def test_operands_in_the_result_of_a_start_do_not_count():
         "  %d = f32[24]{0} all-reduce-done(%s)\n}\n"
     )
     assert found == {"all-reduce": Traffic(1, 96)} and found["all-reduce"].sent == 2 * 72
+
+
+def test_bytes_that_are_sent_while_kernels_run_are_told():
+    """Of two sums of 96 bytes that four GPUs send, one has a product between its start and its end."""
+    start = "  %s{n} = f32[24]{{0}} all-reduce-start(%p), to_apply=%add\n"
+    end = "  %d{n} = f32[24]{{0}} all-reduce-done(%s{n})\n"
+    found, _ = read_collectives(
+        "HloModule x, num_partitions=4\n\nENTRY %main (p: f32[24]) -> f32[24] {\n"
+        "  %p = f32[24]{0} parameter(0)\n"
+        + start.format(n=1)
+        + "  %b = f32[2,12]{1,0} bitcast(%p)\n"
+        + end.format(n=1)
+        + start.format(n=2)
+        + "  %f = f32[2,2]{1,0} fusion(%b), kind=kCustom, calls=%product\n"
+        + end.format(n=2)
+        + "}\n"
+    )
+    assert (found["all-reduce"].sent, found["all-reduce"].overlapped) == (4 * 72, 2 * 72)
+
+
+# As XLA writes a program for an H100, shortened: names, layouts and attributes as they are.
+FOR_A_GPU = """\
+HloModule jit_f, is_scheduled=true
+
+%sliced (p.0: f32[6,2,4], p.1: s32[]) -> bf16[2,4] {
+  %p.0 = f32[6,2,4]{2,1,0} parameter(0)
+  %p.1 = s32[] parameter(1)
+  %c.1 = s32[] constant(0)
+  %row = f32[1,2,4]{2,1,0} dynamic-slice(%p.0, %p.1, %c.1, %c.1), dynamic_slice_sizes={1,2,4}
+  %flat = f32[2,4]{1,0} bitcast(%row)
+  ROOT %small = bf16[2,4]{1,0} convert(%flat)
+}
+
+%stacked (p.2: f32[6,2,4], p.3: f32[2,4], p.4: s32[]) -> f32[6,2,4] {
+  %p.2 = f32[6,2,4]{2,1,0} parameter(0)
+  %p.3 = f32[2,4]{1,0} parameter(1)
+  %p.4 = s32[] parameter(2)
+  %c.2 = s32[] constant(0)
+  %one = f32[1,2,4]{2,1,0} bitcast(%p.3)
+  ROOT %in_place = f32[6,2,4]{2,1,0} dynamic-update-slice(%p.2, %one, %p.4, %c.2, %c.2)
+}
+
+%added (p.5: f32[3,4]) -> f32[3] {
+  %p.5 = f32[3,4]{1,0} parameter(0)
+  %zero = f32[] constant(0)
+  ROOT %sum = f32[3]{0} reduce(%p.5, %zero), dimensions={1}, to_apply=%add
+}
+
+%multiplied (p.6: bf16[3,5], p.7: bf16[5,7]) -> f32[3,7] {
+  %p.6 = bf16[3,5]{1,0} parameter(0)
+  %p.7 = bf16[5,7]{1,0} parameter(1)
+  ROOT %dot.1 = f32[3,7]{1,0} dot(%p.6, %p.7), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%step (s.1: (s32[], f32[6,2,4])) -> (s32[], f32[6,2,4]) {
+  %s.1 = (s32[], f32[6,2,4]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%s.1), index=0
+  %all = f32[6,2,4]{2,1,0} get-tuple-element(%s.1), index=1
+  %loop_fusion.1 = bf16[2,4]{1,0} fusion(%all, %i), kind=kLoop, calls=%sliced
+  %loop_fusion.2 = f32[6,2,4]{2,1,0} fusion(%all, %w, %i), kind=kLoop, calls=%stacked
+  ROOT %t = (s32[], f32[6,2,4]{2,1,0}) tuple(%i, %loop_fusion.2)
+}
+
+%refill (s.2: (s32[], f32[6,2,4])) -> (s32[], f32[6,2,4]) {
+  %s.2 = (s32[], f32[6,2,4]{2,1,0}) parameter(0)
+  %steps = (s32[], f32[6,2,4]{2,1,0}) while(%s.2), condition=%more, body=%step
+  ROOT %copy.1 = (s32[], f32[6,2,4]{2,1,0}) copy(%steps)
+}
+
+ENTRY %main (q: bf16[3,5]) -> f32[3] {
+  %q = bf16[3,5]{1,0} parameter(0)
+  %k = bf16[5,7]{1,0} parameter(1)
+  %x = f32[3,4]{1,0} parameter(2)
+  %cublas = (bf16[3,7]{1,0}, s8[64]{0}) custom-call(%q, %k), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  %wide = f32[3,7]{1,0} fusion(%q, %k), kind=kCustom, calls=%multiplied
+  %attended = (bf16[3,4]{1,0}, u8[8]{0}) custom-call(%q, %q), custom_call_target="__cudnn$fmhaSoftmax"
+  %own = bf16[3,4]{1,0} custom-call(%q), custom_call_target="__gpu$xla.gpu.triton", \
+backend_config={debug = false, ir = "ML\\EFR\\22%q(", name = "attention_forward", num_stages = 1 : i32}
+  %known = (s32[], f32[6,2,4]{2,1,0}) while(%w0), condition=%c, body=%step, \
+backend_config={"known_trip_count":{"n":"6"}}
+  %unknown = (s32[], f32[6,2,4]{2,1,0}) while(%w0), condition=%c, body=%refill
+  ROOT %reduce = f32[3]{0} fusion(%x), kind=kInput, calls=%added
+}
+"""
+
+
+def test_the_kernels_of_a_gpu_have_the_bytes_and_operations_of_their_shapes():
+    """Of what they slice or update in place, the slices; six steps, and steps in loops of unknown length."""
+    product = 2 * 3 * 7 * 5
+    step = [Kernel("copies", "fusion", 32 + 4 + 16), Kernel("copies", "fusion", 32 + 4 + 32)]
+    assert read_kernels(FOR_A_GPU) == [
+        Kernel("products", "__cublas$gemm", 30 + 70 + 42, product),
+        Kernel("products", "fusion", 30 + 70 + 84, product, in_float32=True),
+        Kernel("attention", "__cudnn$fmhaSoftmax", 30 + 24 + 8),
+        Kernel("attention", "attention_forward", 30 + 24),
+        *(kernel._replace(times=6) for kernel in step),
+        *(kernel._replace(loops=2) for kernel in step),
+        Kernel("copies", "copy", 2 * (4 + 6 * 2 * 4 * 4), loops=1),
+        Kernel("reductions", "fusion", 48 + 12),
+    ]
+
+
+def test_kernels_from_outside_are_called_by_their_names():
+    names = ["__cublas$gemm", "__cudnn$fmhaSoftmax", "attention_forward"]
+    assert read_calls(FOR_A_GPU) == names
+    assert read_calls(
+        '  %t = custom-call(%p), custom_call_target="tpu_custom_call", "kernel_name":"mix"'
+    ) == ["mix"]
+    assert (read_cycles(RECORDED), read_cycles(BY_HAND)) == (7632 + 8404, 10 + 5 + 1)
 
 
 def test_a_text_without_a_program_has_nothing():

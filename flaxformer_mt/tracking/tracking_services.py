@@ -43,10 +43,10 @@ class Identity:
 
     def _read_all(self) -> dict[str, str]:
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            identities = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            found = {}
-        return found if isinstance(found, dict) else {}
+            identities = {}
+        return identities if isinstance(identities, dict) else {}
 
 
 def import_service(name: str) -> Callable[[Identity], Service]:

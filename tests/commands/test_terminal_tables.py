@@ -7,7 +7,7 @@ import pytest
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.show import show
-from flaxformer_mt.commands.summaries import align, summarize_experiment, summarize_preparation
+from flaxformer_mt.commands.terminal_tables import align, summarize_experiment, summarize_preparation
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import save_config
 
@@ -61,7 +61,9 @@ def test_the_summary_of_preparation_says_what_became_of_the_pairs():
     assert "to 8 1,200 9 14 17 18" in words and "more 47,600 150 190 200 1,210" in words
     assert max(map(len, text.split("\n"))) <= 100 and "{" not in text
     part = REPORT["train"]["parts"][0] | {"held_out": {"valid": 20, "test": 30, "aside": 0}}
-    held = summarize_preparation(REPORT | {"train": REPORT["train"] | {"parts": [part]}})
+    splits = {split: REPORT["train"] | {"parts": [part]} for split in ("train", "valid", "test")}
+    held = summarize_preparation(REPORT | splits)
+    assert held.count("held out for validation") == 1, "of the training set alone"
     words = [" ".join(line.split()) for line in held.split("\n")]
     assert "held out for validation 20 left out" in words and "held out for test 30 left out" in words
     assert "shared with" not in held

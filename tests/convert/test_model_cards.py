@@ -1,0 +1,146 @@
+"""The Python of every model card runs as it is written, for every family and format, and gives the network
+what the package gives it: the ids of the source with its tags, and the first token of the translation.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+ctranslate2 = pytest.importorskip("ctranslate2")
+
+from test_document_formats import BASES
+from test_huggingface import make_weights, random_leaves
+from tiny_hub import CORPUS, MAKERS
+
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.convert.export_run import make_card
+from flaxformer_mt.convert.formats import NAMES, Given, Weights, find_format, shapes_of
+from flaxformer_mt.convert.huggingface.hub_models import FORMAT as HUB
+from flaxformer_mt.vocab import Vocabs
+
+EXPORTED = [name for name in NAMES if find_format(name).open is not None]
+SIZES = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+DOCUMENT = {"embedding_scale": False, "tying": "none", "padding_mask": "both", "norm_position": "post"}
+OWN: dict[str, dict] = {
+    **dict.fromkeys(EXPORTED, {}),
+    **{name: DOCUMENT | base for name, base in BASES.items() if name != "embeddings"},
+    "hf-pre-norm": {"norm_position": "pre"},
+}
+for name in ("aiayn", "decoder-only"):
+    OWN[name] = OWN[name] | {"max_positions": 64}
+
+
+def run_card(weights: Weights, name: str, folder, monkeypatch) -> tuple[str, list]:
+    """Export, run the card in its folder; return what it prints and the calls of the network."""
+    folder.mkdir()
+    find_format(name).write(weights, folder, "none")
+    facts = {"format": name, "checkpoint": "best", "step": 7}
+    card = make_card(weights.config, facts, None, weights.vocabs)
+    (code,) = re.findall(r"^```python\n(.*?)^```", card, re.S | re.M)
+    calls = []
+
+    class Translator(ctranslate2.Translator):
+        def translate_batch(self, sources, **options):
+            found = super().translate_batch(sources, max_decoding_length=6, **options)
+            names = {
+                piece: i
+                for i, piece in enumerate(weights.vocabs.source.pieces(range(weights.vocabs.source.size)))
+            }
+            calls.append(([names[piece] for piece in sources[0]], options, found[0].hypotheses[0]))
+            return found
+
+    plain = transformers.GenerationMixin.generate
+
+    def generate(self, **options):
+        found = plain(self, **options | {"max_length": 8, "num_beams": 2})
+        calls.append((options["input_ids"][0].tolist(), options, found[0].tolist()))
+        return found
+
+    monkeypatch.setattr(ctranslate2, "Translator", Translator)
+    monkeypatch.setattr(transformers.GenerationMixin, "generate", generate)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.delitem(sys.modules, "modeling", raising=False)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(code, f"{name}/README.md", "exec"), {})
+    sys.modules.pop("modeling", None)
+    assert said.getvalue()
+    return said.getvalue(), calls
+
+
+def check_call(weights: Weights, name: str, calls: list) -> None:
+    """The network has got the ids that the package makes of the sentence, and begins with the tag."""
+    direction, (ids, options, found) = find_directions(weights.config.data)[0], calls[0]
+    text = " ".join([*choose_tags(weights.config.data, direction), "A sentence."])
+    expected = weights.vocabs.source.tokenize(text)
+    assert ids == (expected[:-1] if name == "ctranslate2" else expected)
+    if tag := choose_target_tag(weights.config.data, direction):
+        number = weights.vocabs.target.tags[tag]
+        assert found[0] == tag if name == "ctranslate2" else found[1] == number
+        assert options.get("forced_bos_token_id", number) == number
+
+
+@pytest.mark.parametrize("name", ["hf", "ctranslate2"])
+@pytest.mark.parametrize("family", MAKERS)
+def test_the_card_of_a_pretrained_model_runs(family, name, tmp_path, monkeypatch):
+    MAKERS[family](tmp_path / "hub")
+    weights = HUB.read(tmp_path / "hub", Given())
+    said, calls = run_card(weights, name, tmp_path / "out", monkeypatch)
+    check_call(weights, name, calls)
+    assert "_Latn" not in said and "__en__" not in said and "en_XX" not in said
+
+
+def test_the_card_of_a_cut_vocabulary_runs(tmp_path, monkeypatch):
+    MAKERS["nllb"](tmp_path / "hub")
+    whole = HUB.read(tmp_path / "hub", Given())
+    vocab = whole.vocabs.target.cut(CORPUS[:6], tags=["deu_Latn", "eng_Latn"])
+    vocabs = Vocabs(vocab, vocab, joint=True)
+    leaves = random_leaves(shapes_of(whole.config.model, source_size=vocab.size, target_size=vocab.size))
+    weights = Weights(whole.config, vocabs, leaves)
+    _, calls = run_card(weights, "ctranslate2", tmp_path / "out", monkeypatch)
+    direction = find_directions(weights.config.data)[0]
+    assert calls[0][0][0] == vocab.tags["deu_Latn"] and calls[0][2][0] == choose_target_tag(
+        weights.config.data, direction
+    )
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_the_card_of_an_own_model_runs(name, tmp_path, monkeypatch):
+    weights = make_weights(tmp_path, SIZES | OWN[name], {})
+    assert not find_format(name).problems(weights.config)
+    _, calls = run_card(weights, name, tmp_path / "out", monkeypatch)
+    if calls:
+        check_call(weights, name, calls)
+
+
+@pytest.mark.parametrize("name", ["hf", "ctranslate2", "torch"])
+def test_the_card_of_a_model_of_several_languages_begins_sources_with_tags(name, tmp_path, monkeypatch):
+    weights = make_weights(tmp_path, SIZES, {})
+    data = dataclasses.replace(weights.config.data, dataset="a:de-en,a:de-fr", source_tags=True)
+    weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, data=data))
+    _, calls = run_card(weights, name, tmp_path / "out", monkeypatch)
+    assert calls or name == "torch"
+
+
+def test_the_card_of_a_language_model_runs(tmp_path, monkeypatch):
+    weights = make_weights(tmp_path, {"architecture": "decoder_only", "num_decoder_layers": 1}, {})
+    data = dataclasses.replace(weights.config.data, source_language="")
+    weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, data=data))
+    said, _ = run_card(weights, "torch", tmp_path / "out", monkeypatch)
+    assert "tensor" in said
+
+
+def test_a_card_names_no_training_pairs_of_a_model_that_saw_none():
+    from flaxformer_mt.config import Config
+
+    report = {"data": {"train": {"parts": [{"name": "mine", "pairs": 5898}]}}}
+    facts = {"format": "hf", "checkpoint": "best", "step": 0}
+    assert "5,898" not in make_card(Config(), facts, report)
+    assert "* mine: 5,898 training pairs" in make_card(Config(), facts | {"step": 50}, report)
