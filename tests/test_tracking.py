@@ -200,9 +200,18 @@ def test_the_line_of_progress():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0:00"), (59.6, "1:00"), (751, "12:31"), (3599.4, "59:59"), (3599.6, "1 h 00 min"),
-     (11_130, "3 h 05 min"), (172_799, "47 h 59 min"), (172_800, "2 d 00 h"), (190_000, "2 d 04 h")],
-)  # fmt: skip
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (751, "12:31"),
+        (3599.4, "59:59"),
+        (3599.6, "1 h 00 min"),
+        (11_130, "3 h 05 min"),
+        (172_799, "47 h 59 min"),
+        (172_800, "2 d 00 h"),
+        (190_000, "2 d 04 h"),
+    ],
+)
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
 

@@ -25,8 +25,12 @@ def test_members_name_their_directions_and_others_have_that_of_the_config():
     ]
     members = read_members(DataConfig(dataset=",".join(names)))
     assert [tuple(member.direction) for member in members] == [
-        ("en", "fr"), ("de", "en"), ("zh_Hant", "en"), ("de", "en"), ("de", "en"),
-    ]  # fmt: skip
+        ("en", "fr"),
+        ("de", "en"),
+        ("zh_Hant", "en"),
+        ("de", "en"),
+        ("de", "en"),
+    ]
     datasets = ["parallel_text@a/b", *["wmt14_translate/de-en:1.0.0"] * 2, "parallel_text@c:d/e", "toy_de_en"]
     assert [member.dataset for member in members] == datasets
     assert [member.name for member in members] == [name.strip() for name in names]
@@ -67,10 +71,14 @@ def test_what_cannot_be_is_named(data, expected):
 
 @pytest.mark.parametrize(
     ("style", "source", "target"),
-    [("madlad", ("<2fr>",), ""), ("t5", ("translate German to French:",), ""),
-     ("m2m_100", ("__de__",), "__fr__"), ("nllb", ("deu_Latn",), "fra_Latn"),
-     ("mbart_50", ("de_DE",), "fr_XX")],
-)  # fmt: skip
+    [
+        ("madlad", ("<2fr>",), ""),
+        ("t5", ("translate German to French:",), ""),
+        ("m2m_100", ("__de__",), "__fr__"),
+        ("nllb", ("deu_Latn",), "fra_Latn"),
+        ("mbart_50", ("de_DE",), "fr_XX"),
+    ],
+)
 def test_tags_of_both_sides(style, source, target):
     data, direction = DataConfig(tag_style=style), Direction("de", "fr")
     assert (choose_tags(data, direction), choose_target_tag(data, direction)) == (source, target)

@@ -113,10 +113,14 @@ def test_a_config_of_any_contents_is_one_message(tmp_path):
     path = tmp_path / "config.json"
     digits = "9" * 5000
     for content, words in [
-        (b"[]", "must contain a JSON object, not []"), (b'"text"', "must contain a JSON object, not 'text'"),
-        (b"null", "must contain a JSON object, not None"), (b"[" * 100_000, "nested too deeply"),
-        (b'{"seed":' * 100_000, "nested too deeply"), (b'{"seed": \xff}', "not UTF-8"),
-        (b"\xff\xfe{}", "damaged"), (f'{{"seed": {digits}}}'.encode(), "not valid JSON: Exceeds the limit"),
+        (b"[]", "must contain a JSON object, not []"),
+        (b'"text"', "must contain a JSON object, not 'text'"),
+        (b"null", "must contain a JSON object, not None"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"seed":' * 100_000, "nested too deeply"),
+        (b'{"seed": \xff}', "not UTF-8"),
+        (b"\xff\xfe{}", "damaged"),
+        (f'{{"seed": {digits}}}'.encode(), "not valid JSON: Exceeds the limit"),
         (f'{{"optim": {{"b2": {digits[:999]}}}}}'.encode(), "config.optim.b2 should be float, got 9"),
         (b'{"optim": {"learning_rate": NaN}}', "config.optim.learning_rate is nan; it must be a finite"),
         (b'{"optim": {"b2": -Infinity}}', "config.optim.b2 is -inf; it must be a finite number"),
@@ -124,7 +128,7 @@ def test_a_config_of_any_contents_is_one_message(tmp_path):
         (b'{"data": {"weights": [1, NaN]}}', "config.data.weights is nan"),
         (b'{"seed": "' + b"a" * 10**6 + b'"}', "config.seed should be int, got 'aaa"),
         (b'{"model": {"norm": {}}}', "config.model.norm is {} (allowed: "),
-    ]:  # fmt: skip
+    ]:
         path.write_bytes(content)
         with pytest.raises(UserError, match=re.escape(words)) as error:
             read_config(path)
@@ -168,11 +172,17 @@ def test_pipes_and_devices_are_not_read_as_files(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("1 / 0", "fails: ZeroDivisionError"), ("def get_config(:", "fails: SyntaxError"),
-     ("x = 1", "defines no get_config() -> Config"),
-     ("from flaxformer_mt.config import ModelConfig as M\ndef get_config(): return M(model_dmi=3)",
-      "model_dmi"), ("def get_config(): return 3", "returns int, not flaxformer_mt.config.Config")],
-)  # fmt: skip
+    [
+        ("1 / 0", "fails: ZeroDivisionError"),
+        ("def get_config(:", "fails: SyntaxError"),
+        ("x = 1", "defines no get_config() -> Config"),
+        (
+            "from flaxformer_mt.config import ModelConfig as M\ndef get_config(): return M(model_dmi=3)",
+            "model_dmi",
+        ),
+        ("def get_config(): return 3", "returns int, not flaxformer_mt.config.Config"),
+    ],
+)
 def test_config_files_that_fail_say_so_in_one_line(tmp_path, text, message):
     with pytest.raises(UserError) as error:
         load_config(write(tmp_path / "mine.py", text))
@@ -187,71 +197,99 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("case", "words"),
-    [({"model.model_dim": 100, "model.num_heads": 8}, ["model_dim 100", "num_heads 8", "96"]),
-     ({"model.num_heads": 0}, ["model.num_heads is 0", "at least 1"]),
-     ({"model.positions": "rotary", "model.key_dim": 3}, ["rotary", "3"]),
-     ({"model.first_position": -1}, ["first_position is -1", "at least 0"]),
-     ({"model.norm_epsilon": -1e-5}, ["norm_epsilon is -1e-05"]),
-     ({"model.max_positions": 0}, ["max_positions is 0", "at least 1"]),
-     ({"model.positions": "rotary", "model.max_positions": 9}, ["9 has no effect"]),
-     ({"model.max_positions": 100}, ["100 is below the maximum sentence length, 128"]),
-     ({"model.architecture": "decoder_only", "model.max_positions": 200},
-      ["200 is below the maximum length of source plus target, 256"]),
-     ({"data.source_language": ""}, ["set model.architecture=decoder_only"]),
-     ({"data.source_language": "", "model.architecture": "decoder_only"},
-      ["best_metric is bleu", "set train.best_metric=loss"]),
-     ({"model.architecture": "decoder_only", "model.tying": "embeddings"}, ["use none or all"]),
-     ({"vocab.joint": False, "model.architecture": "decoder_only"}, ["source and target as one sequence"]),
-     ({"data.batching": "pack", "data.batch_pairs": 8}, ["batch_pairs 8 has no effect"]),
-     ({"data.batch_pairs": 12}, ["12", "row_multiple 8"]),
-     ({"data.batching": "pack", "model.padding_mask": "none"}, ["padding_mask none", "bucket"]),
-     ({"vocab.joint": False, "model.tying": "embeddings"}, ["tying embeddings", "model.tying=none"]),
-     ({"model.dropout_rate": 1.0}, ["model.dropout_rate is 1.0", "below 1"]),
-     ({"data.batch_tokens": 1000}, ["batch_tokens 1000", "128", "1024"]),
-     ({"data.dataset": "a,b", "data.weights": (1.0,)}, ["1 numbers for 2 data sets"]),
-     ({"data.weights": (0.0,)}, ["above 0"]),
-     ({"data.max_target_length": 1}, ["max_target_length is 1", "at least 2"]),
-     ({"data.max_source_length": 600, "data.batch_tokens": 8000, "model.positions": "learned"},
-      ["512", "600"]), ({"data.noise.typos": 2.0}, ["data.noise.typos is 2.0", "from 0 to 1"]),
-     ({"data.alignments": ("a",), "data.noise.typos": 0.1},
-      ["data.noise.typo_kinds.random_space is 0.1", "data.noise.typo_kinds.skipped_space"]),
-     ({"data.alignments": ("a",), "data.noise.whitespace": 0.1, "data.noise.punctuation": 0.2},
-      ["data.noise.whitespace is 0.1", "data.noise.punctuation is 0.2", "number of words"]),
-     ({"data.source_language": "", "data.noise.lower_case": 0.1, "data.noise.typos": 0.2},
-      ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"]),
-     ({"data.teacher_scores": ("s",), "data.noise.upper_case": 0.1, "data.noise.typos": 0.2,
-       "train.teacher_weight": 0.5},
-      ["data.noise.upper_case is 0.1", "changes targets, of which data.teacher_scores has scores"]),
-     ({"data.stages": (StageConfig("s", ("a 1",)),)}, ["stage s names a", "toy_de_en"]),
-     (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
-     (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
-     (of_stages(StageConfig("s", ("x@a/toy -1",))), ["has 'x@a/toy -1' in its mix"]),
-     (of_stages(StageConfig("s", ("x@a/toy nan",))), ["has 'x@a/toy nan' in its mix"]),
-     (of_stages(StageConfig("s", ("x@a/toy inf",))), ["has 'x@a/toy inf' in its mix"]),
-     (of_stages(StageConfig("s", ("x@a/toy 0",))), ["mixes no data set"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1.5")), ["ends until 'steps 1.5'", "whole"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 0")), ["ends until 'steps 0'"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",), "steps nan")), ["ends until 'steps nan'"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",), "x@b/toy 2")), ["its mix has no x@b/toy"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",)), StageConfig("t", ("x@a/toy 1",))),
-      ["stage s has no end", "t would never begin"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1"), StageConfig("s", ("x@a/toy 1",))),
-      ["the name 's' twice or empty"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",), noise=NoiseConfig(typos=-1.0))),
-      ["stage s: noise.typos is -1.0; it must be from 0 to 1"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",)), temperature=5.0), ["data.temperature has no effect"]),
-     (of_stages(StageConfig("s", ("x@a/toy 1",)), weights=(1.0, 2.0)), ["data.weights has no effect"]),
-     ({"vocab.pad_id": 1}, ["four different numbers"]), ({"vocab.eos_id": 8000}, ["from 0 to 7999"]),
-     ({"vocab.size": 0}, ["vocab.size 0", "vocab.kind is bpe"]),
-     ({"vocab.source_size": 9}, ["source_size 9 has no effect with vocab.joint=True"]),
-     ({"vocab.joint": False}, ["tying all", "joint is False"]),
-     ({"vocab.kind": "char", "vocab.sampling": 0.1}, ["vocab.sampling", "char"]),
-     ({"optim.learning_rate": 0.0}, ["learning_rate is 0.0", "above 0"]),
-     ({"optim.ema_decay": 1.0}, ["ema_decay is 1.0"]),
-     ({"train.steps": 0}, ["train.steps is 0", "at least 1"]),
-     ({"train.average_last": 9}, ["average_last 9", "keep_checkpoints 5"]),
-     ({"train.final_checkpoint": "average"}, ["average_last is 0"])],
-)  # fmt: skip
+    [
+        ({"model.model_dim": 100, "model.num_heads": 8}, ["model_dim 100", "num_heads 8", "96"]),
+        ({"model.num_heads": 0}, ["model.num_heads is 0", "at least 1"]),
+        ({"model.positions": "rotary", "model.key_dim": 3}, ["rotary", "3"]),
+        ({"model.first_position": -1}, ["first_position is -1", "at least 0"]),
+        ({"model.norm_epsilon": -1e-5}, ["norm_epsilon is -1e-05"]),
+        ({"model.max_positions": 0}, ["max_positions is 0", "at least 1"]),
+        ({"model.positions": "rotary", "model.max_positions": 9}, ["9 has no effect"]),
+        ({"model.max_positions": 100}, ["100 is below the maximum sentence length, 128"]),
+        (
+            {"model.architecture": "decoder_only", "model.max_positions": 200},
+            ["200 is below the maximum length of source plus target, 256"],
+        ),
+        ({"data.source_language": ""}, ["set model.architecture=decoder_only"]),
+        (
+            {"data.source_language": "", "model.architecture": "decoder_only"},
+            ["best_metric is bleu", "set train.best_metric=loss"],
+        ),
+        ({"model.architecture": "decoder_only", "model.tying": "embeddings"}, ["use none or all"]),
+        ({"vocab.joint": False, "model.architecture": "decoder_only"}, ["source and target as one sequence"]),
+        ({"data.batching": "pack", "data.batch_pairs": 8}, ["batch_pairs 8 has no effect"]),
+        ({"data.batch_pairs": 12}, ["12", "row_multiple 8"]),
+        ({"data.batching": "pack", "model.padding_mask": "none"}, ["padding_mask none", "bucket"]),
+        ({"vocab.joint": False, "model.tying": "embeddings"}, ["tying embeddings", "model.tying=none"]),
+        ({"model.dropout_rate": 1.0}, ["model.dropout_rate is 1.0", "below 1"]),
+        ({"data.batch_tokens": 1000}, ["batch_tokens 1000", "128", "1024"]),
+        ({"data.dataset": "a,b", "data.weights": (1.0,)}, ["1 numbers for 2 data sets"]),
+        ({"data.weights": (0.0,)}, ["above 0"]),
+        ({"data.max_target_length": 1}, ["max_target_length is 1", "at least 2"]),
+        (
+            {"data.max_source_length": 600, "data.batch_tokens": 8000, "model.positions": "learned"},
+            ["512", "600"],
+        ),
+        ({"data.noise.typos": 2.0}, ["data.noise.typos is 2.0", "from 0 to 1"]),
+        (
+            {"data.alignments": ("a",), "data.noise.typos": 0.1},
+            ["data.noise.typo_kinds.random_space is 0.1", "data.noise.typo_kinds.skipped_space"],
+        ),
+        (
+            {"data.alignments": ("a",), "data.noise.whitespace": 0.1, "data.noise.punctuation": 0.2},
+            ["data.noise.whitespace is 0.1", "data.noise.punctuation is 0.2", "number of words"],
+        ),
+        (
+            {"data.source_language": "", "data.noise.lower_case": 0.1, "data.noise.typos": 0.2},
+            ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"],
+        ),
+        (
+            {
+                "data.teacher_scores": ("s",),
+                "data.noise.upper_case": 0.1,
+                "data.noise.typos": 0.2,
+                "train.teacher_weight": 0.5,
+            },
+            ["data.noise.upper_case is 0.1", "changes targets, of which data.teacher_scores has scores"],
+        ),
+        ({"data.stages": (StageConfig("s", ("a 1",)),)}, ["stage s names a", "toy_de_en"]),
+        (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
+        (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
+        (of_stages(StageConfig("s", ("x@a/toy -1",))), ["has 'x@a/toy -1' in its mix"]),
+        (of_stages(StageConfig("s", ("x@a/toy nan",))), ["has 'x@a/toy nan' in its mix"]),
+        (of_stages(StageConfig("s", ("x@a/toy inf",))), ["has 'x@a/toy inf' in its mix"]),
+        (of_stages(StageConfig("s", ("x@a/toy 0",))), ["mixes no data set"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1.5")), ["ends until 'steps 1.5'", "whole"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "steps 0")), ["ends until 'steps 0'"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "steps nan")), ["ends until 'steps nan'"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",), "x@b/toy 2")), ["its mix has no x@b/toy"]),
+        (
+            of_stages(StageConfig("s", ("x@a/toy 1",)), StageConfig("t", ("x@a/toy 1",))),
+            ["stage s has no end", "t would never begin"],
+        ),
+        (
+            of_stages(StageConfig("s", ("x@a/toy 1",), "steps 1"), StageConfig("s", ("x@a/toy 1",))),
+            ["the name 's' twice or empty"],
+        ),
+        (
+            of_stages(StageConfig("s", ("x@a/toy 1",), noise=NoiseConfig(typos=-1.0))),
+            ["stage s: noise.typos is -1.0; it must be from 0 to 1"],
+        ),
+        (of_stages(StageConfig("s", ("x@a/toy 1",)), temperature=5.0), ["data.temperature has no effect"]),
+        (of_stages(StageConfig("s", ("x@a/toy 1",)), weights=(1.0, 2.0)), ["data.weights has no effect"]),
+        ({"vocab.pad_id": 1}, ["four different numbers"]),
+        ({"vocab.eos_id": 8000}, ["from 0 to 7999"]),
+        ({"vocab.size": 0}, ["vocab.size 0", "vocab.kind is bpe"]),
+        ({"vocab.source_size": 9}, ["source_size 9 has no effect with vocab.joint=True"]),
+        ({"vocab.joint": False}, ["tying all", "joint is False"]),
+        ({"vocab.kind": "char", "vocab.sampling": 0.1}, ["vocab.sampling", "char"]),
+        ({"optim.learning_rate": 0.0}, ["learning_rate is 0.0", "above 0"]),
+        ({"optim.ema_decay": 1.0}, ["ema_decay is 1.0"]),
+        ({"train.steps": 0}, ["train.steps is 0", "at least 1"]),
+        ({"train.average_last": 9}, ["average_last 9", "keep_checkpoints 5"]),
+        ({"train.final_checkpoint": "average"}, ["average_last is 0"]),
+    ],
+)
 def test_facts_that_cannot_be_are_refused_with_both_values(case, words):
     with pytest.raises(UserError) as error:
         validate(case if isinstance(case, Config) else Config().replace(case))
@@ -446,6 +484,9 @@ def test_a_wrong_value_hides_no_other_problem():
         validate(config)
     lines = str(error.value).split("\n")
     assert [line.partition(";")[0] for line in lines[:4]] == [
-        "data.row_multiple is 0", "model.num_heads is 0", "optim.b2 is 1.5", "train.max_nonfinite_steps is 0",
-    ]  # fmt: skip
+        "data.row_multiple is 0",
+        "model.num_heads is 0",
+        "optim.b2 is 1.5",
+        "train.max_nonfinite_steps is 0",
+    ]
     assert [line.split()[0] for line in lines[4:]] == ["model.max_positions", "train.average_last"]

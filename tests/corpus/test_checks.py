@@ -36,10 +36,17 @@ def block(*pairs: tuple[str, str]) -> TextBlock:
 
 @pytest.mark.parametrize(
     ("source", "target", "differ"),
-    [("Im Jahr 1984", "In 1984", False), ("1.000,50 Euro", "1,000.5 euros", False),
-     ("am 3.12.", "on 12/3", False), ("٣ كتب", "3 books", False), ("Kapitel 3", "Chapter 4", True),
-     ("22 Hunde", "2 dogs", True), ("zwei Hunde", "2 dogs", True), ("Hunde", "dogs", False)],
-)  # fmt: skip
+    [
+        ("Im Jahr 1984", "In 1984", False),
+        ("1.000,50 Euro", "1,000.5 euros", False),
+        ("am 3.12.", "on 12/3", False),
+        ("٣ كتب", "3 books", False),
+        ("Kapitel 3", "Chapter 4", True),
+        ("22 Hunde", "2 dogs", True),
+        ("zwei Hunde", "2 dogs", True),
+        ("Hunde", "dogs", False),
+    ],
+)
 def test_numbers(source, target, differ):
     assert RULES["numbers"](block((source, target)), CleanConfig()).tolist() == [0 if differ else -1]
 
@@ -96,8 +103,11 @@ def test_a_rule_sees_what_the_rules_before_it_have_kept():
     assert verdict.kept.tolist() == [False, False, False, True]
     found = [(name, one.pairs, *one.examples[0][:2]) for name, one in verdict.problems.items()]
     assert found == [
-        ("invalid_utf8", 1, 0, 0), ("empty", 1, 1, 0), ("too_long", 2, 2, 0), ("numbers", 1, 2, 0),
-    ]  # fmt: skip
+        ("invalid_utf8", 1, 0, 0),
+        ("empty", 1, 1, 0),
+        ("too_long", 2, 2, 0),
+        ("numbers", 1, 2, 0),
+    ]
 
 
 def test_rules_that_are_off_are_no_part_of_the_identity():
@@ -343,8 +353,12 @@ def make_config(folder, model, pairs, **rules):
 
 def test_pairs_of_which_the_model_is_sure_go(tmp_path, model):
     pairs = [
-        ("der 0.9", "the 1"), ("le 0.9", "the 1"), ("der 1", "le 0.4"), ("der 1", "der 0.6"), ("", "the 1"),
-    ]  # fmt: skip
+        ("der 0.9", "the 1"),
+        ("le 0.9", "the 1"),
+        ("der 1", "le 0.4"),
+        ("der 1", "der 0.6"),
+        ("", "the 1"),
+    ]
     config = make_config(tmp_path, model, pairs)
     kept = read_pairs(config, "train")
     assert list(kept) == [Pair(*pairs[0]), Pair(*pairs[2])]

@@ -98,15 +98,29 @@ def test_every_format_holds_the_same_pairs_in_order(config, files):
 
 @pytest.mark.parametrize(
     "files",
-    [{"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"])},
-     {"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"], nested=True)},
-     {"train_jsonl": ['{"de":"a","en":"a"}', '{"de":null,"en":"b"}', '{"de":"c","en":null}',
-                      '{"de":"d","en":"d"}']},
-     {"train_jsonl": ['{"translation":{"de":"a","en":"a"}}', '{"translation":null}',
-                      '{"translation":{"de":"c","en":null}}', '{"translation":{"de":"d","en":"d"}}']},
-     {"train_de": ["a", "", "c", "d"], "train_en": ["a", "b", "", "d"]}],
+    [
+        {"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"])},
+        {"train_parquet": table(["a", None, "c", "d"], ["a", "b", None, "d"], nested=True)},
+        {
+            "train_jsonl": [
+                '{"de":"a","en":"a"}',
+                '{"de":null,"en":"b"}',
+                '{"de":"c","en":null}',
+                '{"de":"d","en":"d"}',
+            ]
+        },
+        {
+            "train_jsonl": [
+                '{"translation":{"de":"a","en":"a"}}',
+                '{"translation":null}',
+                '{"translation":{"de":"c","en":null}}',
+                '{"translation":{"de":"d","en":"d"}}',
+            ]
+        },
+        {"train_de": ["a", "", "c", "d"], "train_en": ["a", "b", "", "d"]},
+    ],
     ids=["parquet", "parquet of translations", "jsonl", "jsonl of translations", "lines"],
-)  # fmt: skip
+)
 def test_a_null_is_an_empty_text_which_is_dropped(config, files):
     write(config, **files)
     pairs = read_pairs(config, "train")
@@ -149,8 +163,11 @@ def test_held_out_sets_are_never_shortened(config, split):
     assert [pair.source for pair in pairs] == ["", "too long to drop", "x", "x"]
     problems = pairs.report["parts"][0]["problems"]
     assert {name: facts["count"] for name, facts in problems.items()} == {
-        "empty": 1, "too_long": 1, "length_ratio": 1, "duplicates": 1,
-    }  # fmt: skip
+        "empty": 1,
+        "too_long": 1,
+        "length_ratio": 1,
+        "duplicates": 1,
+    }
     write(config, **{f"{split}_de": GERMAN[:1]})
     with pytest.raises(UserError, match="never dropped"):
         read_pairs(config, split)
@@ -210,9 +227,12 @@ def test_all_refusals_are_reported_together_with_counts():
 def test_boundaries_of_the_length_rules():
     rules = CleanConfig(**RULES)
     rows = [
-        (b"a" * 20, b"b" * 20), (b"a" * 21, b"b" * 21), (b"abc", b"b" * 9), (b"abc", b"b" * 10),
+        (b"a" * 20, b"b" * 20),
+        (b"a" * 21, b"b" * 21),
+        (b"abc", b"b" * 9),
+        (b"abc", b"b" * 10),
         (b"ab" * 3, b"a"),
-    ]  # fmt: skip
+    ]
     kept, *_ = clean(raw(rows), rules, may_drop=True)
     assert kept.tolist() == [0, 2]
     # Characters count, not bytes: ten letters of two bytes each are as long as ten of one.

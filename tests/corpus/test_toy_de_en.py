@@ -47,29 +47,43 @@ GETS_UP, GAP = clause(SIE, "aufstehen"), make_name("")
 SENTENCES = {
     "Er liest das Buch. | He reads the book.": state(READS),
     "Heute liest die Frau das Buch. | Today the woman reads the book.": state(
-        acc(FRAU, "lesen", BUCH, time=TODAY), "time",
+        acc(FRAU, "lesen", BUCH, time=TODAY),
+        "time",
     ),
     "Im Garten schläft das Kind. | In the garden the child sleeps.": state(
-        clause(KIND, "schlafen", place=GARTEN), "place",
+        clause(KIND, "schlafen", place=GARTEN),
+        "place",
     ),
     "Den alten Hund sieht die Frau. | The woman sees the old dog.": state(
-        acc(FRAU, "sehen", phrase("Hund", how="alt")), "accusative",
+        acc(FRAU, "sehen", phrase("Hund", how="alt")),
+        "accusative",
     ),
     "Sie steht auf, weil er das Buch gelesen hat. | She gets up because he read the book.": subordinate(
-        GETS_UP, BECAUSE, READ,
+        GETS_UP,
+        BECAUSE,
+        READ,
     ),
     "Wenn er das Buch liest, steht sie auf. | If he reads the book, she gets up.": subordinate(
-        GETS_UP, ("wenn", "if"), READS, second_first=True,
+        GETS_UP,
+        ("wenn", "if"),
+        READS,
+        second_first=True,
     ),
     "Ich hoffe, dass sie nicht aufstehen kann. | I hope that she cannot get up.": subordinate(
-        clause(ICH, "hoffen"), THAT, clause(SIE, "aufstehen", modal=CAN, **{"not": NOT}),
+        clause(ICH, "hoffen"),
+        THAT,
+        clause(SIE, "aufstehen", modal=CAN, **{"not": NOT}),
     ),
     "Wir wissen, dass sie aufsteht. | We know that she gets up.": subordinate(
-        clause(WIR, "wissen"), THAT, GETS_UP,
-    ), "Du räumst die Küche auf. | You clean up the kitchen.": state(acc(DU, "aufräumen", phrase("Küche"))),
+        clause(WIR, "wissen"),
+        THAT,
+        GETS_UP,
+    ),
+    "Du räumst die Küche auf. | You clean up the kitchen.": state(acc(DU, "aufräumen", phrase("Küche"))),
     "Sie sind gestern aufgestanden. | They got up yesterday.": state(
         clause(THEY, "aufstehen", "past", time=YESTERDAY),
-    ), "Ich hatte einen Apfel. | I had an apple.": state(acc(ICH, "haben", phrase("Apfel", "a"), "past")),
+    ),
+    "Ich hatte einen Apfel. | I had an apple.": state(acc(ICH, "haben", phrase("Apfel", "a"), "past")),
     "Wir werden das Buch nicht lesen. | We will not read the book.": state(
         acc(WIR, "lesen", BUCH, "future", **{"not": NOT}),
     ),
@@ -81,32 +95,44 @@ SENTENCES = {
     ),
     "Sie hat keine Äpfel gekauft. | She did not buy any apples.": state(
         acc(SIE, "kaufen", phrase("Apfel", "no", True), "past", **{"not": ("", "not")}),
-    ), "Kein Kind schläft. | No child sleeps.": state(clause(phrase("Kind", "no"), "schlafen")),
+    ),
+    "Kein Kind schläft. | No child sleeps.": state(clause(phrase("Kind", "no"), "schlafen")),
     "Er muss nicht arbeiten. | He does not have to work.": state(
         clause(ER, "arbeiten", modal=HAVE_TO, **{"not": NOT}),
-    ), "Sie wollten schlafen. | They wanted to sleep.": state(clause(THEY, "schlafen", "past", WANT)),
+    ),
+    "Sie wollten schlafen. | They wanted to sleep.": state(clause(THEY, "schlafen", "past", WANT)),
     "Ihr möchtet schlafen. | You would like to sleep.": state(clause(IHR, "schlafen", modal=WOULD_LIKE)),
     "Er muss oft arbeiten. | He often has to work.": state(
         clause(ER, "arbeiten", modal=HAVE_TO, often=("oft", "often")),
-    ), "Hat er das Buch gelesen? | Did he read the book?": ask(READ),
+    ),
+    "Hat er das Buch gelesen? | Did he read the book?": ask(READ),
     "Wer sieht den Hund? | Who sees the dog?": ask(acc(GAP, "sehen", HUND), ("wer", "who")),
     "Wem hört die Frau zu? | Who does the woman listen to?": ask(
-        clause(FRAU, "zuhören", objects={"dative": GAP}), ("wem", "who"),
-    ), "Wo hast du gewohnt? | Where did you live?": ask(clause(DU, "wohnen", "past"), ("wo", "where")),
+        clause(FRAU, "zuhören", objects={"dative": GAP}),
+        ("wem", "who"),
+    ),
+    "Wo hast du gewohnt? | Where did you live?": ask(clause(DU, "wohnen", "past"), ("wo", "where")),
     "Ich weiß nicht, ob sie aufsteht. | I do not know whether she gets up.": subordinate(
-        clause(ICH, "wissen", **{"not": NOT}), ("ob", "whether"), GETS_UP,
+        clause(ICH, "wissen", **{"not": NOT}),
+        ("ob", "whether"),
+        GETS_UP,
     ),
     "Er hat versucht, aufzustehen. | He tried to get up.": toy.try_to(
-        clause(ER, "versuchen", "past"), clause(GAP, "aufstehen"),
+        clause(ER, "versuchen", "past"),
+        clause(GAP, "aufstehen"),
     ),
     "Anna beginnt, den Brief zu schreiben. | Anna begins to write the letter.": toy.try_to(
-        clause(make_name("Anna"), "beginnen"), acc(GAP, "schreiben", phrase("Brief")),
+        clause(make_name("Anna"), "beginnen"),
+        acc(GAP, "schreiben", phrase("Brief")),
     ),
     "Die Frau, die den Kindern hilft, lacht. | The woman who helps the children laughs.": state(
         clause(
             toy.relate(
-                FRAU, "nominative", clause(GAP, "helfen", objects={"dative": phrase("Kind", plural=True)}),
-            ), "lachen",
+                FRAU,
+                "nominative",
+                clause(GAP, "helfen", objects={"dative": phrase("Kind", plural=True)}),
+            ),
+            "lachen",
         ),
     ),
     "Ich hole den Hund, den die Frau sucht, ab. | I pick up the dog that the woman looks for.": state(
@@ -115,9 +141,11 @@ SENTENCES = {
     "Die Schüler, denen wir geholfen haben, tanzen. | The pupils that we helped dance.": state(
         clause(
             toy.relate(
-                phrase("Schüler", plural=True), "dative",
+                phrase("Schüler", plural=True),
+                "dative",
                 clause(WIR, "helfen", "past", objects={"dative": GAP}),
-            ), "tanzen",
+            ),
+            "tanzen",
         ),
     ),
     "Er verkauft das alte Haus des Studenten. | He sells the student's old house.": state(
@@ -134,14 +162,15 @@ SENTENCES = {
     ),
     "Die Frau zeigt mir heute das Buch. | The woman shows me the book today.": state(
         clause(FRAU, "zeigen", objects={"accusative": BUCH, "dative": ICH}, time=TODAY),
-    ), "Er wirft es weg. | He throws it away.": state(acc(ER, "wegwerfen", toy.IT)),
+    ),
+    "Er wirft es weg. | He throws it away.": state(acc(ER, "wegwerfen", toy.IT)),
     "Ich warte nicht auf den Zug. | I do not wait for the train.": state(
         clause(ICH, "warten", objects={"object": phrase("Zug")}, **{"not": NOT}),
     ),
     "Waren diese Pferde müde? | Were these horses tired?": ask(
         clause(phrase("Pferd", "this", True), "sein", "past", predicate=("müde", "tired")),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("written", SENTENCES)

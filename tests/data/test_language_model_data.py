@@ -52,9 +52,13 @@ def alone(lines: list[str]) -> list[Pair]:
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("train.en", LINES), ("train.en.gz", LINES),
-     ("train.en", b"\xef\xbb\xbf" + "\r\n".join(LINES).encode())], ids=["plain", "gz", "crlf and bom"],
-)  # fmt: skip
+    [
+        ("train.en", LINES),
+        ("train.en.gz", LINES),
+        ("train.en", b"\xef\xbb\xbf" + "\r\n".join(LINES).encode()),
+    ],
+    ids=["plain", "gz", "crlf and bom"],
+)
 def test_only_the_targets_file_is_read(config, name, content):
     """Whatever else is there: an unequal source, or the table that the file was cut from."""
     write(config, name, content)

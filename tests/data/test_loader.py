@@ -41,9 +41,13 @@ from flaxformer_mt.vocab.words import number_pieces
 PAD, BOS, EOS = 0, 1, 2
 IDS = {"pad_id": PAD, "bos_id": BOS}
 CONFIG = DataConfig(
-    max_source_length=24, max_target_length=24, batch_tokens=192, num_shapes=3, row_multiple=4,
+    max_source_length=24,
+    max_target_length=24,
+    batch_tokens=192,
+    num_shapes=3,
+    row_multiple=4,
     loader_threads=2,
-)  # fmt: skip
+)
 MODES = ("bucket", "pack")
 
 
@@ -453,9 +457,13 @@ def test_a_no_break_space_is_part_of_its_word(tmp_path):
     for name, text in texts.items():
         (tmp_path / name).write_text(text * 2, encoding="utf-8")
     config = DataConfig(
-        dataset="parallel_text", text_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"),
-        source_language="xx", target_language="yy", alignments=("train.align",),
-    )  # fmt: skip
+        dataset="parallel_text",
+        text_dir=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+        source_language="xx",
+        target_language="yy",
+        alignments=("train.align",),
+    )
     pairs = read_pairs(config, "train")
     vocabs = make_vocabs(VocabConfig(size=40, byte_fallback=False), pairs, tmp_path / "vocab")
     store = TokenStore.build(pairs, vocabs, tmp_path / "tokens")
@@ -467,8 +475,12 @@ def test_a_no_break_space_is_part_of_its_word(tmp_path):
     points = store.links.points[: store.links.offsets[1]]
     linked = {(words[0][source], words[1][target]) for source, target in points}
     assert linked == {
-        ("100", "100\u00a0km"), ("km", "100\u00a0km"), ("der", "the"), ("Hund", "dog"), ("schläft", "sleeps"),
-    }  # fmt: skip
+        ("100", "100\u00a0km"),
+        ("km", "100\u00a0km"),
+        ("der", "the"),
+        ("Hund", "dog"),
+        ("schläft", "sleeps"),
+    }
 
 
 def check_batches(store, config, pairs, vocabs) -> int:

@@ -95,10 +95,18 @@ CASES = ("upper_case", "lower_case", "title_case")
 
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
-    [("Ja.", "Yes.", ("Ja", "Yes")), ("好。", "Good. ", ("好", "Good")), ("Ja !", "Yes!", ("Ja", "Yes")),
-     ("क्या?", "What؟", ("क्या", "What")), ("Ja.", "Yes!", ("Ja.", "Yes!")), ("Ja", "Yes.", ("Ja", "Yes.")),
-     (".", "Yes.", (".", "Yes.")), ("", "Yes.", ("", "Yes")), ("", ".", ("", "."))],
-)  # fmt: skip
+    [
+        ("Ja.", "Yes.", ("Ja", "Yes")),
+        ("好。", "Good. ", ("好", "Good")),
+        ("Ja !", "Yes!", ("Ja", "Yes")),
+        ("क्या?", "What؟", ("क्या", "What")),
+        ("Ja.", "Yes!", ("Ja.", "Yes!")),
+        ("Ja", "Yes.", ("Ja", "Yes.")),
+        (".", "Yes.", (".", "Yes.")),
+        ("", "Yes.", ("", "Yes")),
+        ("", ".", ("", ".")),
+    ],
+)
 def test_the_marks_at_the_end_go_together(source, target, expected):
     assert drop_end_mark(source, target) == expected
 

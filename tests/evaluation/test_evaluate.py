@@ -144,8 +144,11 @@ def test_buckets_are_by_words_of_the_source():
     hypotheses = ("", *references[1:4], "a b c d", *references[5:])
     rows = score_by_length(Translations(sources, references, hypotheses), lowercase=False, tokenize="13a")
     assert [(row["from"], row["to"], row["sentences"]) for row in rows] == [
-        (0, 5, 2), (6, 10, 2), (11, 15, 1), (101, None, 2),
-    ]  # fmt: skip
+        (0, 5, 2),
+        (6, 10, 2),
+        (11, 15, 1),
+        (101, None, 2),
+    ]
     assert [row["hypothesis_length"] for row in rows] == [3, 6, 4, 6]
     assert [row["reference_length"] for row in rows] == [6, 6, 6, 6]
     part = score_translations(hypotheses[:2], references[:2])

@@ -278,9 +278,13 @@ def test_no_call_of_a_decoding_program_converts_the_table_of_embeddings():
 def test_rows_are_refilled_without_a_conversion_of_what_they_keep():
     """XLA writes rows of bfloat16 arrays by converting all of them to float32 and back."""
     engine = SearchEngine(
-        [CONFIG], SearchConfig(beam_size=3, max_length_ratio=1.0, max_length_offset=4), Symbols(0, 1, 2),
-        sizes=(V, V), source_pad_id=0, longest_source=11,
-    )  # fmt: skip
+        [CONFIG],
+        SearchConfig(beam_size=3, max_length_ratio=1.0, max_length_offset=4),
+        Symbols(0, 1, 2),
+        sizes=(V, V),
+        source_pad_id=0,
+        longest_source=11,
+    )
     params = (cast_kernels(random_params(make_bfloat16({})), CONFIG.dtype),)
     size = Size(rows=3, source_length=11, capacity=13)
     slots = engine.make_slots(params, size, Form(), n_best=1)

@@ -160,8 +160,11 @@ def test_cached_keys_and_values_are_8_bit_integers():
         store(keys.astype(t), values.astype(t), quantized=t != "float32") for t in ("float32", "bfloat16")
     )
     assert {name: array.dtype.name for name, array in narrow.items()} == {
-        "keys": "int8", "key_scale": "float32", "values": "int8", "value_scale": "float32",
-    }  # fmt: skip
+        "keys": "int8",
+        "key_scale": "float32",
+        "values": "int8",
+        "value_scale": "float32",
+    }
     empty = jax.tree.map(jnp.zeros_like, narrow)
     first, last = (store(keys[:, part], values[:, part], quantized=True) for part in (slice(6), slice(6, 8)))
     written = write(write(empty, first, 0), last, 6)

@@ -196,9 +196,12 @@ for biased in (False, True):  # blocks of 32 and 64 queries, tiles of 128 keys
     )
 for score in (score_words, score_in_bfloat16, score_rounded, score_in_two_passes):
     for bias, mixed, smoothing, chunk_tokens, count in (
-        (True, False, 0.1, 4, False), (False, True, 0.1, 1, True), (True, True, 0.1, 4, False),
-        (False, False, 0.0, 1000, True), (True, False, 0.0, 4, False),
-    ):  # fmt: skip
+        (True, False, 0.1, 4, False),
+        (False, True, 0.1, 1, True),
+        (True, True, 0.1, 4, False),
+        (False, False, 0.0, 1000, True),
+        (True, False, 0.0, 4, False),
+    ):
         kernel, options = CrossEntropy(score=score), (bias, mixed, smoothing, chunk_tokens, count)
         pair = loss(kernel, *options), loss(cross_entropy, *options)
         name = f"cross-entropy, {score.__name__}, {options}"

@@ -220,22 +220,27 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
 
 @pytest.mark.parametrize(
     ("preferred", "shape", "dtype", "platform", "kind"),
-    [("auto", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"), ("auto", (2, 6, 2, 64), "bfloat16", "cpu", "plain"),
-     ("auto", (2, 16, 2, 64), "bfloat16", "tpu", "pallas"),
-     ("pallas", (2, 16, 2, 64), "bfloat16", "tpu", "pallas"),
-     ("pallas", (2, 16, 2, 64), "bfloat16", "cpu", "plain"),
-     ("auto", (2, 24, 2, 64), "bfloat16", "tpu", "plain"),
-     ("auto", (2, 512, 2, 64), "bfloat16", "tpu", "plain"),
-     ("auto", (2, 16, 3, 64), "bfloat16", "tpu", "plain"),
-     ("auto", (2, 16, 2, 96), "bfloat16", "tpu", "plain"), ("auto", (2, 6, 2, 64), "float32", "gpu", "plain"),
-     ("auto", (2, 5, 2, 64), "bfloat16", "gpu", "triton"),
-     ("auto", (2, 513, 2, 64), "bfloat16", "gpu", "plain"),
-     ("pallas", (2, 6, 2, 64), "bfloat16", "cuda", "triton"),
-     ("auto", (2, 6, 2, 20), "bfloat16", "gpu", "plain"),
-     ("auto", (2, 6, 2, 136), "bfloat16", "gpu", "plain"),
-     ("cudnn", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"),
-     ("plain", (2, 6, 2, 64), "bfloat16", "gpu", "plain"), ("xla", (2, 5, 2, 20), "float32", "cpu", "xla")],
-)  # fmt: skip
+    [
+        ("auto", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"),
+        ("auto", (2, 6, 2, 64), "bfloat16", "cpu", "plain"),
+        ("auto", (2, 16, 2, 64), "bfloat16", "tpu", "pallas"),
+        ("pallas", (2, 16, 2, 64), "bfloat16", "tpu", "pallas"),
+        ("pallas", (2, 16, 2, 64), "bfloat16", "cpu", "plain"),
+        ("auto", (2, 24, 2, 64), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 512, 2, 64), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 16, 3, 64), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 16, 2, 96), "bfloat16", "tpu", "plain"),
+        ("auto", (2, 6, 2, 64), "float32", "gpu", "plain"),
+        ("auto", (2, 5, 2, 64), "bfloat16", "gpu", "triton"),
+        ("auto", (2, 513, 2, 64), "bfloat16", "gpu", "plain"),
+        ("pallas", (2, 6, 2, 64), "bfloat16", "cuda", "triton"),
+        ("auto", (2, 6, 2, 20), "bfloat16", "gpu", "plain"),
+        ("auto", (2, 6, 2, 136), "bfloat16", "gpu", "plain"),
+        ("cudnn", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"),
+        ("plain", (2, 6, 2, 64), "bfloat16", "gpu", "plain"),
+        ("xla", (2, 5, 2, 20), "float32", "cpu", "xla"),
+    ],
+)
 def test_attention_is_chosen_by_what_the_kernel_can_do(preferred, shape, dtype, platform, kind):
     array = np.zeros(shape, jnp.dtype(dtype))
     kinds = resolve_attention(preferred, platform)
@@ -261,13 +266,16 @@ def test_the_choice_of_a_kernel_is_explained():
     assert explain("tpu", attention="xla") == ("xla", "model.attention=xla on tpu")
     assert explain("cuda", attention="plain") == ("plain", "model.attention=plain")
     for changes, reason in [
-        ({"dtype": "float32"}, "not float32"), ({"num_heads": 16}, "head sizes 4 and 4"),
+        ({"dtype": "float32"}, "not float32"),
+        ({"num_heads": 16}, "head sizes 4 and 4"),
         ({"value_dim": 8}, "head sizes 32 and 8"),
         ({"lengths": (8, 7), "attention": "cudnn"}, "even lengths"),
-        ({"attention_dropout_rate": 0.1, "attention": "cudnn"},
-         "its rate is 0.1; model.attention_dropout_rate=0 allows it"),
+        (
+            {"attention_dropout_rate": 0.1, "attention": "cudnn"},
+            "its rate is 0.1; model.attention_dropout_rate=0 allows it",
+        ),
         ({"attention_dropout_rate": None, "dropout_rate": 0.3, "attention": "cudnn"}, "its rate is 0.3"),
-    ]:  # fmt: skip
+    ]:
         kind, why = explain("cuda", **changes)
         assert kind == "plain" and reason in why, (changes, why)
 

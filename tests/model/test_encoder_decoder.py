@@ -93,9 +93,16 @@ def pack_rows(order: list[int]) -> Batch:
     source, source_segments, source_positions = pack_side(separate.source, [LENGTHS[n][0] for n in order])
     target, target_segments, target_positions = pack_side(separate.target_in, [LENGTHS[n][1] for n in order])
     return Batch(
-        source, target, target, source_segments > 0, target_segments > 0, source_segments, target_segments,
-        source_positions, target_positions,
-    )  # fmt: skip
+        source,
+        target,
+        target,
+        source_segments > 0,
+        target_segments > 0,
+        source_segments,
+        target_segments,
+        source_positions,
+        target_positions,
+    )
 
 
 @functools.cache

@@ -50,10 +50,17 @@ def run(tmp_path_factory) -> tuple[Path, Config, dict[str, Any]]:
         model=small_model(1, 8, 2, 8, architecture="decoder_only"),
         optim=OptimConfig(learning_rate=0.1, warmup_steps=2),
         train=TrainConfig(
-            steps=16, log_every=8, evaluate_every=8, checkpoint_every=8, best_metric="loss",
-            tensorboard=False, loss_chunk_tokens=16, log_accuracy=True,
-        ), parallel=ParallelConfig(devices=1),
-    )  # fmt: skip
+            steps=16,
+            log_every=8,
+            evaluate_every=8,
+            checkpoint_every=8,
+            best_metric="loss",
+            tensorboard=False,
+            loss_chunk_tokens=16,
+            log_accuracy=True,
+        ),
+        parallel=ParallelConfig(devices=1),
+    )
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     return run_dir, config, fit(config, run_dir)
 

@@ -119,9 +119,13 @@ def withdraw(copy: _Copy) -> None:
 
 @pytest.mark.parametrize(
     ("change", "between", "after"),
-    [(publish_new, {"5": "old"}, {"5": "old", "6": "new"}), (publish_again, {}, {"5": "new"}),
-     (change_facts, {"5": "old"}, {"5": "old, scored"}), (withdraw, {"5": "old"}, {})],
-)  # fmt: skip
+    [
+        (publish_new, {"5": "old"}, {"5": "old", "6": "new"}),
+        (publish_again, {}, {"5": "new"}),
+        (change_facts, {"5": "old"}, {"5": "old, scored"}),
+        (withdraw, {"5": "old"}, {}),
+    ],
+)
 def test_killed_at_any_object_a_checkpoint_is_whole(change, between, after, open_elsewhere, monkeypatch):
     """It is the old one or the new one; one that is written again may be absent between."""
     seen = set()

@@ -253,9 +253,12 @@ ANY = None  # a status
 class Jobs:
     def __init__(self) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, __file__], env=quick_environment(devices=4, FLAXFORMER_MT_PROCESS_TIMEOUT="60"),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            [sys.executable, __file__],
+            env=quick_environment(devices=4, FLAXFORMER_MT_PROCESS_TIMEOUT="60"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def run(self, task: str, *statuses: int | None, **arguments: Any) -> list[str]:
         """What the processes of a job print, which must end with these statuses, by default with 0."""

@@ -35,22 +35,30 @@ def make_config(parallel: ParallelConfig | None = None, **model: int) -> Config:
 
 @pytest.mark.parametrize(
     ("parallel", "devices", "expected"),
-    [(ParallelConfig(), 8, ("pmap", 8, 1, 1)), (ParallelConfig(), 1, ("mesh", 1, 1, 1)),
-     (ParallelConfig(backend="pmap"), 1, ("pmap", 1, 1, 1)),
-     (ParallelConfig(backend="mesh"), 4, ("mesh", 4, 1, 1)), (ParallelConfig(fsdp=2), 8, ("mesh", 4, 2, 1)),
-     (ParallelConfig(data=2, fsdp=2, tensor=2), 8, ("mesh", 2, 2, 2)),
-     (ParallelConfig(devices=2), 8, ("pmap", 2, 1, 1))],
-)  # fmt: skip
+    [
+        (ParallelConfig(), 8, ("pmap", 8, 1, 1)),
+        (ParallelConfig(), 1, ("mesh", 1, 1, 1)),
+        (ParallelConfig(backend="pmap"), 1, ("pmap", 1, 1, 1)),
+        (ParallelConfig(backend="mesh"), 4, ("mesh", 4, 1, 1)),
+        (ParallelConfig(fsdp=2), 8, ("mesh", 4, 2, 1)),
+        (ParallelConfig(data=2, fsdp=2, tensor=2), 8, ("mesh", 2, 2, 2)),
+        (ParallelConfig(devices=2), 8, ("pmap", 2, 1, 1)),
+    ],
+)
 def test_axes_are_filled_and_auto_chooses(parallel, devices, expected):
     assert choose_layout(make_config(parallel), device_count=devices)[:4] == expected
 
 
 @pytest.mark.parametrize(
     ("parallel", "platform", "twice"),
-    [(ParallelConfig(fsdp=2), "cpu", True), (ParallelConfig(fsdp=2), "tpu", False),
-     (ParallelConfig(fsdp=2, fsdp_gathers="once"), "cpu", False),
-     (ParallelConfig(fsdp=2, fsdp_gathers="twice"), "gpu", True), (ParallelConfig(tensor=2), "cpu", False)],
-)  # fmt: skip
+    [
+        (ParallelConfig(fsdp=2), "cpu", True),
+        (ParallelConfig(fsdp=2), "tpu", False),
+        (ParallelConfig(fsdp=2, fsdp_gathers="once"), "cpu", False),
+        (ParallelConfig(fsdp=2, fsdp_gathers="twice"), "gpu", True),
+        (ParallelConfig(tensor=2), "cpu", False),
+    ],
+)
 def test_matrices_are_gathered_twice_where_devices_share_a_memory(parallel, platform, twice):
     assert choose_layout(make_config(parallel), device_count=8, platform=platform).gathers_twice == twice
 
@@ -215,10 +223,13 @@ print(jax.local_device_count(), make_parallel(Config()).device_count)
 @pytest.mark.skipif(core_count() == 1, reason="one core")
 @pytest.mark.parametrize(
     ("flags", "variables", "expected"),
-    [("", {}, (min(core_count(), 4), 1)), ("", {"JAX_NUM_CPU_DEVICES": "5"}, (5, 5)),
-     ("--xla_force_host_platform_device_count=3", {}, (3, 3))],
+    [
+        ("", {}, (min(core_count(), 4), 1)),
+        ("", {"JAX_NUM_CPU_DEVICES": "5"}, (5, 5)),
+        ("--xla_force_host_platform_device_count=3", {}, (3, 3)),
+    ],
     ids=["none", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS"],
-)  # fmt: skip
+)
 def test_the_users_number_of_devices_stays(flags, variables, expected):
     """All of them train, with or without a model that was loaded before; our own ones do not."""
     environment = quick_environment(**variables) | {"XLA_FLAGS": flags}

@@ -31,9 +31,13 @@ def on_rows(parallel: Parallel, function: Any, *specs: PartitionSpec) -> Any:
     """A function of the rows of each device, whose results are rows, and of further arrays."""
     rows = PartitionSpec(("data", "fsdp"))
     return jax.shard_map(
-        function, mesh=parallel.mesh, in_specs=(rows, *specs), out_specs=rows, axis_names={"data", "fsdp"},
+        function,
+        mesh=parallel.mesh,
+        in_specs=(rows, *specs),
+        out_specs=rows,
+        axis_names={"data", "fsdp"},
         check_vma=False,
-    )  # fmt: skip
+    )
 
 
 def test_parts_have_the_rows_and_the_heads_of_a_device():

@@ -211,14 +211,18 @@ T5 = (
 
 @pytest.mark.parametrize(
     ("fields", "teacher_weight", "path", "share"),
-    [pytest.param(
-         *({"decoder_self_attention": "ssru"}, 0.5, "layers_0/recurrence/forget/kernel", (8, 8)),
-         id="a recurrent student of a teacher",
-     ),
-     pytest.param(
-         *(T5, 0.0, "relative_positions/embedding", (8, 4)), id="relative positions", marks=pytest.mark.slow,
-     )],
-)  # fmt: skip
+    [
+        pytest.param(
+            *({"decoder_self_attention": "ssru"}, 0.5, "layers_0/recurrence/forget/kernel", (8, 8)),
+            id="a recurrent student of a teacher",
+        ),
+        pytest.param(
+            *(T5, 0.0, "relative_positions/embedding", (8, 4)),
+            id="relative positions",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_other_networks_are_split_as_one_is(fields, teacher_weight, path, share):
     """An update on one device, on eight with pmap and split over three axes is the same."""
     config = change(CONFIG, model=fields, train={"teacher_weight": teacher_weight})
@@ -250,9 +254,14 @@ def bytes_on_first_device(tree: Any) -> int:
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("one", 1), ("pmap 8", 1), ("fsdp 8", 8), pytest.param("tensor 8", 8, marks=pytest.mark.slow),
-     ("2 x 2 x 2", 4)],
-)  # fmt: skip
+    [
+        ("one", 1),
+        ("pmap 8", 1),
+        ("fsdp 8", 8),
+        pytest.param("tensor 8", 8, marks=pytest.mark.slow),
+        ("2 x 2 x 2", 4),
+    ],
+)
 def test_states_keep_the_sharding_of_their_initialization(runs, name, share):
     """After twenty updates the moments and the average are split as the parameters are."""
     run = runs[name]
@@ -416,9 +425,13 @@ print(float(result[0]), sum(name == "/jax/compilation_cache/cache_hits" for name
 def run_caching(directory: Path, **environment: str) -> tuple[list[str], str]:
     variables = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     done = subprocess.run(
-        [sys.executable, "-c", CACHING, str(directory)], env={**variables, **environment},
-        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", CACHING, str(directory)],
+        env={**variables, **environment},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.split(), done.stderr
 
 

@@ -35,10 +35,13 @@ from flaxformer_mt.trees import flatten_tree
 def make_params(seed: float = 0.0) -> dict:
     """A small tree with a float32, a bfloat16, a scalar and an empty leaf."""
     return {
-        "dense": {"kernel": jnp.arange(24, dtype=jnp.float32).reshape(3, 8) / 7 + seed,
-                  "bias": (jnp.arange(8) / 3 + seed).astype(jnp.bfloat16)}, "scale": jnp.float32(seed),
+        "dense": {
+            "kernel": jnp.arange(24, dtype=jnp.float32).reshape(3, 8) / 7 + seed,
+            "bias": (jnp.arange(8) / 3 + seed).astype(jnp.bfloat16),
+        },
+        "scale": jnp.float32(seed),
         "unused": jnp.zeros((0, 5)),
-    }  # fmt: skip
+    }
 
 
 def save_steps(run_dir: Path, scores: dict[int, float | None], **options) -> Checkpoints:
@@ -538,9 +541,12 @@ def test_other_devices_no_noise_and_a_killed_save(tmp_path):
     checkpoints.wait()
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     child = subprocess.Popen(
-        [sys.executable, "-c", SHARDED, str(tmp_path)], env={**os.environ, **flags}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", SHARDED, str(tmp_path)],
+        env={**os.environ, **flags},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     line = child.stdout.readline()
     time.sleep(0.15)
     child.send_signal(signal.SIGKILL)

@@ -293,8 +293,11 @@ def test_what_killed_processes_left_in_a_run_is_removed(tmp_path):
     (tmp_path / "vocab").mkdir()
     kept = ["config.json", "vocab/joint.model", "metrics.jsonl"]
     left = [
-        ".config.json.01acfe50", ".report.json.01acfe50", "vocab/.joint.model.01acfe50", ".metrics.jsonl.new",
-    ]  # fmt: skip
+        ".config.json.01acfe50",
+        ".report.json.01acfe50",
+        "vocab/.joint.model.01acfe50",
+        ".metrics.jsonl.new",
+    ]
     for name in kept[1:] + left:
         (tmp_path / name).write_text("")
     sweep_run(tmp_path)

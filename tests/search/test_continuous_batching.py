@@ -144,10 +144,13 @@ MIN_LENGTHS = np.where(np.arange(LINES) % 2, 4, 1)
 
 @pytest.mark.parametrize(
     ("options", "fields"),
-    [(SearchConfig(method="sample", temperature=2.0), {"seeds": SEEDS}), (GROUPS, {}),
-     (RULES, {"prefixes": PREFIXES, "required": REQUIRED, "min_lengths": MIN_LENGTHS})],
+    [
+        (SearchConfig(method="sample", temperature=2.0), {"seeds": SEEDS}),
+        (GROUPS, {}),
+        (RULES, {"prefixes": PREFIXES, "required": REQUIRED, "min_lengths": MIN_LENGTHS}),
+    ],
     ids=["sampling", "inexact_groups", "ngrams_prefixes_required_min_lengths"],
-)  # fmt: skip
+)
 def test_options_count_from_the_first_step_of_a_line(options, fields):
     queued, at_once = both_ways(options, [[2, 1, 3, 4, 5], [0, 6, 7, 8, 9]], rows=3, refill=2, **fields)
     assert_same(queued, at_once)

@@ -191,9 +191,14 @@ def _search_lattice(logits, lines, *, options, n_best):
         return jnp.broadcast_to(logits, (*tokens.shape, 7)), cache
 
     return search(
-        counted, Cache({}, {}, jnp.zeros((), jnp.int32)), lines, options=options, symbols=SYMBOLS,
-        max_length=200, n_best=n_best,
-    )  # fmt: skip
+        counted,
+        Cache({}, {}, jnp.zeros((), jnp.int32)),
+        lines,
+        options=options,
+        symbols=SYMBOLS,
+        max_length=200,
+        n_best=n_best,
+    )
 
 
 def search_lattice(probabilities, limits, *, n_best=1, seeds=None, likely=None, **options):

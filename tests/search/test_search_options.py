@@ -325,9 +325,13 @@ def test_inexact_stopping_expects_no_better_one_either():
 def test_inexact_stopping_ends_when_enough_have_ended(patience, steps):
     # Each step one of two beams ends. An exact search would continue for long: words are almost free.
     found, counted = search_lattice(
-        {EOS: 0.45, 3: 0.5, 4: 0.05}, [50], beam_size=2, length_penalty=2.0, stopping="inexact",
+        {EOS: 0.45, 3: 0.5, 4: 0.05},
+        [50],
+        beam_size=2,
+        length_penalty=2.0,
+        stopping="inexact",
         patience=patience,
-    )  # fmt: skip
+    )
     assert counted == steps and tokens_of(found, 0) == (EOS,)
 
 
@@ -425,19 +429,22 @@ def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(kind, s
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"beam_size": 0}, "beam_size is 0; it must be at least 1"),
-     ({"top_p": 1.5}, "top_p is 1.5; it must be above 0 and at most 1"),
-     ({"min_p": -0.1}, "min_p is -0.1; it must be from 0"),
-     ({"top_k": -1}, "top_k is -1; it must be at least 0"),
-     ({"temperature": 0.0}, "temperature is 0.0; it must be above 0"),
-     ({"length_penalty_kind": "wu"}, "length_penalty_kind is 'wu' \\(allowed: gnmt, length"),
-     ({"method": "bean"}, "method is 'bean'; did you mean beam\\? \\(allowed: beam, greedy, sample"),
-     ({"diversity_groups": 3}, "beam_size 4 is not divisible by .*diversity_groups 3; the nearest .* 3"),
-     ({"min_length_offset": 30}, r"min_length_offset 30\) is above the maximum"),
-     ({"min_length_ratio": 2.0}, r"min_length_ratio 2.0 \* source .*max_length_ratio 1.5 \* source"),
-     ({"patience": float("nan")}, "patience is nan"), ({"seed": -1}, "seed is -1"),
-     ({"coverage_penalty": float("inf")}, "coverage_penalty is inf; it must be a finite number")],
-)  # fmt: skip
+    [
+        ({"beam_size": 0}, "beam_size is 0; it must be at least 1"),
+        ({"top_p": 1.5}, "top_p is 1.5; it must be above 0 and at most 1"),
+        ({"min_p": -0.1}, "min_p is -0.1; it must be from 0"),
+        ({"top_k": -1}, "top_k is -1; it must be at least 0"),
+        ({"temperature": 0.0}, "temperature is 0.0; it must be above 0"),
+        ({"length_penalty_kind": "wu"}, "length_penalty_kind is 'wu' \\(allowed: gnmt, length"),
+        ({"method": "bean"}, "method is 'bean'; did you mean beam\\? \\(allowed: beam, greedy, sample"),
+        ({"diversity_groups": 3}, "beam_size 4 is not divisible by .*diversity_groups 3; the nearest .* 3"),
+        ({"min_length_offset": 30}, r"min_length_offset 30\) is above the maximum"),
+        ({"min_length_ratio": 2.0}, r"min_length_ratio 2.0 \* source .*max_length_ratio 1.5 \* source"),
+        ({"patience": float("nan")}, "patience is nan"),
+        ({"seed": -1}, "seed is -1"),
+        ({"coverage_penalty": float("inf")}, "coverage_penalty is inf; it must be a finite number"),
+    ],
+)
 def test_options_that_cannot_be_are_named(fields, words):
     options = SearchConfig(**fields)
     with pytest.raises(UserError, match=words) as error:

@@ -184,10 +184,17 @@ def test_sizes_are_whole_rows_of_likely_tokens_and_at_most_those_of_the_shape():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"model": {"padding_mask": "none"}}, {"model": {"decoder_self_attention": "ssru"}},
-     {"model": {"architecture": "decoder_only"}}, {"data": {"batching": "pack"}},
-     {"train": {"unpad": "none"}}, {"platform": "gpu"}, {"device_count": 2}], ids=str,
-)  # fmt: skip
+    [
+        {"model": {"padding_mask": "none"}},
+        {"model": {"decoder_self_attention": "ssru"}},
+        {"model": {"architecture": "decoder_only"}},
+        {"data": {"batching": "pack"}},
+        {"train": {"unpad": "none"}},
+        {"platform": "gpu"},
+        {"device_count": 2},
+    ],
+    ids=str,
+)
 def test_some_batches_keep_their_padding(fields):
     """Where a token reads padding, where there is next to none, and on all but a single CPU device."""
     sections = {name: value for name, value in fields.items() if isinstance(value, dict)}
@@ -242,9 +249,12 @@ def test_training_without_padding_is_training_with_it(tiny_config, tmp_path):
     for unpad in ("auto", "none"):
         # The gradients of keys' biases are rounding alone, which Adam would scale up to its learning rate.
         config = change(
-            tiny_config, data={"batch_tokens": 1024}, model={"dropout_rate": 0.0}, train={"unpad": unpad},
+            tiny_config,
+            data={"batch_tokens": 1024},
+            model={"dropout_rate": 0.0},
+            train={"unpad": unpad},
             optim={"epsilon": 1e-4},
-        )  # fmt: skip
+        )
         setup = set_up_training(config, tmp_path / unpad, Checkpoints(tmp_path / unpad))
         assert bool(setup.unpadded) == (unpad == "auto")
         states[unpad] = setup

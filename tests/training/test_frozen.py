@@ -76,12 +76,16 @@ def test_low_rank_changes_that_do_not_fit_are_refused():
         (LoraConfig(rank=3), r"rank is 3, but encoder/kernel is a matrix of 2 x 2; give at most 2"),
         (LoraConfig(rank=1, targets=()), "targets is empty"),
         (LoraConfig(rank=1, tokens=5), r"tokens is 5, but shared_embedding/embedding has 4 tokens; give"),
-        (LoraConfig(rank=1, embedding_rank=3, targets=("*",)),
-         r"embedding_rank is 3, but shared_embedding/embedding is a matrix of 4 x 2; give at most 2"),
+        (
+            LoraConfig(rank=1, embedding_rank=3, targets=("*",)),
+            r"embedding_rank is 3, but shared_embedding/embedding is a matrix of 4 x 2; give at most 2",
+        ),
         (LoraConfig(rank=1, embedding_rank=2), r"targets \*/kernel match no table of embeddings"),
-        (LoraConfig(rank=1, tokens=2, also_train=("*embedding",)),
-         "also_train has all tokens of shared_embedding/embedding; set optim.lora.tokens to 0"),
-    ):  # fmt: skip
+        (
+            LoraConfig(rank=1, tokens=2, also_train=("*embedding",)),
+            "also_train has all tokens of shared_embedding/embedding; set optim.lora.tokens to 0",
+        ),
+    ):
         with raises(UserError, match=message):
             check_patterns(PARAMS, OptimConfig(lora=lora))
     check_patterns(PARAMS, OptimConfig(lora=LoraConfig(rank=2, targets=("*",), also_train=("*norm",))))

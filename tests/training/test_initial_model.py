@@ -218,11 +218,15 @@ def test_wrong_starts_end_with_one_line(tiny_run, tiny_config, tmp_path, capsys)
         ([f"--run={tiny_run}", f"--init={tiny_run}"], "started from random parameters, not from"),
         ([f"--init={tiny_run}"], "give its directory as --run=DIR"),
         ([f"--run={tmp_path / 'new'}", "--new_vocab"], "--new_vocab needs the run"),
-        ([f"--run={tmp_path / 'new'}", f"--init={tiny_run}", "--config.optim.lora.alpha=8"],
-         "lora.rank is 0"),
-        ([f"--run={tmp_path / 'two'}", f"--init={tiny_run}", "--config.optim.lora.rank=17"],
-         "optim.lora.rank is 17, but"),
-    ):  # fmt: skip
+        (
+            [f"--run={tmp_path / 'new'}", f"--init={tiny_run}", "--config.optim.lora.alpha=8"],
+            "lora.rank is 0",
+        ),
+        (
+            [f"--run={tmp_path / 'two'}", f"--init={tiny_run}", "--config.optim.lora.rank=17"],
+            "optim.lora.rank is 17, but",
+        ),
+    ):
         assert main(["train", *flags]) == 2
         (line,) = capsys.readouterr().err.strip().split("\n")
         assert line.startswith("error: ") and message in line, line

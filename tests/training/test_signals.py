@@ -64,9 +64,12 @@ with StopRequest() as stop:
 print(stop.exit_status)
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).resolve().parents[2], capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stdout == "143\n"
     assert "SIGTERM" in done.stderr

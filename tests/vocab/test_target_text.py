@@ -22,20 +22,34 @@ NBSP, NARROW, IDEOGRAPHIC, ZWNJ, ZWSP, RLM = "\u00a0", "\u202f", "\u3000", "\u20
 
 # Words, what separates them, and the ends of sentences, with the characters that normalization replaces.
 LANGUAGES = {
-    "th": ("ทำ น้ำ คำ ทำงาน จำนวน ๑๒ กำลัง บ้าน ไม่ ที่ สำคัญ และ".split(), ["", " ", ZWSP],
-           ["", "ฯลฯ", " ๆ"]),
-    "ja": ("私 は ﾃｽﾄ カタカナ ２０２４年 「東京」 へ 行きます ㈱ 〜 Ａ 神\ufe00 ﬁ".split(),
-           ["", "、", IDEOGRAPHIC], ["。", "！", "？"]),
-    "zh": ("我们 （北京） ２０ ％ 中国，人民 说：“好” 《红楼梦》 ； 喜欢 ｗｔｏ".split(),
-           ["", "，", IDEOGRAPHIC], ["。", "！", "……"]),
-    "fa": (f"می{ZWNJ}خواهم کتاب{ZWNJ}ها را خانه{ZWNJ}ای ﷼ ۱۲۳ ك ي ی آن «بله» ﻻ".split(),
-           [" ", " ", f" {RLM}", "، "], [".", "؟", "…"]),
+    "th": ("ทำ น้ำ คำ ทำงาน จำนวน ๑๒ กำลัง บ้าน ไม่ ที่ สำคัญ และ".split(), ["", " ", ZWSP], ["", "ฯลฯ", " ๆ"]),
+    "ja": (
+        "私 は ﾃｽﾄ カタカナ ２０２４年 「東京」 へ 行きます ㈱ 〜 Ａ 神\ufe00 ﬁ".split(),
+        ["", "、", IDEOGRAPHIC],
+        ["。", "！", "？"],
+    ),
+    "zh": (
+        "我们 （北京） ２０ ％ 中国，人民 说：“好” 《红楼梦》 ； 喜欢 ｗｔｏ".split(),
+        ["", "，", IDEOGRAPHIC],
+        ["。", "！", "……"],
+    ),
+    "fa": (
+        f"می{ZWNJ}خواهم کتاب{ZWNJ}ها را خانه{ZWNJ}ای ﷼ ۱۲۳ ك ي ی آن «بله» ﻻ".split(),
+        [" ", " ", f" {RLM}", "، "],
+        [".", "؟", "…"],
+    ),
     "lo": ("ຂ້ອຍ ນໍ້າ ນ້ຳ ຄຳ ທຳ ໜູ ໝາ ຫນ ຫມ ສຳຄັນ ໑໒".split(), ["", " ", ZWSP], ["", "ໆ", "ຯ"]),
-    "fr": (f"l’été «{NARROW}oui{NARROW}» 10{NARROW}000 cœur n°{NBSP}3 1ᵉʳ ½ m² Ça où naïf ﬂeur".split(" "),
-           [" "], [f"{NARROW}!", f"{NARROW}?", f"{NBSP}:", "…"]),
-    "de": (f"Straße „Häuser“ 5{NBSP}€ x² ½ … Über–all Kauf\u00adhaus ﬁnden 20{NARROW}% ẞ n° ‚so‘".split(" "),
-           [" "], [".", "!", "…"]),
-}  # fmt: skip
+    "fr": (
+        f"l’été «{NARROW}oui{NARROW}» 10{NARROW}000 cœur n°{NBSP}3 1ᵉʳ ½ m² Ça où naïf ﬂeur".split(" "),
+        [" "],
+        [f"{NARROW}!", f"{NARROW}?", f"{NBSP}:", "…"],
+    ),
+    "de": (
+        f"Straße „Häuser“ 5{NBSP}€ x² ½ … Über–all Kauf\u00adhaus ﬁnden 20{NARROW}% ẞ n° ‚so‘".split(" "),
+        [" "],
+        [".", "!", "…"],
+    ),
+}
 
 
 def make_lines(language: str, number: int) -> list[str]:

@@ -305,9 +305,12 @@ def test_a_given_model_is_used_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "missing"),
-    [({}, "no pad symbol.*--pad_id=N"), ({"pad_id": 3, "eos_id": -1}, "no eos symbol"),
-     ({"eos_id": -1}, "no pad and no eos symbol.*--pad_id=N --eos_id=N")],
-)  # fmt: skip
+    [
+        ({}, "no pad symbol.*--pad_id=N"),
+        ({"pad_id": 3, "eos_id": -1}, "no eos symbol"),
+        ({"eos_id": -1}, "no pad and no eos symbol.*--pad_id=N --eos_id=N"),
+    ],
+)
 def test_a_given_model_without_its_symbols_is_refused(tmp_path, options, missing):
     given = tmp_path / "given.model"
     given.write_bytes(spm_model(**options))
@@ -462,8 +465,14 @@ SYLLABLES = ("ka", "lo", "min", "te", "ru", "abe", "of", "cig", "hid", "jo")
 WORDS = ["".join(pair) for pair in itertools.product(SYLLABLES, repeat=2)][::2]
 TEXT = [" ".join(np.random.default_rng(seed).choice(WORDS, 6)) for seed in range(200)]
 SUBWORD_SAMPLING_ODD_TEXTS = [
-    "", "  two  spaces ", "日本語 unknown ✓✓", "a\u2581b", "x" * 300, "<s> tag end", "ﬁne \u0085 text",
-]  # fmt: skip
+    "",
+    "  two  spaces ",
+    "日本語 unknown ✓✓",
+    "a\u2581b",
+    "x" * 300,
+    "<s> tag end",
+    "ﬁne \u0085 text",
+]
 SUBWORD_SAMPLING_ODD_TEXTS += ["a bc", "tag a b", "tagtag"]
 # Trainer settings that change how text is divided or what is unknown.
 SETTINGS = (
