@@ -49,15 +49,9 @@ def command(tmp_path_factory):
 
     def run(*arguments: str, text: str = "") -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "flaxformer_mt", *arguments],
-            input=text,
-            cwd=ROOT,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+            [sys.executable, "-m", "flaxformer_mt", *arguments], input=text, cwd=ROOT, env=variables,
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
         return done.stdout

@@ -38,9 +38,6 @@ def make_side(name, length):
     return TokenAxis(name, [f"{name[0]}{number}" for number in range(length)])
 
 
-# ---- positions ----
-
-
 @pytest.mark.parametrize(
     ("width", "drawn"), [(3, [0, 1, 2]), (4, [0, 1, 2, 3]), (6, [4, 5]), (9, [4, 5, 6, 7])]
 )
@@ -83,9 +80,6 @@ def test_a_table_of_zeros_has_a_scale_too():
     assert axes.images[0].get_clim() == (-1, 1)
 
 
-# ---- training ----
-
-
 def test_panels_and_curves_without_numbers_are_left_out():
     nan = float("nan")
     figure = draw_training(
@@ -99,9 +93,6 @@ def test_panels_and_curves_without_numbers_are_left_out():
     assert (axes.get_ylabel(), axes.get_xlabel(), legend_of(axes)) == ("loss", "step", ["training"])
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [2.0, nan, 1.0])  # a gap, not a line across
     assert draw_training({"BLEU": {"validation": ([], [])}}).axes == []
-
-
-# ---- attention ----
 
 
 def test_too_many_heads_are_a_figure_a_layer():
@@ -133,9 +124,6 @@ def test_pieces_are_spelled_so_that_they_can_be_read():
     axes = panels_of(figure)[0]
     assert tick_labels(axes.yaxis) == ["▁$x$", "aU+200Bb", "x" * 19 + "…"]
     assert not any(label.get_parse_math() for label in axes.get_yticklabels())
-
-
-# ---- files ----
 
 
 def test_figures_are_made_without_pyplot():

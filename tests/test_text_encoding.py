@@ -20,16 +20,12 @@ ENCODINGS = {
     "UTF-32BE": "utf-32-be",
 }
 TEXTS = {
-    "English": "The dog sleeps in the house.\nIt is late.\n",
-    "two letters": "OK",
-    "German": "Größe läßt überall grüßen.\r\nSüß!\r\n",
-    "Polish": "Zażółć gęślą jaźń.\n",
+    "English": "The dog sleeps in the house.\nIt is late.\n", "two letters": "OK",
+    "German": "Größe läßt überall grüßen.\r\nSüß!\r\n", "Polish": "Zażółć gęślą jaźń.\n",
     "Greek": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι.\n",
-    "Russian": "Все люди рождаются свободными и равными.\n",
-    "Arabic": "يولد جميع الناس أحراراً متساوين.\n",
-    "Hindi": "सभी मनुष्यों को जन्मजात स्वतन्त्रता\n",
-    "Thai": "มนุษย์ทั้งหลายเกิดมา\n",
-}
+    "Russian": "Все люди рождаются свободными и равными.\n", "Arabic": "يولد جميع الناس أحراراً متساوين.\n",
+    "Hindi": "सभी मनुष्यों को जन्मजात स्वतन्त्रता\n", "Thai": "มนุษย์ทั้งหลายเกิดมา\n",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

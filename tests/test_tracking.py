@@ -203,12 +203,8 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
 
 def test_the_line_of_progress():
     values = {
-        "loss": 3.4119,
-        "learning_rate": 8.9e-4,
-        "tokens_per_second": 5600.4,
-        "padding": 0.0613,
-        "other": 1,
-    }
+        "loss": 3.4119, "learning_rate": 8.9e-4, "tokens_per_second": 5600.4, "padding": 0.0613, "other": 1,
+    }  # fmt: skip
     line = "step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left"
     assert format_train_line(1200, 5000, values, 751) == line
     shares = {"loss": 1.0, "perplexity": 2.71828, "accuracy": 0.4567}
@@ -227,18 +223,9 @@ def test_the_line_of_progress():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (0, "0:00"),
-        (59.6, "1:00"),
-        (751, "12:31"),
-        (3599.4, "59:59"),
-        (3599.6, "1 h 00 min"),
-        (11_130, "3 h 05 min"),
-        (172_799, "47 h 59 min"),
-        (172_800, "2 d 00 h"),
-        (190_000, "2 d 04 h"),
-    ],
-)
+    [(0, "0:00"), (59.6, "1:00"), (751, "12:31"), (3599.4, "59:59"), (3599.6, "1 h 00 min"),
+     (11_130, "3 h 05 min"), (172_799, "47 h 59 min"), (172_800, "2 d 00 h"), (190_000, "2 d 04 h")],
+)  # fmt: skip
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
 

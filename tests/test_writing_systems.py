@@ -10,15 +10,11 @@ from flaxformer_mt.unicode_text import count_scripts, find_main_script, find_scr
 
 # Article 1 of the Universal Declaration of Human Rights begins so, in the translations of the OHCHR.
 WITHOUT_SPACES = {
-    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกัน",
-    "Lao": "ມະນຸດທຸກຄົນເກີດມາມີສິດເສລີພາບ",
-    "Khmer": "មនុស្សទាំងអស់កើតមកមានសេរីភាព",
-    "Burmese": "လူတိုင်းသည် တူညီ လွတ်လပ်သော ဂုဏ်သိက္ခာဖြင့်",
-    "Tibetan": "འགྲོ་བ་མིའི་རིགས་རྒྱུད་ཡོངས་ལ་སྐྱེས་ཙམ་ཉིད་ནས་",
-    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
-    "Japanese": "すべての人間は、生まれながらにして自由であり",
-    "Yi": "ꊿꂷꃅꄿꐨꐥ",
-}
+    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกัน", "Lao": "ມະນຸດທຸກຄົນເກີດມາມີສິດເສລີພາບ",
+    "Khmer": "មនុស្សទាំងអស់កើតមកមានសេរីភាព", "Burmese": "လူတိုင်းသည် တူညီ လွတ်လပ်သော ဂုဏ်သိက္ခာဖြင့်",
+    "Tibetan": "འགྲོ་བ་མིའི་རིགས་རྒྱུད་ཡོངས་ལ་སྐྱེས་ཙམ་ཉིད་ནས་", "Chinese": "人人生而自由，在尊严和权利上一律平等。",
+    "Japanese": "すべての人間は、生まれながらにして自由であり", "Yi": "ꊿꂷꃅꄿꐨꐥ",
+}  # fmt: skip
 WITH_SPACES = {
     "English": "All human beings are born free and equal in dignity and rights.",
     "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
@@ -38,14 +34,9 @@ def test_languages_without_spaces(name):
 
 def test_scripts_are_those_of_unicode_names():
     names = {
-        "a": "LATIN",
-        "ß": "LATIN",
-        "Ж": "CYRILLIC",
-        "λ": "GREEK",
-        "漢": "CJK",
-        "の": "HIRAGANA",
-        "한": "HANGUL",
-    }
+        "a": "LATIN", "ß": "LATIN", "Ж": "CYRILLIC", "λ": "GREEK", "漢": "CJK",
+        "の": "HIRAGANA", "한": "HANGUL",
+    }  # fmt: skip
     assert {character: find_script(character) for character in names} == names
     assert [find_script(character) for character in "1 .…\u00a0\u0301Ａ\u200d"] == [""] * 8
     assert count_scripts(["ab Ж", "a漢"]) == {"LATIN": 3, "CYRILLIC": 1, "CJK": 1}
@@ -54,23 +45,9 @@ def test_scripts_are_those_of_unicode_names():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        " ",
-        "\t\r",
-        "\ufeff",
-        "\u200e",
-        "\u200b \u200b",
-        "\u00a0\u3000",
-        "\u2060\u00ad",
-        "\u200c\u200d",
-        "\u3164",
-        "\ufe0f",
-        "\x00\x07",
-        "\U000e0001",
-    ],
-    ids=ascii,
-)
+    ["", " ", "\t\r", "\ufeff", "\u200e", "\u200b \u200b", "\u00a0\u3000", "\u2060\u00ad", "\u200c\u200d",
+     "\u3164", "\ufe0f", "\x00\x07", "\U000e0001"], ids=ascii,
+)  # fmt: skip
 def test_what_nobody_sees_is_blank(text):
     assert is_blank(text)
     assert not is_blank(f"{text}a") and not is_blank(f"\u4e00{text}")

@@ -26,9 +26,6 @@ from flaxformer_mt.config.files import list_recipes, load_config
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-# ---- data ----
-
-
 @pytest.fixture
 def data(load_benchmark):
     """The benchmark of the input pipeline: what it makes up is what it says, and all of it runs."""
@@ -60,9 +57,6 @@ def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, c
     assert found["enough"] == (found["on_device"] >= 30 * found["training"])
     assert min(found["as_arrays"], found["on_device"], found["training"]) > 0
     assert not list(tmp_path.iterdir())
-
-
-# ---- latency ----
 
 
 @pytest.fixture
@@ -147,9 +141,6 @@ def test_cold_has_an_empty_cache_of_its_own_and_warm_is_the_median_of_rounds(lat
     assert found["command"]["warm"] == {"seconds": 5.0, "later": {"max_ms": 50.0}}
 
 
-# ---- scaling ----
-
-
 @pytest.fixture
 def scaling(load_benchmark):
     """The benchmark of scaling: which rows there are, what a row measures, and the table."""
@@ -183,9 +174,6 @@ def test_a_row_measures_the_update_of_the_model_that_it_names(scaling, monkeypat
     assert row["compile_s"] == row["init_s"] == 1 and row["peak_mib"] > 50
     assert (row["step_ms"], row["tokens_per_second"]) == (1000, 8 * 8)
     assert row["state_mib"] is not None
-
-
-# ---- serve ----
 
 
 @pytest.fixture
@@ -230,9 +218,6 @@ def test_texts_are_sent_by_several_clients_and_answers_are_in_order(serve):
     assert found == [text.upper() for text in texts]
     assert (figures["clients"], figures["requests"], figures["mib"]) == (4, 60, [3.0] * 11)
     assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"] and figures["per_second"] > 0
-
-
-# ---- systems ----
 
 
 @pytest.fixture
@@ -284,9 +269,6 @@ def test_a_benchmark_without_the_packages_of_others_ends_with_one_line(command, 
     assert done.stderr.startswith("error: not installed: ") and done.stderr.count("\n") == 1
 
 
-# ---- targets ----
-
-
 @pytest.fixture
 def targets(load_benchmark):
     """The table of recipes times targets: finished cells are kept, errors stand in the table."""
@@ -294,17 +276,12 @@ def targets(load_benchmark):
 
 
 FOUND = {
-    "layout": "pmap over 4 devices",
-    "batch": {"rows": 192, "source_length": 128, "target_length": 128},
-    "fits": False,
-    "peak_gib": 20.5,
-    "memory_gib": 15.75,
+    "layout": "pmap over 4 devices", "batch": {"rows": 192, "source_length": 128, "target_length": 128},
+    "fits": False, "peak_gib": 20.5, "memory_gib": 15.75,
     "attention": {"kernel": "plain", "reason": "", "calls": {}},
-    "collectives": {
-        "all-reduce": {"count": 1, "bytes": 2**30, "sent": 2**29},
-        "all-gather": {"count": 2, "bytes": 2**30, "sent": 2**28},
-    },
-}
+    "collectives": {"all-reduce": {"count": 1, "bytes": 2**30, "sent": 2**29},
+                    "all-gather": {"count": 2, "bytes": 2**30, "sent": 2**28}},
+}  # fmt: skip
 
 
 def test_all_recipes_are_planned_for_targets_that_exist(targets):
@@ -385,9 +362,6 @@ def test_the_table_has_a_row_for_each_cell(targets):
         "| a | v5e:3x3 | no such slice \\| 3 |  |  |  |  |",
     ]
     assert len({row.replace("\\|", "").count("|") for row in rows}) == 1
-
-
-# ---- word_links ----
 
 
 def test_links_are_known_where_the_lexicon_is_clear(load_benchmark):

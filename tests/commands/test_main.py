@@ -122,125 +122,79 @@ def fail(capfd, *arguments) -> str:
     return err.removeprefix("error: ").rstrip("\n")
 
 
-# ---- mistakes ----
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("trian", f"unknown command 'trian'; did you mean train? (commands: {', '.join(COMMANDS)})"),
-        ("--run=x", f"unknown command '--run=x' (commands: {', '.join(COMMANDS)})"),
-        (
-            "train --config.model.model_dmi=64",
-            "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
-        ),
-        (
-            "train --config.model.model_dmi 64",
-            "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
-        ),
-        (
-            "train --config.modle.model_dim=64",
-            "unknown flag --config.modle.model_dim; did you mean --config.model.model_dim?",
-        ),
-        ("train --model_dim=64", "unknown flag --model_dim; did you mean --config.model.model_dim?"),
-        (
-            "train --model.model-dim=64",
-            "unknown flag --model.model-dim; did you mean --config.model.model_dim?",
-        ),
-        ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
-        ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
-        (
-            "train now",
-            "config now is neither a file nor a recipe; known recipes: " + ", ".join(list_recipes()),
-        ),
-        ("train toy_de_en now", "unexpected argument 'now' after CONFIG; write values as --flag=value"),
-        (
-            "translate --json gone --beam-size 4 in out",
-            "unexpected argument 'out' after RUN and INPUT; write values as --flag=value",
-        ),
-        ("translate --json gone --beam-size 4 in", "gone is not a run directory: it has no config.json"),
-        ("train --lr=1", "unknown flag --lr; here it is --config.optim.learning_rate"),
-        (
-            "train --config.train.max-tokens 9",
-            "unknown flag --config.train.max-tokens; here it is --config.data.batch_tokens, in tokens, on "
-            "all devices together",
-        ),
-        ("translate --run=gone --lenpen=1", "unknown flag --lenpen; here it is --length_penalty"),
-        (
-            "train --epochs=1",
-            "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
-            "many an epoch has",
-        ),
-        ("train --resume", "unknown flag --resume; train goes on with a run by itself: give its --run again"),
-        (
-            "train --help=modle",
-            "--help=modle: there is no such part of the help (there are: all, data, data.noise, "
-            "data.noise.typo_kinds, data.clean, vocab, model, model.alignment, optim, optim.lora, train, "
-            "parallel, search)",
-        ),
-        ("--print-completion fsh", "--print-completion needs a shell, but got 'fsh' (bash, zsh, fish)"),
-        (
-            "train --config.model.model_dim=abc",
-            "--config.model.model_dim is 'abc', which is not a whole number",
-        ),
-        (
-            "train --config.model.model_dim=1.5",
-            "--config.model.model_dim is '1.5', which is not a whole number",
-        ),
-        ("train --config.model.key_dim=abc", "--config.model.key_dim is 'abc', which is not a whole number"),
-        ("train --config.model.dropout_rate=x", "--config.model.dropout_rate is 'x', which is not a number"),
-        (
-            "train --config.model.dropout_rate=nan",
-            "--config.model.dropout_rate is nan; it must be a finite number",
-        ),
-        ("train --config.data.weights=1,x", "--config.data.weights is 'x', which is not a number"),
-        ("train --config.vocab.joint=maybe", "--config.vocab.joint is 'maybe' (allowed: True, False)"),
-        (
-            "train --config.model.norm=leyer",
-            "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)",
-        ),
-        (
-            "train --config.model.model_dim",
-            "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
-        ),
-        (
-            "train --config.model.model_dim --config.seed=3",
-            "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
-        ),
-        ("train --config", "--config has no value; give --config=VALUE"),
-        ("train --run=", "--run has no value; give --run=VALUE"),
-        (
-            "train --config=toy_de_ne",
-            "config toy_de_ne is neither a file nor a recipe; did you mean toy_de_en?",
-        ),
-        ("train --config=here/toy.py", "config file here/toy.py does not exist"),
-        ("train --config.train.log_every=0", "train.log_every is 0; it must be at least 1"),
-        (
-            "train --config.train=5",
-            "--config.train has several values; give one of them, as --config.train.steps=VALUE",
-        ),
-        ("train --config.train.peak_flops=-1", "train.peak_flops is -1.0; it must be at least 0"),
-        ("train --profile=0", "--profile is 0; it must be at least 1"),
-        ("train --profile=-3", "--profile is -3; it must be at least 1"),
-        ("train --profile=x", "--profile is 'x', which is not a whole number"),
-        ("evaluate", "--run must be given; see --help"),
-        ("average", "--run and --last must be given; see --help"),
-        ("translate --run=", "--run has no value; give --run=VALUE"),
-        ("report --run=,", "--run has no value; give --run=VALUE"),
-        ("new --files --run=x", "--files has no value; give --files=VALUE"),
-        ("export gone --format= --output=x", "--format has no value; give --format=VALUE"),
-        ("translate --run=gone -- --beam_size=4", "unknown flag --; --help=all lists all flags"),
-        ("average --run=gone --last=2", "gone is not a run directory: it has no config.json"),
-        ("translate --run=gone", "gone is not a run directory: it has no config.json"),
-        ("translate --run=gone --scoers", "unknown flag --scoers; did you mean --scores?"),
-        (
-            "translate --run=gone --method=bean",
-            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)",
-        ),
-        ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
-        ("doctor --run=gone", "gone is not a run directory: it has no config.json"),
-    ],
-)
+    [("trian", f"unknown command 'trian'; did you mean train? (commands: {', '.join(COMMANDS)})"),
+     ("--run=x", f"unknown command '--run=x' (commands: {', '.join(COMMANDS)})"),
+     ("train --config.model.model_dmi=64",
+      "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?"),
+     ("train --config.model.model_dmi 64",
+      "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?"),
+     ("train --config.modle.model_dim=64",
+      "unknown flag --config.modle.model_dim; did you mean --config.model.model_dim?"),
+     ("train --model_dim=64", "unknown flag --model_dim; did you mean --config.model.model_dim?"),
+     ("train --model.model-dim=64", "unknown flag --model.model-dim; did you mean --config.model.model_dim?"),
+     ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
+     ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
+     ("train now", "config now is neither a file nor a recipe; known recipes: " + ", ".join(list_recipes())),
+     ("train toy_de_en now", "unexpected argument 'now' after CONFIG; write values as --flag=value"),
+     ("translate --json gone --beam-size 4 in out",
+      "unexpected argument 'out' after RUN and INPUT; write values as --flag=value"),
+     ("translate --json gone --beam-size 4 in", "gone is not a run directory: it has no config.json"),
+     ("train --lr=1", "unknown flag --lr; here it is --config.optim.learning_rate"),
+     ("train --config.train.max-tokens 9",
+      "unknown flag --config.train.max-tokens; here it is --config.data.batch_tokens, in tokens, on "
+      "all devices together"),
+     ("translate --run=gone --lenpen=1", "unknown flag --lenpen; here it is --length_penalty"),
+     ("train --epochs=1",
+      "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
+      "many an epoch has"),
+     ("train --resume", "unknown flag --resume; train goes on with a run by itself: give its --run again"),
+     ("train --help=modle",
+      "--help=modle: there is no such part of the help (there are: all, data, data.noise, "
+      "data.noise.typo_kinds, data.clean, vocab, model, model.alignment, optim, optim.lora, train, "
+      "parallel, search)"),
+     ("--print-completion fsh", "--print-completion needs a shell, but got 'fsh' (bash, zsh, fish)"),
+     ("train --config.model.model_dim=abc", "--config.model.model_dim is 'abc', which is not a whole number"),
+     ("train --config.model.model_dim=1.5", "--config.model.model_dim is '1.5', which is not a whole number"),
+     ("train --config.model.key_dim=abc", "--config.model.key_dim is 'abc', which is not a whole number"),
+     ("train --config.model.dropout_rate=x", "--config.model.dropout_rate is 'x', which is not a number"),
+     ("train --config.model.dropout_rate=nan",
+      "--config.model.dropout_rate is nan; it must be a finite number"),
+     ("train --config.data.weights=1,x", "--config.data.weights is 'x', which is not a number"),
+     ("train --config.vocab.joint=maybe", "--config.vocab.joint is 'maybe' (allowed: True, False)"),
+     ("train --config.model.norm=leyer",
+      "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"),
+     ("train --config.model.model_dim",
+      "--config.model.model_dim has no value; give --config.model.model_dim=VALUE"),
+     ("train --config.model.model_dim --config.seed=3",
+      "--config.model.model_dim has no value; give --config.model.model_dim=VALUE"),
+     ("train --config", "--config has no value; give --config=VALUE"),
+     ("train --run=", "--run has no value; give --run=VALUE"),
+     ("train --config=toy_de_ne", "config toy_de_ne is neither a file nor a recipe; did you mean toy_de_en?"),
+     ("train --config=here/toy.py", "config file here/toy.py does not exist"),
+     ("train --config.train.log_every=0", "train.log_every is 0; it must be at least 1"),
+     ("train --config.train=5",
+      "--config.train has several values; give one of them, as --config.train.steps=VALUE"),
+     ("train --config.train.peak_flops=-1", "train.peak_flops is -1.0; it must be at least 0"),
+     ("train --profile=0", "--profile is 0; it must be at least 1"),
+     ("train --profile=-3", "--profile is -3; it must be at least 1"),
+     ("train --profile=x", "--profile is 'x', which is not a whole number"),
+     ("evaluate", "--run must be given; see --help"),
+     ("average", "--run and --last must be given; see --help"),
+     ("translate --run=", "--run has no value; give --run=VALUE"),
+     ("report --run=,", "--run has no value; give --run=VALUE"),
+     ("new --files --run=x", "--files has no value; give --files=VALUE"),
+     ("export gone --format= --output=x", "--format has no value; give --format=VALUE"),
+     ("translate --run=gone -- --beam_size=4", "unknown flag --; --help=all lists all flags"),
+     ("average --run=gone --last=2", "gone is not a run directory: it has no config.json"),
+     ("translate --run=gone", "gone is not a run directory: it has no config.json"),
+     ("translate --run=gone --scoers", "unknown flag --scoers; did you mean --scores?"),
+     ("translate --run=gone --method=bean",
+      "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)"),
+     ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
+     ("doctor --run=gone", "gone is not a run directory: it has no config.json")],
+)  # fmt: skip
 def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
     assert fail(capfd, *arguments.split()) == message
 
@@ -292,9 +246,6 @@ def test_a_run_directory_that_is_a_file(capfd, tmp_path):
         assert told == f"{run} is no folder, so no run directory; give another --run=DIR"
 
 
-# ---- flags that reach the functions ----
-
-
 def test_train_without_arguments_is_the_toy_job(capfd, fitted):
     assert main(["train"]) == 0
     ((config, run_dir),) = fitted
@@ -327,19 +278,10 @@ def test_overrides_are_typed_in_both_forms(fitted):
     ((config, run_dir),) = fitted
     assert run_dir == Path("runs/wmt14_en_de_base")
     changed = {
-        "model.model_dim": 64,
-        "model.num_heads": 4,
-        "optim.learning_rate": 1.0,
-        "seed": 3,
-        "data.dataset": "a,b",
-        "data.weights": (1.0, 2.5),
-        "vocab.joint": False,
-        "model.tying": "none",
-        "model.key_dim": 16,
-        "model.value_dim": None,
-        "data.text_dir": "",
-        "data.clean.empty": "keep",
-    }
+        "model.model_dim": 64, "model.num_heads": 4, "optim.learning_rate": 1.0, "seed": 3,
+        "data.dataset": "a,b", "data.weights": (1.0, 2.5), "vocab.joint": False, "model.tying": "none",
+        "model.key_dim": 16, "model.value_dim": None, "data.text_dir": "", "data.clean.empty": "keep",
+    }  # fmt: skip
     from flaxformer_mt.config.files import choose_config
 
     expected = flatten(choose_config("wmt14_en_de_base", None)[0]) | changed
@@ -394,9 +336,6 @@ def test_evaluate_refuses_half_a_pair_of_files(capfd, run_dir):
     assert message == "--split=valid and --source=a exclude each other; leave one out"
     message = fail(capfd, "evaluate", f"--run={run_dir}", "--source=a", "--reference=b")
     assert message == "input a does not exist"
-
-
-# ---- translate ----
 
 
 def test_one_line_for_each_line_in_order(capfd, monkeypatch, run_dir, translator):
@@ -595,9 +534,6 @@ def test_what_cannot_be_written_is_named(capfd, tmp_path, run_dir, translator, m
     monkeypatch.setattr(resumable_output, "open_locked", open_full)
     said = fail(capfd, "translate", f"--run={run_dir}", "--input=in", "--output=out")
     assert re.search(rf"out(\.partial)?: {os.strerror(code)}; ", said)
-
-
-# ---- help, show, doctor ----
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["help"]])

@@ -33,14 +33,9 @@ SOURCE = "zwei acht"
 LONGEST = 12
 
 MODEL = ModelConfig(
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    model_dim=8,
-    num_heads=2,
-    ffn_dim=12,
-    first_position=1,
+    num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12, first_position=1,
     dropout_rate=0.0,
-)
+)  # fmt: skip
 
 METRICS = [
     {"step": 50, "split": "train", "loss": 5.0, "learning_rate": 0.1},
@@ -59,16 +54,11 @@ def make_run(folder, model, *, source_language="de"):
     folder.mkdir()
     config = Config(
         data=DataConfig(
-            dataset="parallel_text",
-            source_language=source_language,
-            cache_dir=str(folder.parent / "cache"),
-            max_source_length=LONGEST,
-            max_target_length=LONGEST,
-        ),
-        vocab=VocabConfig(kind="char", size=22, byte_fallback=False),
-        model=model,
+            dataset="parallel_text", source_language=source_language, cache_dir=str(folder.parent / "cache"),
+            max_source_length=LONGEST, max_target_length=LONGEST,
+        ), vocab=VocabConfig(kind="char", size=22, byte_fallback=False), model=model,
         search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=0.0, max_length_offset=5),
-    )
+    )  # fmt: skip
     save_config(config, folder / "config.json")
     pairs = [
         SimpleNamespace(source=f"{a} {b}", target=f"{WORDS[a]} {WORDS[b]}") for a in WORDS for b in WORDS
@@ -130,9 +120,6 @@ def run_plot(capfd, *flags):
     assert main(["plot", *flags]) == 0
     out, told = capfd.readouterr()
     return json.loads(out), told
-
-
-# ---- the command ----
 
 
 def test_positions_training_and_attention_are_files_that_the_json_names(run, tmp_path, capfd, drawn):
@@ -240,25 +227,17 @@ def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [
-        ([], "--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run"),
-        (["--positions=0"], "--positions is 0, but the width of an encoding must be at least 1"),
-        (["--positions=8", "--run={run}"], "without a run; leave out --run"),
-        (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
-        (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
-        (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
-        (["--run={run}", "--source=  "], "--source is '  ', which has no words; give a sentence"),
-        (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
-        (
-            ["--run={run}", "--output={run}/config.json"],
-            "config.json is a file, but the figures need a folder",
-        ),
-        (
-            ["--run={tmp}/text", f"--source={SOURCE}"],
-            "is a language model (its data.source_language is empty)",
-        ),
-    ],
-)
+    [([], "--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run"),
+     (["--positions=0"], "--positions is 0, but the width of an encoding must be at least 1"),
+     (["--positions=8", "--run={run}"], "without a run; leave out --run"),
+     (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
+     (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
+     (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
+     (["--run={run}", "--source=  "], "--source is '  ', which has no words; give a sentence"),
+     (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
+     (["--run={run}", "--output={run}/config.json"], "config.json is a file, but the figures need a folder"),
+     (["--run={tmp}/text", f"--source={SOURCE}"], "is a language model (its data.source_language is empty)")],
+)  # fmt: skip
 def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags, message):
     data = DataConfig(source_language="")
     model = ModelConfig(architecture="decoder_only")
@@ -320,9 +299,6 @@ def test_metrics_without_numbers_give_no_picture(run, tmp_path, capfd):
     assert list(result) == ["files"]  # without a sentence, there is no translation
     assert result["files"] == [str(copy / "plots" / name) for name in ("positions.png", "position_table.png")]
     assert "metrics.jsonl has no numbers yet" in capfd.readouterr().err
-
-
-# ---- numbers ----
 
 
 def test_the_later_line_of_a_step_counts():

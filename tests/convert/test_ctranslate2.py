@@ -44,71 +44,27 @@ TEXT = [
     ("Anna kauft zwei rote Äpfel .", "Anna buys two red apples ."),
 ]
 TINY = {
-    "num_encoder_layers": 1,
-    "num_decoder_layers": 1,
-    "model_dim": 12,
-    "num_heads": 2,
-    "ffn_dim": 20,
+    "num_encoder_layers": 1, "num_decoder_layers": 1, "model_dim": 12, "num_heads": 2, "ffn_dim": 20,
     "max_positions": 60,
-}
+}  # fmt: skip
 # Between them all that the format can express.
 VARIANTS = {
     "pre": {"output_bias": True, "num_encoder_layers": 2, "num_decoder_layers": 2},
-    "post": {
-        "norm_position": "post",
-        "tying": "none",
-        "attention_bias": False,
-        "ffn_bias": False,
-        "activation": "gelu",
-        "first_position": 1,
-        "embedding_scale": False,
-        "norm_epsilon": 1e-2,
-        "padding_mask": "both",
-    },
-    "rotary": {
-        "norm": "rms",
-        "norm_epsilon": 1e-3,
-        "activation": "swiglu",
-        "positions": "rotary",
-        "max_positions": None,
-        "first_position": 3,
-        "tying": "target_output",
-    },
-    "learned": {
-        "norm_position": "post",
-        "final_norm": True,
-        "embedding_norm": True,
-        "activation": "gelu_tanh",
-        "positions": "learned",
-        "first_position": 2,
-        "tying": "embeddings",
-        "output_bias": True,
-        "logit_scale": True,
-    },
-    "wide_values": {
-        "key_dim": 4,
-        "value_dim": 5,
-        "norm_affine": False,
-        "final_norm": False,
-        "ffn_layer": "convolution",
-        "activation": "silu",
-        "model_dim": 9,
-        "num_heads": 3,
-    },
-    "wide_keys": {
-        "key_dim": 8,
-        "value_dim": 3,
-        "positions": "rotary",
-        "max_positions": None,
-        "norm": "rms",
-        "norm_affine": False,
-        "embedding_norm": True,
-        "ffn_layer": "convolution",
-        "activation": "swiglu",
-        "logit_scale": True,
-    },
+    "post": {"norm_position": "post", "tying": "none", "attention_bias": False, "ffn_bias": False,
+             "activation": "gelu", "first_position": 1, "embedding_scale": False, "norm_epsilon": 1e-2,
+             "padding_mask": "both"},
+    "rotary": {"norm": "rms", "norm_epsilon": 1e-3, "activation": "swiglu", "positions": "rotary",
+               "max_positions": None, "first_position": 3, "tying": "target_output"},
+    "learned": {"norm_position": "post", "final_norm": True, "embedding_norm": True,
+                "activation": "gelu_tanh", "positions": "learned", "first_position": 2, "tying": "embeddings",
+                "output_bias": True, "logit_scale": True},
+    "wide_values": {"key_dim": 4, "value_dim": 5, "norm_affine": False, "final_norm": False,
+                    "ffn_layer": "convolution", "activation": "silu", "model_dim": 9, "num_heads": 3},
+    "wide_keys": {"key_dim": 8, "value_dim": 3, "positions": "rotary", "max_positions": None, "norm": "rms",
+                  "norm_affine": False, "embedding_norm": True, "ffn_layer": "convolution",
+                  "activation": "swiglu", "logit_scale": True},
     "narrow_rotary_keys": {"key_dim": 4, "value_dim": 7, "positions": "rotary", "max_positions": None},
-}
+}  # fmt: skip
 
 
 # For tests in which a second layer shows nothing more.

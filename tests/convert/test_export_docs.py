@@ -61,16 +61,11 @@ def make_run(folder: Path, root: Path, **model: object) -> Config:
     """A run directory with random parameters."""
     config = Config(
         data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(root / "my_data"),
-            cache_dir=str(root / "cache"),
-            max_source_length=40,
-            max_target_length=40,
-        ),
-        vocab=VocabConfig(size=320),
-        model=dataclasses.replace(TINY, **model),
+            dataset="parallel_text", text_dir=str(root / "my_data"), cache_dir=str(root / "cache"),
+            max_source_length=40, max_target_length=40,
+        ), vocab=VocabConfig(size=320), model=dataclasses.replace(TINY, **model),
         train=TrainConfig(tensorboard=False),
-    )
+    )  # fmt: skip
     folder.mkdir(parents=True)
     save_config(config, folder / "config.json")
     vocabs = make_vocabs(config.vocab, [Pair(*text) for text in TEXT * 3], folder / "vocab")

@@ -53,20 +53,10 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         search = read(
-            vocab,
-            tmp_path,
-            num_beams=6,
-            early_stopping=True,
-            no_repeat_ngram_size=3,
-            min_length=5,
-            bad_words_ids=[[0], [3], [7]],
-            suppress_tokens=[8, 2],
-            num_beam_groups=2,
-            diversity_penalty=0.25,
-            forced_eos_token_id=2,
-            repetition_penalty=1.0,
-            renormalize_logits=True,
-        )
+            vocab, tmp_path, num_beams=6, early_stopping=True, no_repeat_ngram_size=3, min_length=5,
+            bad_words_ids=[[0], [3], [7]], suppress_tokens=[8, 2], num_beam_groups=2, diversity_penalty=0.25,
+            forced_eos_token_id=2, repetition_penalty=1.0, renormalize_logits=True,
+        )  # fmt: skip
     assert search == SearchConfig(
         beam_size=6,
         length_penalty_kind="length",
@@ -89,16 +79,9 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
 def test_options_of_theirs_that_we_lack_are_named(vocab, tmp_path):
     with pytest.warns(FlaxformerWarning) as warned:
         search = read(
-            vocab,
-            tmp_path,
-            num_beams=4,
-            do_sample=True,
-            length_penalty=-0.5,
-            repetition_penalty=1.2,
-            forced_bos_token_id=7,
-            forced_eos_token_id=5,
-            bad_words_ids=[[5, 6]],
-        )
+            vocab, tmp_path, num_beams=4, do_sample=True, length_penalty=-0.5, repetition_penalty=1.2,
+            forced_bos_token_id=7, forced_eos_token_id=5, bad_words_ids=[[5, 6]],
+        )  # fmt: skip
     message = str(warned[0].message)
     for words in (
         "repetition_penalty is 1.2; forced_bos_token_id is 7; forced_eos_token_id is 5",
@@ -123,14 +106,9 @@ def test_damaged_options_are_refused(vocab, tmp_path):
 
 def test_ours_go_out_and_come_back(vocab, tmp_path):
     ours = SearchConfig(
-        beam_size=3,
-        length_penalty_kind="length",
-        stopping="inexact",
-        suppress=tuple(vocab.pieces([6, 9])),
-        allow_unknown=False,
-        no_repeat_ngram=2,
-        min_length_offset=4,
-    )
+        beam_size=3, length_penalty_kind="length", stopping="inexact", suppress=tuple(vocab.pieces([6, 9])),
+        allow_unknown=False, no_repeat_ngram=2, min_length_offset=4,
+    )  # fmt: skip
     facts = written(vocab, tmp_path, **dataclasses.asdict(ours))
     assert facts["bad_words_ids"] == [[0], [1], [3], [6], [9]]
     assert (facts["no_repeat_ngram_size"], facts["min_length"], facts["max_length"]) == (2, 4, 30)

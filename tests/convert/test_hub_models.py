@@ -39,15 +39,9 @@ from flaxformer_mt.vocab import load_vocabs  # noqa: E402
 
 # Family -> the style of its language tags.
 STYLES = {
-    "m2m_100": "m2m_100",
-    "nllb": "nllb",
-    "mbart_50": "mbart_50",
-    "bart": "opus",
-    "t5": "t5",
-    "mt5": "opus",
-    "madlad": "madlad",
-    "byt5": "opus",
-}
+    "m2m_100": "m2m_100", "nllb": "nllb", "mbart_50": "mbart_50", "bart": "opus", "t5": "t5", "mt5": "opus",
+    "madlad": "madlad", "byt5": "opus",
+}  # fmt: skip
 FORMAT = find_format("hf")
 # M2M100 is the network of NLLB, mT5 and ByT5 are that of MADLAD.
 DEFAULT = mark_slow(MAKERS, "m2m_100", "mt5", "byt5")
@@ -243,9 +237,6 @@ def test_translations_are_those_of_transformers(name, tmp_path):
         assert differing <= accepted and ended > 90
 
 
-# ---- files of other forms ----
-
-
 def test_shards_and_older_files_give_the_same_model(tmp_path):
     folder = tmp_path / "whole"
     model = MAKERS["m2m_100"](folder)
@@ -302,9 +293,6 @@ def test_a_sentencepiece_model_serves_in_place_of_tokenizer_json(name, file, tmp
             assert found.vocabs.target.detokenize(ids) == expected.vocabs.target.detokenize(ids)
 
 
-# ---- refusals ----
-
-
 def edited(folder: Path, copy: Path, name: str = "config.json", **changes) -> Path:
     shutil.copytree(folder, copy)
     facts = json.loads((copy / name).read_text())
@@ -322,31 +310,25 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
-    [
-        ("t5", {"model_type": "umt5"}, "model_type is umt5; --format=hf reads bart, mbart, m2m_100, t5, mt5"),
-        ("t5", {"model_type": None}, "model_type is None"),
-        ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is gated-relu; supported: relu"),
-        ("t5", {"eos_token_id": 2}, "says eos_token_id 2, but the vocabulary has </s> at 1"),
-        ("t5", {"num_layers": 3}, "encoder.block.2.layer.0.SelfAttention.q.weight: missing"),
-        ("t5", {"relative_attention_num_buckets": 12}, r"has shape \[8, 2\], expected \[12, 2\]"),
-        ("t5", {"relative_attention_num_buckets": 2}, "must be a whole number from 4"),
-        ("t5", {"relative_attention_max_distance": 3}, "model.relative_distance 3 more than half"),
-        ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder is False; only encoder-decoder models"),
-        ("t5", {"quantization_config": {"bits": 4}}, "quantization_config is .*; save the model without"),
-        ("t5", {"vocab_size": 10**7}, "parameters, but the files have"),
-        ("t5", {"vocab_size": 60}, "but the model has 60 ids"),
-        ("nllb", {"d_model": "32"}, "d_model is '32'; it must be a whole number"),
-        (
-            "nllb",
-            {"decoder_ffn_dim": 7},
-            "encoder_ffn_dim is 48 and decoder_ffn_dim is 7; they must be equal",
-        ),
-        ("nllb", {"activation_function": "quick_gelu"}, "activation_function is quick_gelu; supported: relu"),
-        ("nllb", {"pad_token_id": 10**6}, "pad_token_id is 1000000; it must be an id below vocab_size"),
-        ("nllb", {"eos_token_id": [2]}, r"eos_token_id is \[2\]; it must be an id"),
-        ("nllb", {"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "32 is not divisible by"),
-    ],
-)
+    [("t5", {"model_type": "umt5"}, "model_type is umt5; --format=hf reads bart, mbart, m2m_100, t5, mt5"),
+     ("t5", {"model_type": None}, "model_type is None"),
+     ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is gated-relu; supported: relu"),
+     ("t5", {"eos_token_id": 2}, "says eos_token_id 2, but the vocabulary has </s> at 1"),
+     ("t5", {"num_layers": 3}, "encoder.block.2.layer.0.SelfAttention.q.weight: missing"),
+     ("t5", {"relative_attention_num_buckets": 12}, r"has shape \[8, 2\], expected \[12, 2\]"),
+     ("t5", {"relative_attention_num_buckets": 2}, "must be a whole number from 4"),
+     ("t5", {"relative_attention_max_distance": 3}, "model.relative_distance 3 more than half"),
+     ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder is False; only encoder-decoder models"),
+     ("t5", {"quantization_config": {"bits": 4}}, "quantization_config is .*; save the model without"),
+     ("t5", {"vocab_size": 10**7}, "parameters, but the files have"),
+     ("t5", {"vocab_size": 60}, "but the model has 60 ids"),
+     ("nllb", {"d_model": "32"}, "d_model is '32'; it must be a whole number"),
+     ("nllb", {"decoder_ffn_dim": 7}, "encoder_ffn_dim is 48 and decoder_ffn_dim is 7; they must be equal"),
+     ("nllb", {"activation_function": "quick_gelu"}, "activation_function is quick_gelu; supported: relu"),
+     ("nllb", {"pad_token_id": 10**6}, "pad_token_id is 1000000; it must be an id below vocab_size"),
+     ("nllb", {"eos_token_id": [2]}, r"eos_token_id is \[2\]; it must be an id"),
+     ("nllb", {"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "32 is not divisible by")],
+)  # fmt: skip
 def test_configs_that_no_model_of_ours_has_are_refused(folders, tmp_path, name, changes, message):
     with pytest.raises(UserError, match=message):
         FORMAT.read(edited(folders / name, tmp_path / "copy", **changes), Given())
@@ -427,9 +409,6 @@ def test_sampling_and_invalid_unicode_are_refused(folders):
         vocab.tokenize("\ud800")
 
 
-# ---- CTranslate2 ----
-
-
 @pytest.mark.parametrize("name", DEFAULT)
 def test_ctranslate2_computes_the_same(name, tmp_path):
     pytest.importorskip("ctranslate2")
@@ -466,9 +445,6 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
     for number, translation in enumerate(ours):
         tokens = tuple(one for one in translation.tokens if one != weights.vocabs.target.eos_id)
         assert found[number].tokens == tokens and found[number].text == translation.text
-
-
-# ---- translation by other ways than whole lines ----
 
 
 def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):

@@ -85,15 +85,10 @@ def our_search(folder, tiny_run):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"no_repeat_ngram": 1},
-        {"suppress": ("\u2581",)},
-        {"suppress": ("30", "34"), "allow_unknown": False},
-        {"min_length_offset": 20, "max_length_offset": 24},
-        {"min_length_ratio": 1.5, "max_length_ratio": 3.0},
-    ],
+    [{"no_repeat_ngram": 1}, {"suppress": ("\u2581",)}, {"suppress": ("30", "34"), "allow_unknown": False},
+     {"min_length_offset": 20, "max_length_offset": 24}, {"min_length_ratio": 1.5, "max_length_ratio": 3.0}],
     ids=str,
-)
+)  # fmt: skip
 def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, plain, our_search, options):
     found, _ = translate(LiveBatches(folder, method="greedy", **options), LINES)
     assert [one.tokens for one in found] != [one.tokens for one in plain], "the option has no effect"

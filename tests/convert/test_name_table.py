@@ -11,17 +11,11 @@ from flaxformer_mt.errors import UserError
 
 # Layout -> a shape of ours (D 5, H 2, K 3, F 7) and the foreign one.
 LAYOUTS = {
-    "SAME": ((5, 7), (5, 7)),
-    "TRANSPOSED": ((5, 7), (7, 5)),
-    "HEADS_IN": ((5, 2, 3), (6, 5)),
-    "HEADS_OUT": ((2, 3, 5), (5, 6)),
-    "FLAT": ((2, 3), (6,)),
-    "FLAT_ROWS": ((2, 3, 5), (6, 5)),
-    "HEAD_STACKED": ((5, 2, 3), (2, 5, 3)),
-    "CONVOLUTION_BOTH": ((1, 5, 7), (7, 5, 1)),
-    "CONVOLUTION_TO_LINEAR": ((1, 5, 7), (7, 5)),
-    "ROW": ((7,), (1, 7)),
-}
+    "SAME": ((5, 7), (5, 7)), "TRANSPOSED": ((5, 7), (7, 5)), "HEADS_IN": ((5, 2, 3), (6, 5)),
+    "HEADS_OUT": ((2, 3, 5), (5, 6)), "FLAT": ((2, 3), (6,)), "FLAT_ROWS": ((2, 3, 5), (6, 5)),
+    "HEAD_STACKED": ((5, 2, 3), (2, 5, 3)), "CONVOLUTION_BOTH": ((1, 5, 7), (7, 5, 1)),
+    "CONVOLUTION_TO_LINEAR": ((1, 5, 7), (7, 5)), "ROW": ((7,), (1, 7)),
+}  # fmt: skip
 
 
 def numbers(*shape: int, start: int = 0) -> np.ndarray:
@@ -105,20 +99,14 @@ def test_constants_are_written_and_checked_within_their_tolerance():
     near = {"w": leaves["kernel"], "table": value + np.float32(5e-4)}
     assert_same(leaves, table.to_flax(near))
     for wrong, message in [
-        (
-            {"table": value + np.float32(0.5)},
-            r"table: differs from the value that this config implies by up to 0\.5",
-        ),
-        (
-            {"zeros": np.array([0.0, 1e-9], np.float32)},
-            r"zeros: differs from the value that this config implies by up to 1e-09",
-        ),
-        (
-            {"table": value * np.float32(np.nan)},
-            r"table: differs from the value that this config implies by up to nan",
-        ),
+        ({"table": value + np.float32(0.5)},
+         r"table: differs from the value that this config implies by up to 0\.5"),
+        ({"zeros": np.array([0.0, 1e-9], np.float32)},
+         r"zeros: differs from the value that this config implies by up to 1e-09"),
+        ({"table": value * np.float32(np.nan)},
+         r"table: differs from the value that this config implies by up to nan"),
         ({"table": numbers(4)}, r"table: has shape \[4\], expected \[3\]"),
-    ]:
+    ]:  # fmt: skip
         with pytest.raises(UserError, match=message):
             table.to_flax(near | wrong)
     with pytest.raises(UserError, match=r"table: missing, expected shape \[3\]"):

@@ -79,24 +79,13 @@ def assert_same_logits(weights: Weights, batch: Batch, theirs: Any) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-# ---- fairseq ----
-
-
 FAIRSEQ = {
     "post-norm, output tied": {},
-    "pre-norm, all tied": {
-        "normalize_before": True,
-        "share_all_embeddings": True,
-        "activation_fn": "gelu_accurate",
-    },
-    "learned, untied": {
-        "learned_pos": True,
-        "share_decoder_input_output_embed": False,
-        "layernorm_embedding": True,
-        "no_scale_embedding": True,
-        "activation_fn": "gelu",
-    },
-}
+    "pre-norm, all tied": {"normalize_before": True, "share_all_embeddings": True,
+                           "activation_fn": "gelu_accurate"},
+    "learned, untied": {"learned_pos": True, "share_decoder_input_output_embed": False,
+                        "layernorm_embedding": True, "no_scale_embedding": True, "activation_fn": "gelu"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", FAIRSEQ.values(), ids=FAIRSEQ)
@@ -120,21 +109,13 @@ def test_fairseq_computes_what_its_twin_does(changes, modern, tmp_path):
     assert source.detokenize(source.tokenize(GERMAN[0])) == GERMAN[0]
 
 
-# ---- OpenNMT-py ----
-
-
 ONMT = {
     "untied": {},
-    "all tied, gated, without biases": {
-        "share_embeddings": True,
-        "share_decoder_embeddings": True,
-        "pos_ffn_activation_fn": "silu",
-        "add_qkvbias": False,
-        "add_ffnbias": False,
-        "position_encoding_type": "SinusoidalConcat",
-    },
+    "all tied, gated, without biases": {"share_embeddings": True, "share_decoder_embeddings": True,
+                                        "pos_ffn_activation_fn": "silu", "add_qkvbias": False,
+                                        "add_ffnbias": False, "position_encoding_type": "SinusoidalConcat"},
     "output tied": {"share_decoder_embeddings": True, "pos_ffn_activation_fn": "gelu"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", ONMT.values(), ids=ONMT)
@@ -157,27 +138,16 @@ def test_sources_without_symbols_of_older_versions_of_opennmt_py(tmp_path):
     assert_same_logits(weights, batch, twin(as_ids(source), lengths, as_ids(batch.target_in)))
 
 
-# ---- Marian ----
-
-
 MARIAN: dict[str, dict] = {
     "post-norm, all tied": {"tied_embeddings_all": True},
-    "pre-norm, untied": {
-        "transformer_preprocess": "n",
-        "transformer_postprocess": "da",
-        "transformer_postprocess_top": "n",
-        "transformer_postprocess_emb": "nd",
-        "transformer_ffn_activation": "relu",
-    },
+    "pre-norm, untied": {"transformer_preprocess": "n", "transformer_postprocess": "da",
+                         "transformer_postprocess_top": "n", "transformer_postprocess_emb": "nd",
+                         "transformer_ffn_activation": "relu"},
     "ssru, output tied": {"transformer_decoder_autoreg": "rnn", "dec_cell": "ssru", "tied_embeddings": True},
-    "pre-norm ssru, embeddings tied": {
-        "transformer_decoder_autoreg": "rnn",
-        "dec_cell": "ssru",
-        "transformer_preprocess": "n",
-        "transformer_postprocess": "da",
-        "tied_embeddings_src": True,
-    },
-}
+    "pre-norm ssru, embeddings tied": {"transformer_decoder_autoreg": "rnn", "dec_cell": "ssru",
+                                       "transformer_preprocess": "n", "transformer_postprocess": "da",
+                                       "tied_embeddings_src": True},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("yml", [False, True], ids=["spm", "yml"])
@@ -203,9 +173,6 @@ def test_marian_computes_what_its_twin_does(changes, yml, tmp_path):
     assert weights.vocabs.source.tokenize(line)[-1] == 0
 
 
-# ---- eole ----
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_eole_computes_what_its_twin_does(tied, tmp_path):
     twin = write_eole(tmp_path / "model", eole_model(share_decoder_embeddings=tied))
@@ -214,9 +181,6 @@ def test_eole_computes_what_its_twin_does(tied, tmp_path):
     batch = batch_of(weights)
     lengths = as_ids(batch.source_mask.sum(1) - 1)
     assert_same_logits(weights, batch, twin(as_ids(batch.source), lengths, as_ids(batch.target_in)))
-
-
-# ---- Joey NMT ----
 
 
 JOEY = {
@@ -238,9 +202,6 @@ def test_joeynmt_computes_what_its_twin_does(changes, tmp_path):
     batch = batch_of(weights)
     assert_same_logits(weights, batch, twin(as_ids(batch.source), as_ids(batch.target_in)))
     assert weights.config.data.source_language == "de"
-
-
-# ---- another program's reading of the same files ----
 
 
 def assert_ctranslate2_agrees(weights: Weights, folder: Path, pieces: list[list[str]]) -> None:
@@ -317,9 +278,6 @@ def test_exports_of_imports_compute_the_same(tmp_path):
     ours = Translator.load(run, search=greedy).translate(lines)
     alone = [Translator.load(run, search=greedy).translate([line])[0].text for line in lines]
     assert [one.text for one in ours] == alone
-
-
-# ---- refusals ----
 
 
 def write_all(root: Path) -> dict[str, Path]:

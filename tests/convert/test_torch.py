@@ -30,45 +30,20 @@ from flaxformer_mt.vocab import Vocabs, make_vocabs
 TOLERANCE = 1e-4
 TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12)
 POST: dict[str, Any] = {
-    "norm_position": "post",
-    "num_encoder_layers": 2,
-    "key_dim": 3,
-    "value_dim": 5,
-    "activation": "gelu",
-    "ffn_layer": "convolution",
-    "first_position": 1,
-    "embedding_scale": False,
-    "embedding_norm": True,
-    "logit_scale": True,
-    "tying": "target_output",
-    "padding_mask": "both",
-    "output_bias": True,
-    "norm_epsilon": 1e-3,
-    "max_positions": 40,
-}
+    "norm_position": "post", "num_encoder_layers": 2, "key_dim": 3, "value_dim": 5, "activation": "gelu",
+    "ffn_layer": "convolution", "first_position": 1, "embedding_scale": False, "embedding_norm": True,
+    "logit_scale": True, "tying": "target_output", "padding_mask": "both", "output_bias": True,
+    "norm_epsilon": 1e-3, "max_positions": 40,
+}  # fmt: skip
 ROTARY: dict[str, Any] = {
-    "positions": "rotary",
-    "activation": "swiglu",
-    "norm": "rms",
-    "key_dim": 6,
-    "attention_bias": False,
-    "ffn_bias": False,
-    "tying": "none",
-    "first_position": 1,
-    "final_norm": False,
-}
+    "positions": "rotary", "activation": "swiglu", "norm": "rms", "key_dim": 6, "attention_bias": False,
+    "ffn_bias": False, "tying": "none", "first_position": 1, "final_norm": False,
+}  # fmt: skip
 LEARNED: dict[str, Any] = {
-    "positions": "learned",
-    "max_positions": 40,
-    "first_position": 2,
-    "embedding_bias": True,
-    "tying": "embeddings",
-    "activation": "gelu_tanh",
-    "padding_mask": "none",
-    "norm_affine": False,
-    "norm_position": "post",
-    "final_norm": True,
-}
+    "positions": "learned", "max_positions": 40, "first_position": 2, "embedding_bias": True,
+    "tying": "embeddings", "activation": "gelu_tanh", "padding_mask": "none", "norm_affine": False,
+    "norm_position": "post", "final_norm": True,
+}  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -205,9 +180,6 @@ def test_import_is_the_inverse_bit_for_bit(written, name):
         assert back.leaves.keys() == weights.leaves.keys()
         for leaf, array in weights.leaves.items():
             np.testing.assert_array_equal(back.leaves[leaf], array)
-
-
-# ---- torch ----
 
 
 def test_all_files_have_the_same_access_rights(written):
@@ -396,9 +368,6 @@ def test_files_that_do_not_fit_are_refused_with_all_that_differs(written, tmp_pa
         TORCH.read(tmp_path / "other.safetensors", given)
 
 
-# ---- torch-nn ----
-
-
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # of torch.nn.Transformer, about itself
 @pytest.mark.parametrize("name", ["nn_pre", "nn_untied"])
 def test_torch_s_own_transformer_takes_its_part_of_the_state(written, name):
@@ -406,15 +375,10 @@ def test_torch_s_own_transformer_takes_its_part_of_the_state(written, name):
     folder = written[name].folder
     state, facts = torch.load(folder / STATE_NAME, weights_only=True), read_config_json(folder)["arguments"]
     plain = torch.nn.Transformer(
-        facts["d_model"],
-        facts["nhead"],
-        facts["num_encoder_layers"],
-        facts["num_decoder_layers"],
-        facts["dim_feedforward"],
-        layer_norm_eps=facts["layer_norm_eps"],
-        batch_first=True,
+        facts["d_model"], facts["nhead"], facts["num_encoder_layers"], facts["num_decoder_layers"],
+        facts["dim_feedforward"], layer_norm_eps=facts["layer_norm_eps"], batch_first=True,
         norm_first=facts["norm_first"],
-    )
+    )  # fmt: skip
     assert facts["final_norm"]
     start = "transformer."
     part = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
@@ -434,20 +398,10 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("architecture", "decoder_only"),
-        ("decoder_self_attention", "ssru"),
-        ("activation", "swiglu"),
-        ("norm", "rms"),
-        ("norm_affine", False),
-        ("positions", "rotary"),
-        ("positions", "one_vector"),
-        ("embedding_bias", True),
-        ("embedding_norm", True),
-        ("key_dim", 3),
-        ("value_dim", 5),
-    ],
-)
+    [("architecture", "decoder_only"), ("decoder_self_attention", "ssru"), ("activation", "swiglu"),
+     ("norm", "rms"), ("norm_affine", False), ("positions", "rotary"), ("positions", "one_vector"),
+     ("embedding_bias", True), ("embedding_norm", True), ("key_dim", 3), ("value_dim", 5)],
+)  # fmt: skip
 def test_torch_nn_says_what_it_cannot_express(field, value):
     config = Config(model=dataclasses.replace(TINY, **{field: value}))
     (line,) = NN.problems(config)

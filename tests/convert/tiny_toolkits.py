@@ -116,36 +116,16 @@ def write_fairseq(folder: Path, args: argparse.Namespace, *, modern: bool = True
 
 def onmt_options(**changes: Any) -> argparse.Namespace:
     options = {
-        "model_type": "text",
-        "model_task": "seq2seq",
-        "encoder_type": "transformer",
-        "decoder_type": "transformer",
-        "enc_layers": 2,
-        "dec_layers": 1,
-        "enc_hid_size": 16,
-        "dec_hid_size": 16,
-        "src_word_vec_size": 16,
-        "tgt_word_vec_size": 16,
-        "heads": 2,
-        "transformer_ff": 24,
-        "self_attn_type": "scaled-dot",
-        "position_encoding": True,
-        "position_encoding_type": "SinusoidalInterleaved",
-        "max_relative_positions": 0,
-        "pos_ffn_activation_fn": "relu",
-        "add_qkvbias": True,
-        "add_ffnbias": True,
-        "norm_eps": 1e-6,
-        "layer_norm": "standard",
-        "copy_attn": False,
-        "parallel_residual": False,
-        "share_embeddings": False,
-        "share_decoder_embeddings": False,
-        "dropout": [0.1],
-        "attention_dropout": [0.1],
-        "lora_layers": [],
+        "model_type": "text", "model_task": "seq2seq", "encoder_type": "transformer",
+        "decoder_type": "transformer", "enc_layers": 2, "dec_layers": 1, "enc_hid_size": 16,
+        "dec_hid_size": 16, "src_word_vec_size": 16, "tgt_word_vec_size": 16, "heads": 2,
+        "transformer_ff": 24, "self_attn_type": "scaled-dot", "position_encoding": True,
+        "position_encoding_type": "SinusoidalInterleaved", "max_relative_positions": 0,
+        "pos_ffn_activation_fn": "relu", "add_qkvbias": True, "add_ffnbias": True, "norm_eps": 1e-6,
+        "layer_norm": "standard", "copy_attn": False, "parallel_residual": False, "share_embeddings": False,
+        "share_decoder_embeddings": False, "dropout": [0.1], "attention_dropout": [0.1], "lora_layers": [],
         "generator_function": "softmax",
-    }
+    }  # fmt: skip
     return argparse.Namespace(**options | changes)
 
 
@@ -185,30 +165,15 @@ def write_onmt(folder: Path, opt: argparse.Namespace, *, symbols: bool = True, s
 
 def marian_options(**changes: Any) -> dict:
     options = {
-        "type": "transformer",
-        "dim-emb": 16,
-        "enc-depth": 2,
-        "dec-depth": 2,
-        "dec-cell": "gru",
-        "transformer-heads": 2,
-        "transformer-dim-ffn": 24,
-        "transformer-ffn-depth": 2,
-        "transformer-ffn-activation": "swish",
-        "transformer-preprocess": "",
-        "transformer-postprocess": "dan",
-        "transformer-postprocess-emb": "d",
-        "transformer-postprocess-top": "",
-        "transformer-decoder-autoreg": "self-attention",
-        "transformer-no-projection": False,
-        "transformer-train-positions": False,
-        "transformer-tied-layers": [],
-        "transformer-guided-alignment-layer": "last",
-        "tied-embeddings": False,
-        "tied-embeddings-src": False,
-        "tied-embeddings-all": False,
-        "lemma-dim-emb": 0,
-        "version": "v1.12.0",
-    }
+        "type": "transformer", "dim-emb": 16, "enc-depth": 2, "dec-depth": 2, "dec-cell": "gru",
+        "transformer-heads": 2, "transformer-dim-ffn": 24, "transformer-ffn-depth": 2,
+        "transformer-ffn-activation": "swish", "transformer-preprocess": "", "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "d", "transformer-postprocess-top": "",
+        "transformer-decoder-autoreg": "self-attention", "transformer-no-projection": False,
+        "transformer-train-positions": False, "transformer-tied-layers": [],
+        "transformer-guided-alignment-layer": "last", "tied-embeddings": False, "tied-embeddings-src": False,
+        "tied-embeddings-all": False, "lemma-dim-emb": 0, "version": "v1.12.0",
+    }  # fmt: skip
     return options | {name.replace("_", "-"): value for name, value in changes.items()}
 
 
@@ -244,15 +209,9 @@ def write_marian(folder: Path, options: dict, *, yml: bool = False) -> Marian:
 def eole_model(**changes: Any) -> dict:
     """The section `model` of config.json."""
     stack = {
-        "layers": 1,
-        "heads": 2,
-        "hidden_size": 16,
-        "transformer_ff": 24,
-        "mlp_activation_fn": "gated-silu",
-        "norm_eps": 1e-6,
-        "add_qkvbias": True,
-        "add_ffnbias": True,
-    }
+        "layers": 1, "heads": 2, "hidden_size": 16, "transformer_ff": 24, "mlp_activation_fn": "gated-silu",
+        "norm_eps": 1e-6, "add_qkvbias": True, "add_ffnbias": True,
+    }  # fmt: skip
     model = {
         "architecture": "transformer",
         "embeddings": {"word_vec_size": 16, "position_encoding_type": "SinusoidalInterleaved"},
@@ -297,16 +256,10 @@ def write_eole(folder: Path, model: dict, *, spm: bool = True) -> Any:
 
 def joey_config(**changes: Any) -> dict:
     stack = {
-        "type": "transformer",
-        "num_layers": 2,
-        "num_heads": 2,
-        "embeddings": {"embedding_dim": 16, "scale": True, "dropout": 0.0},
-        "hidden_size": 16,
-        "ff_size": 24,
-        "dropout": 0.1,
-        "layer_norm": "pre",
-        "activation": "relu",
-    }
+        "type": "transformer", "num_layers": 2, "num_heads": 2,
+        "embeddings": {"embedding_dim": 16, "scale": True, "dropout": 0.0}, "hidden_size": 16, "ff_size": 24,
+        "dropout": 0.1, "layer_norm": "pre", "activation": "relu",
+    }  # fmt: skip
     model = {"tied_embeddings": False, "tied_softmax": True}
     model |= {name: changes.pop(name) for name in [*model] if name in changes}
     model |= {side: stack | changes for side in ("encoder", "decoder")}

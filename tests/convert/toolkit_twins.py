@@ -57,9 +57,6 @@ def randomize(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
-# ---- fairseq ----
-
-
 class FairseqAttention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -155,9 +152,6 @@ class Fairseq(nn.Module):
         memory = self.encoder(source, source_mask)
         x = self.decoder(target_in, causal(target_in.shape[1]), memory, source_mask)
         return self.decoder.output_projection(x)
-
-
-# ---- OpenNMT-py ----
 
 
 class OnmtAttention(nn.Module):
@@ -268,16 +262,12 @@ class Onmt(nn.Module):
 
 # OpenNMT-py's names of parts -> eole's; the two compute the same.
 EOLE_NAMES = {
-    ".embeddings.make_embedding.emb_luts.0.": ".embeddings.",
-    ".embeddings.make_embedding.pe.": ".pe.",
+    ".embeddings.make_embedding.emb_luts.0.": ".embeddings.", ".embeddings.make_embedding.pe.": ".pe.",
     "encoder.transformer.": "encoder.transformer_layers.",
-    ".feed_forward.layer_norm.": ".post_attention_layernorm.",
-    ".feed_forward.w_1.": ".mlp.gate_up_proj.",
-    ".feed_forward.w_2.": ".mlp.down_proj.",
-    ".feed_forward.w_3.": ".mlp.up_proj.",
-    ".layer_norm_1.": ".input_layernorm.",
-    ".layer_norm_2.": ".precontext_layernorm.",
-}
+    ".feed_forward.layer_norm.": ".post_attention_layernorm.", ".feed_forward.w_1.": ".mlp.gate_up_proj.",
+    ".feed_forward.w_2.": ".mlp.down_proj.", ".feed_forward.w_3.": ".mlp.up_proj.",
+    ".layer_norm_1.": ".input_layernorm.", ".layer_norm_2.": ".precontext_layernorm.",
+}  # fmt: skip
 
 
 def as_eole(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -293,9 +283,6 @@ def as_eole(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 name = name.replace(side + part, own + part)
         renamed[name] = tensor.contiguous()
     return renamed
-
-
-# ---- Joey NMT ----
 
 
 class JoeyAttention(nn.Module):
@@ -391,9 +378,6 @@ class Joey(nn.Module):
         x = self.scale * self.trg_embed.lut(target_in)
         x = self.decoder(x, causal(target_in.shape[1]), memory, mask)
         return self.decoder.output_layer(x)
-
-
-# ---- Marian ----
 
 
 class Marian:

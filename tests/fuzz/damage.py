@@ -19,9 +19,6 @@ def draw_for(seed: str, number: int) -> random.Random:
     return random.Random(f"{seed} {number}")
 
 
-# ---- bytes ----
-
-
 def _truncate(content: bytes, draw: random.Random) -> bytes:
     return content[: draw.randrange(len(content))] if content else content
 
@@ -57,9 +54,6 @@ BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "nested": lambda content, draw: b"[" * 50_000,
     "mark of UTF-16": lambda content, draw: b"\xff\xfe" + content,
 }
-
-
-# ---- entries of another kind ----
 
 
 class Payload:
@@ -124,8 +118,6 @@ def damaged_copy(folder: Path, target: Path, seed: str, number: int, *, only: st
     name = files[number % len(files)]
     return f"{name}: {damage_file(target / name, draw, harm=target.parent / 'HARM')}"
 
-
-# ---- values ----
 
 VALUES = [
     None, True, False, 0, -1, 1, 2, 7, 10**12, -(10**12), 10**400, 0.5, -0.5, 1e30, 1e-300, float("nan"),

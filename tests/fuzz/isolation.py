@@ -86,9 +86,6 @@ def open_server(modules: Sequence[str] = (), **variables: str) -> Iterator[Serve
         server.close()
 
 
-# ---- the server ----
-
-
 def serve(modules: Sequence[str]) -> None:
     """Answers requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")

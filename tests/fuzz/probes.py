@@ -68,9 +68,6 @@ def digest(*values: Any) -> str:
     return total.hexdigest()
 
 
-# ---- runs ----
-
-
 def load_run(number: int, settings: dict[str, Any]) -> Any:
     """The config, vocabularies and parameters that translations depend on."""
     import jax
@@ -168,9 +165,6 @@ def state_digest(folder: Path) -> str:
     )
 
 
-# ---- the cache ----
-
-
 def use_damaged_cache(number: int, settings: dict[str, Any]) -> Any:
     """The tokens and pairs that training and validation see."""
     cache = Path(settings["cache"])  # at one place: the config names it
@@ -198,9 +192,6 @@ def prepared_data(config_file: Path, run: Path | None = None) -> str:
     pairs = [*read_pairs(config.data, "test")]
     vocabs = prepared.vocabs
     return digest(vocabs.source.fingerprint, vocabs.target.fingerprint, pairs, *arrays)
-
-
-# ---- configs and flags ----
 
 
 def read_mutated_config(number: int, settings: dict[str, Any]) -> Any:
@@ -244,9 +235,6 @@ def parse_mutated_flags(number: int, settings: dict[str, Any]) -> Any:
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
         parse_flags(COMMANDS[chosen].options, given, prog="x")
     return "accepted"
-
-
-# ---- foreign models ----
 
 
 def import_damaged(number: int, settings: dict[str, Any]) -> Any:

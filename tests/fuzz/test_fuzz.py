@@ -105,9 +105,6 @@ def undamaged(server: Server | None, probe: str, settings: dict[str, Any]) -> di
     return server.attempt_all(probe, [-1], settings, normal=0)[0]
 
 
-# ---- runs and the cache ----
-
-
 def test_damage_to_any_file_of_a_run(server, tiny_run, tmp_path):
     """The config, parameters and vocabularies are those that were trained, or the user is told."""
     settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": "runs"}
@@ -155,9 +152,6 @@ def test_damage_to_any_file_of_the_cache(server, tiny_config, tmp_path):
     check_same(outcomes, expected)
 
 
-# ---- configs and flags ----
-
-
 def test_mutated_configs(server, tmp_path):
     outcomes = try_all(server, "read_mutated_config", numbers(200, 600), {"folder": str(tmp_path)})
     assert sum(outcome["kind"] == "result" for outcome in outcomes) > 2
@@ -165,9 +159,6 @@ def test_mutated_configs(server, tmp_path):
 
 def test_mutated_flags(server):
     try_all(server, "parse_mutated_flags", numbers(20, 600), {})
-
-
-# ---- foreign models ----
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +178,6 @@ def test_damaged_foreign_models(server, foreign, tmp_path, name):
     if server is not None:
         assert undamaged(server, "import_damaged", settings)["kind"] == "result"
     try_all(server, "import_damaged", numbers(4, 100), settings, name=f"import {name}")
-
-
-# ---- the generators, and the isolation ----
 
 
 def test_damage_is_damage(tmp_path):
@@ -215,9 +203,6 @@ def test_the_isolation_notices_what_it_is_for(monkeypatch):
     bad = {1: "bug", 2: "killed", 3: "killed", 4: "bug"}
     assert kinds == [(bad.get(number, "result"), number) for number in range(6)]
     assert outcomes[3]["value"] == "SIGALRM"
-
-
-# ---- kills ----
 
 
 class Killer:
@@ -280,16 +265,9 @@ def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path)
     """After any number of kills, all arrays of all checkpoints are those of an undisturbed run."""
     config = change(
         tiny_config,
-        train={
-            "steps": 20,
-            "checkpoint_every": 2,
-            "evaluate_every": 10,
-            "average_last": 2,
-            "keep_checkpoints": 2,
-            "log_every": 5,
-        },
-        search={"method": "greedy", "beam_size": 1},
-    )
+        train={"steps": 20, "checkpoint_every": 2, "evaluate_every": 10, "average_last": 2,
+               "keep_checkpoints": 2, "log_every": 5}, search={"method": "greedy", "beam_size": 1},
+    )  # fmt: skip
     undisturbed = Killer(server, config, tmp_path / "undisturbed").act("train")
     expected, changes = undisturbed["left"], undisturbed["changes"]
     assert all(changes.values()), changes

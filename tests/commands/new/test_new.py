@@ -128,19 +128,9 @@ def test_a_table_of_json_objects_is_read_by_workers(corpus, monkeypatch):
 
 def test_names_of_files(tmp_path):
     for name in (
-        "c.fr",
-        "c.en",
-        "fr.txt",
-        "en.txt",
-        "a.fr-en.tsv",
-        "t.tsv",
-        "a.fr-en.jsonl.zst",
-        "t.jsonl",
-        "c.fr.gz",
-        "d.zh_Hant",
-        "d.en",
-        "t.txt",
-    ):
+        "c.fr", "c.en", "fr.txt", "en.txt", "a.fr-en.tsv", "t.tsv", "a.fr-en.jsonl.zst", "t.jsonl", "c.fr.gz",
+        "d.zh_Hant", "d.en", "t.txt",
+    ):  # fmt: skip
         (tmp_path / name).write_text("x\n")
 
     def find(*names, languages=(None, None)):

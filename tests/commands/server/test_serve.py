@@ -57,14 +57,10 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
 
 def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "flaxformer_mt", "serve", f"--run={tiny_run}", "--port=0"),
-            *("--warm_up=False", "--max_waiting=5000"),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
+        [*(sys.executable, "-m", "flaxformer_mt", "serve", f"--run={tiny_run}", "--port=0"),
+         *("--warm_up=False", "--max_waiting=5000")], stderr=subprocess.PIPE, text=True,
         env=quick_environment(),
-    )
+    )  # fmt: skip
     try:
         line = next(line for line in process.stderr if "serving" in line)
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]

@@ -16,15 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 BIG = (
-    "vocab.size=32000",
-    "model.dtype=bfloat16",
-    "model.dropout_rate=0.1",
-    "model.scan_layers=False",
-    "data.batching=pack",
-    "data.batch_tokens=32768",
-    "data.max_source_length=100",
+    "vocab.size=32000", "model.dtype=bfloat16", "model.dropout_rate=0.1", "model.scan_layers=False",
+    "data.batching=pack", "data.batch_tokens=32768", "data.max_source_length=100",
     "data.max_target_length=100",
-)
+)  # fmt: skip
 SMALL = ("model.dtype=bfloat16", "data.batching=pack")
 
 DESCRIBE = """

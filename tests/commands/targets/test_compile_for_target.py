@@ -123,20 +123,11 @@ def test_the_shapes_of_a_batch_are_those_that_put_makes():
 
 @pytest.mark.parametrize(
     "message, needed",
-    [
-        (
-            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.",
-            20.5 * 2**30,
-        ),
-        (
-            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
-            "required for HLO temporaries (256.00M) exceeds available HBM (15.75G). HLO module: jit__lambda.",
-            2**28,
-        ),
-        ("RESOURCE_EXHAUSTED: something else", None),
-        ("INTERNAL: Used 20.5G of 15.75G hbm", None),
-    ],
-)
+    [("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.", 20.5 * 2**30),
+     ("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+      "required for HLO temporaries (256.00M) exceeds available HBM (15.75G). HLO module: jit__lambda.",
+      2**28), ("RESOURCE_EXHAUSTED: something else", None), ("INTERNAL: Used 20.5G of 15.75G hbm", None)],
+)  # fmt: skip
 def test_a_refusal_says_how_much_memory_would_be_needed(message, needed):
     assert find_needed_memory(message) == needed
 

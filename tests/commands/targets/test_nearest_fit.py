@@ -32,14 +32,9 @@ def test_the_ladders_have_what_a_config_has_not_used_up():
         tokens = changed.data.batch_tokens * changed.optim.accumulation
         assert tokens == CONFIG.data.batch_tokens * CONFIG.optim.accumulation  # of an update
     used = CONFIG.replace(
-        {
-            "train.loss_chunk_tokens": 256,
-            "model.remat": "full",
-            "parallel.fsdp": 4,
-            "data.batch_tokens": 512,
-            "optim.accumulation": 3,
-        }
-    )
+        {"train.loss_chunk_tokens": 256, "model.remat": "full", "parallel.fsdp": 4, "data.batch_tokens": 512,
+         "optim.accumulation": 3},
+    )  # fmt: skip
     assert list_ladders(used, device_count=4, loss_tokens=512) == []
     pmap = used.replace({"parallel.fsdp": 1, "parallel.backend": "pmap"})
     assert list_ladders(pmap, device_count=4, loss_tokens=512) == []

@@ -115,15 +115,10 @@ def test_loops_branches_and_asynchronous_operations_count_as_often_as_they_run()
 
 @pytest.mark.parametrize(
     "result, size",
-    [
-        ("f32[]", 4),
-        ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30),
-        ("(f32[2,3]{1,0}, bf16[4], pred[7], token[])", 24 + 8 + 7),
-        ("f8e4m3fn[10]", 10),
-        ("s32[<=6]", 24),
-        ("f32[0,9]", 0),
-    ],
-)
+    [("f32[]", 4), ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30),
+     ("(f32[2,3]{1,0}, bf16[4], pred[7], token[])", 24 + 8 + 7), ("f8e4m3fn[10]", 10), ("s32[<=6]", 24),
+     ("f32[0,9]", 0)],
+)  # fmt: skip
 def test_bytes_of_types(result, size):
     assert bytes_of(result) == size
 

@@ -30,22 +30,13 @@ def test_names_give_the_kind_the_shape_and_the_number_of_chips():
 
 @pytest.mark.parametrize(
     "name, near",
-    [
-        ("v5:2x2", "did you mean v5[ep]:2x2"),
-        ("h10:8", "did you mean h[12]00:8"),
-        ("tpu", "known: v4, v5e"),
-        ("v5e:3x3", "nearest is --target=v5e:2x4"),
-        ("v5e:4", "nearest is --target=v5e:2x2"),
-        ("v5e:2x2x1", "nearest is --target=v5e:2x2"),
-        ("v5e:big", "slices: 1x1, 2x2"),
-        ("v5e:0x0", "nearest is --target=v5e:1x1"),
-        ("v5e:2x2:0", "KIND:SHAPE:NUMBER"),
-        ("v5e:2x2:1:1", "KIND:SHAPE:NUMBER"),
-        ("h100:2x2", "h100:8"),
-        ("h100:0", "h100:8"),
-        ("", "unknown accelerator ''"),
-    ],
-)
+    [("v5:2x2", "did you mean v5[ep]:2x2"), ("h10:8", "did you mean h[12]00:8"), ("tpu", "known: v4, v5e"),
+     ("v5e:3x3", "nearest is --target=v5e:2x4"), ("v5e:4", "nearest is --target=v5e:2x2"),
+     ("v5e:2x2x1", "nearest is --target=v5e:2x2"), ("v5e:big", "slices: 1x1, 2x2"),
+     ("v5e:0x0", "nearest is --target=v5e:1x1"), ("v5e:2x2:0", "KIND:SHAPE:NUMBER"),
+     ("v5e:2x2:1:1", "KIND:SHAPE:NUMBER"), ("h100:2x2", "h100:8"), ("h100:0", "h100:8"),
+     ("", "unknown accelerator ''")],
+)  # fmt: skip
 def test_an_unknown_target_is_refused_with_the_nearest_one(name, near):
     with pytest.raises(UserError, match=near) as error:
         parse_target(name)
