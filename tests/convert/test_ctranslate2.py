@@ -22,7 +22,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.formats import Given, Weights, find_config, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
-from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import make_model

@@ -25,7 +25,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig, V
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import NAMES
-from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.vocab import load_vocabs, make_vocabs

@@ -33,7 +33,7 @@ from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.convert.import_run import import_run
-from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints

@@ -12,16 +12,16 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tiny_hub import MAKERS  # noqa: E402
+from tiny_hub import MAKERS
 
-from flaxformer_mt import Config, Translator, fit  # noqa: E402
-from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig, VocabConfig  # noqa: E402
-from flaxformer_mt.convert.export_run import export_run  # noqa: E402
-from flaxformer_mt.convert.import_run import import_run  # noqa: E402
-from flaxformer_mt.errors import UserError  # noqa: E402
-from flaxformer_mt.runs.load_run import load_trained  # noqa: E402
-from flaxformer_mt.trees import flatten_tree  # noqa: E402
-from flaxformer_mt.vocab import PretrainedVocab  # noqa: E402
+from flaxformer_mt import Config, Translator, fit
+from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig, VocabConfig
+from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.convert.import_run import import_run
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.vocab import PretrainedVocab
 
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}
 

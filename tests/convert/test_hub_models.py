@@ -17,25 +17,21 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
-from tiny_experiment import mark_slow  # noqa: E402
-from tiny_hub import CORPUS, LINES, MAKERS, train_briefly  # noqa: E402
+from tiny_experiment import mark_slow
+from tiny_hub import CORPUS, LINES, MAKERS, train_briefly
 
-from flaxformer_mt.config import ParallelConfig, SearchConfig  # noqa: E402
-from flaxformer_mt.config.checks import validate  # noqa: E402
-from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions  # noqa: E402
-from flaxformer_mt.convert.formats import (  # noqa: E402
-    Given,
-    Weights,
-    find_format,  # noqa: E402
-)
-from flaxformer_mt.convert.huggingface.hub_models import _make_table  # noqa: E402
-from flaxformer_mt.convert.parity_check import flax_outputs, make_batch  # noqa: E402
-from flaxformer_mt.errors import UserError  # noqa: E402
-from flaxformer_mt.parallel import split_for_search  # noqa: E402
-from flaxformer_mt.shapes import Batch  # noqa: E402
-from flaxformer_mt.translation.translator import Translator  # noqa: E402
-from flaxformer_mt.trees import flatten_tree  # noqa: E402
-from flaxformer_mt.vocab import load_vocabs  # noqa: E402
+from flaxformer_mt.config import ParallelConfig, SearchConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.convert.formats import Given, Weights, find_format
+from flaxformer_mt.convert.huggingface.hub_models import _make_table
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel import split_for_search
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.vocab import load_vocabs
 
 # Family -> the style of its language tags.
 STYLES = {

@@ -6,12 +6,12 @@ import pytest
 
 hub = pytest.importorskip("huggingface_hub")
 
-from huggingface_hub import errors  # noqa: E402
+from huggingface_hub import errors
 
-from flaxformer_mt.config import Config, DataConfig  # noqa: E402
-from flaxformer_mt.convert import hub_store  # noqa: E402
+from flaxformer_mt.config import Config, DataConfig
+from flaxformer_mt.convert import hub_store
 from flaxformer_mt.convert.export_run import make_card
-from flaxformer_mt.errors import UserError  # noqa: E402
+from flaxformer_mt.errors import UserError
 
 
 class Api:

@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sentencepiece  # noqa: E402
-import yaml  # noqa: E402
-from tiny_toolkits import (  # noqa: E402
+import sentencepiece
+import yaml
+from tiny_toolkits import (
     GERMAN,
     PAIRS,
     eole_model,
@@ -29,32 +29,21 @@ from tiny_toolkits import (  # noqa: E402
     write_marian,
     write_onmt,
 )
-from toolkit_twins import as_ids, half_sinusoids  # noqa: E402
+from toolkit_twins import as_ids, half_sinusoids
 
-from flaxformer_mt.config import SearchConfig  # noqa: E402
-from flaxformer_mt.config.checks import validate  # noqa: E402
-from flaxformer_mt.config.directions import Direction, find_directions  # noqa: E402
-from flaxformer_mt.convert.export_run import export_run  # noqa: E402
-from flaxformer_mt.convert.formats import (  # noqa: E402
-    Given,
-    Weights,
-    find_format,  # noqa: E402
-)
-from flaxformer_mt.convert.import_run import (
-    find_format_name,  # noqa: E402
-    import_run,  # noqa: E402
-)
-from flaxformer_mt.convert.parity_check import flax_outputs, make_batch  # noqa: E402
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import (  # noqa: E402
-    Record,
-    attributes_of,
-    load_checkpoint,
-)
-from flaxformer_mt.convert.toolkits.toolkit_model import parse_yaml  # noqa: E402
-from flaxformer_mt.errors import UserError  # noqa: E402
-from flaxformer_mt.runs.load_run import read_config  # noqa: E402
-from flaxformer_mt.shapes import Batch  # noqa: E402
-from flaxformer_mt.translation.translator import Translator  # noqa: E402
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.convert.formats import Given, Weights, find_format
+from flaxformer_mt.convert.import_run import find_format_name, import_run
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
+from flaxformer_mt.convert.toolkits.pickled_checkpoint import Record, attributes_of, load_checkpoint
+from flaxformer_mt.convert.toolkits.toolkit_model import parse_yaml
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.runs.load_run import read_config
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.translation.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no SentencePiece model")
 
