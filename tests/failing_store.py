@@ -52,7 +52,6 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[list[str
     """From the change of this number on, no change reaches a store; yields the changes that did."""
     done: list[str] = []
     kind = fsspec.get_filesystem_class("memory")
-
     with monkeypatch.context() as patch:
         for name in _CHANGES:
             original = getattr(kind, name)

@@ -83,12 +83,9 @@ def test_a_table_of_zeros_has_a_scale_too():
 def test_panels_and_curves_without_numbers_are_left_out():
     nan = float("nan")
     figure = draw_training(
-        {
-            "loss": {"training": ([1, 2, 3], [2.0, nan, 1.0]), "validation": ([], [])},
-            "BLEU": {"validation": ([2], [nan])},
-            "learning rate": {},
-        }
-    )
+        {"loss": {"training": ([1, 2, 3], [2.0, nan, 1.0]), "validation": ([], [])},
+         "BLEU": {"validation": ([2], [nan])}, "learning rate": {}},
+    )  # fmt: skip
     (axes,) = figure.axes
     assert (axes.get_ylabel(), axes.get_xlabel(), legend_of(axes)) == ("loss", "step", ["training"])
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [2.0, nan, 1.0])  # a gap, not a line across

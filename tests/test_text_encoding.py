@@ -14,11 +14,8 @@ from flaxformer_mt.unicode_text import find_encoding
 
 # The names of iconv and of Python.
 ENCODINGS = {
-    "UTF-16LE": "utf-16-le",
-    "UTF-16BE": "utf-16-be",
-    "UTF-32LE": "utf-32-le",
-    "UTF-32BE": "utf-32-be",
-}
+    "UTF-16LE": "utf-16-le", "UTF-16BE": "utf-16-be", "UTF-32LE": "utf-32-le", "UTF-32BE": "utf-32-be",
+}  # fmt: skip
 TEXTS = {
     "English": "The dog sleeps in the house.\nIt is late.\n", "two letters": "OK",
     "German": "Größe läßt überall grüßen.\r\nSüß!\r\n", "Polish": "Zażółć gęślą jaźń.\n",

@@ -130,14 +130,12 @@ def test_resuming_removes_what_comes_again(tmp_path):
     whole = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join(whole[:4]) + b"\n" + whole[4][:-9])  # killed while writing step 30
     assert [record["step"] for record in read_metrics(tmp_path)] == [10, 10, 20, 20]
-
     stream = io.StringIO()
     with make_tracker(tmp_path, start_step=20, stream=stream) as tracker:
         tracker.log(30, "train", {"loss": 31.0})
     assert path.read_bytes().split(b"\n")[:4] == whole[:4]
     assert read_metrics(tmp_path)[4]["loss"] == 31.0
     assert "removed" not in stream.getvalue()
-
     with make_tracker(tmp_path, start_step=10) as tracker:
         assert [(record["step"], record["split"]) for record in read_metrics(tmp_path)] == [
             (10, "train"),
@@ -405,12 +403,9 @@ def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     fields = {
-        "seed": 3,
-        "optim.learning_rate": 0.5,
-        "data.weights": (1.0, 2.5),
-        "model.key_dim": None,
+        "seed": 3, "optim.learning_rate": 0.5, "data.weights": (1.0, 2.5), "model.key_dim": None,
         "a|b": "x|y",
-    }
+    }  # fmt: skip
     samples = [Sample(f"source {n}", f"reference {n}", f"a | b {n}") for n in range(3)]
     stream = io.StringIO()
     with make_tracker(tmp_path, tensorboard=True, stream=stream) as tracker:

@@ -402,26 +402,23 @@ def test_programs_are_prepared_on_request(monkeypatch, run_dir, translator):
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [
-        (["--beam_size=0"], ["--beam_size is 0", "at least 1"]),
-        (["--batch_tokens=0"], ["--batch_tokens is 0", "at least 1"]),
-        (["--n_best=6", "--beam_size=5"], ["--n_best is 6", "beam_size 5", "--beam_size=6"]),
-        (["--n_best=0"], ["--n_best is 0"]),
-        (["--n_best=2", "--method=greedy"], ["--n_best is 2", "greedy", "--method=beam"]),
-        (["--method=greedy", "--beam_size=5"], ["--beam_size=5", "greedy", "--method=beam"]),
-        (["--temperature=0.5"], ["--temperature=0.5 has no effect on beam search", "--method=sample"]),
-        (["--method=sample", "--top_p=1.5"], ["--top_p is 1.5", "above 0 and at most 1"]),
-        (["--diversity_groups=3"], ["--beam_size 4 is not divisible by --diversity_groups 3", "3"]),
-        (["--length_penalty_kind=lenght"], ["--length_penalty_kind", "did you mean length?"]),
-        (["--min_length_offset=99"], ["--min_length_offset 99", "--max_length_offset 20"]),
-        (["--prefix=-"], ["only one of --input, --prefix and --required"]),
-        (["--required=gone.txt"], ["input gone.txt does not exist"]),
-        (["--input=gone.txt"], ["input gone.txt does not exist"]),
-        (["--input=."], ["input . is a folder"]),
-        (["--output=no/where.txt"], ["output folder no does not exist"]),
-        (["--output=."], ["output . is a folder"]),
-    ],
-)
+    [(["--beam_size=0"], ["--beam_size is 0", "at least 1"]),
+     (["--batch_tokens=0"], ["--batch_tokens is 0", "at least 1"]),
+     (["--n_best=6", "--beam_size=5"], ["--n_best is 6", "beam_size 5", "--beam_size=6"]),
+     (["--n_best=0"], ["--n_best is 0"]),
+     (["--n_best=2", "--method=greedy"], ["--n_best is 2", "greedy", "--method=beam"]),
+     (["--method=greedy", "--beam_size=5"], ["--beam_size=5", "greedy", "--method=beam"]),
+     (["--temperature=0.5"], ["--temperature=0.5 has no effect on beam search", "--method=sample"]),
+     (["--method=sample", "--top_p=1.5"], ["--top_p is 1.5", "above 0 and at most 1"]),
+     (["--diversity_groups=3"], ["--beam_size 4 is not divisible by --diversity_groups 3", "3"]),
+     (["--length_penalty_kind=lenght"], ["--length_penalty_kind", "did you mean length?"]),
+     (["--min_length_offset=99"], ["--min_length_offset 99", "--max_length_offset 20"]),
+     (["--prefix=-"], ["only one of --input, --prefix and --required"]),
+     (["--required=gone.txt"], ["input gone.txt does not exist"]),
+     (["--input=gone.txt"], ["input gone.txt does not exist"]), (["--input=."], ["input . is a folder"]),
+     (["--output=no/where.txt"], ["output folder no does not exist"]),
+     (["--output=."], ["output . is a folder"])],
+)  # fmt: skip
 def test_translate_refuses_invalid_flags(capfd, monkeypatch, run_dir, translator, flags, words):
     feed(monkeypatch, b"a\n")
     message = fail(capfd, "translate", f"--run={run_dir}", *flags)
@@ -470,14 +467,11 @@ def test_an_output_never_overwrites_an_input(capfd, tmp_path, run_dir, translato
     (tmp_path / "other").write_bytes(b"\n\n")
     (tmp_path / "new.partial").symlink_to("text")
     for flags in (
-        ["--input=text", "--output=text"],
-        ["--input=text", "--output=link"],
-        ["--input=hard", "--output=text"],
-        ["--input=other", "--prefix=link", "--output=./text"],
-        ["--input=other", "--required=text", "--output=text"],
-        ["--input=text", "--output=new"],
+        ["--input=text", "--output=text"], ["--input=text", "--output=link"],
+        ["--input=hard", "--output=text"], ["--input=other", "--prefix=link", "--output=./text"],
+        ["--input=other", "--required=text", "--output=text"], ["--input=text", "--output=new"],
         ["--input=text", "--output=text", "--resume"],
-    ):
+    ):  # fmt: skip
         said = fail(capfd, "translate", f"--run={run_dir}", *flags)
         assert "would overwrite the input" in said and "give another --output=FILE" in said, flags
     for name in ("source", "target"):
@@ -716,12 +710,9 @@ def test_paths_that_are_not_utf8_are_printed_as_json(capfd, monkeypatch):
 
 def test_show_prints_the_size_of_a_run_and_its_time_at_peak(capfd):
     small = [
-        "--config.vocab.size=1000",
-        "--config.model.num_encoder_layers=1",
-        "--config.model.num_decoder_layers=1",
-        "--config.train.peak_flops=2e12",
-        "--config.train.steps=7200",
-    ]
+        "--config.vocab.size=1000", "--config.model.num_encoder_layers=1",
+        "--config.model.num_decoder_layers=1", "--config.train.peak_flops=2e12", "--config.train.steps=7200",
+    ]  # fmt: skip
     assert main(["show", CONFIG, *small]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert shown["config"]["model"]["num_encoder_layers"] == 1
@@ -832,12 +823,9 @@ def test_a_full_disk_behind_standard_output_is_one_line(flags):
 
 @pytest.mark.parametrize(
     "closed, status, said",
-    [
-        (">&-", 2, "error: standard output is closed; redirect it to a file, or to /dev/null\n"),
-        ("<&-", 0, ""),
-        ("2>&-", 0, ""),
-    ],
-)
+    [(">&-", 2, "error: standard output is closed; redirect it to a file, or to /dev/null\n"), ("<&-", 0, ""),
+     ("2>&-", 0, "")],
+)  # fmt: skip
 def test_closed_streams(closed, status, said):
     """Without a stream, its number would go to the next file that is opened."""
     command = f"exec {shlex.quote(sys.executable)} -m flaxformer_mt --version {closed}"

@@ -241,7 +241,6 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
     ended = [tokens[-1] == vocabs.target.eos_id for tokens in ours]
     assert any(ended) and not all(ended) and len({tuple(tokens) for tokens in ours}) > 3
     assert min(map(len, ours)) == 1 and max(map(len, ours)) == limit  # an empty one, and one that is cut off
-
     folder, sources = export(weights, tmp_path / "out"), [vocabs.source.tokenize(line) for line in lines]
     rules = {(piece,): np.arange(4 + piece % 7, 48, 5, np.int32) for piece in range(4, 48, 2)}
     shortlist = Shortlist(rules, [9, 30], vocabs)

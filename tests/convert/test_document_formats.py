@@ -280,7 +280,6 @@ def compared(exported) -> Compared:
         factors = factors * batch.target_mask[..., None]
     factors = factors.astype(np.float32)
     logits, gradients, maps = run_ours(FORMATS[case.format], weights, batch, factors)
-
     theirs = RUN[case.format](BUILD[case.format](folder), batch)
     (theirs.logits * torch.from_numpy(factors)).sum().backward()
     their_maps = [layer.detach().numpy() for kind in theirs.maps for layer in kind]

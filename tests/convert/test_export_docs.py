@@ -40,12 +40,9 @@ TEXT = [
     ("Wir lesen.", "We read."),
 ]
 HANDBUILT = {
-    "norm_position": "post",
-    "first_position": 1,
-    "embedding_scale": False,
-    "tying": "none",
+    "norm_position": "post", "first_position": 1, "embedding_scale": False, "tying": "none",
     "padding_mask": "both",
-}
+}  # fmt: skip
 TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12)
 
 

@@ -281,12 +281,9 @@ def test_a_foreign_state_dict_with_a_config_and_a_vocabulary(run, exported, tmp_
     (source / "weights.pt").write_bytes((exported[0] / "state_dict.pt").read_bytes())
     config = read_config(run / "config.json")
     result = import_run(
-        source / "weights.pt",
-        format_name="handbuilt",
-        run_dir=tmp_path / "new",
-        config=config,
+        source / "weights.pt", format_name="handbuilt", run_dir=tmp_path / "new", config=config,
         vocab=run / "vocab",
-    )
+    )  # fmt: skip
     assert result["largest_difference"] < 1e-5 and result["tokens"] > 9
     expected = params_of(run)
     assert result["parameters"] == sum(leaf.size for leaf in expected.values())
@@ -314,12 +311,9 @@ def test_a_list_of_words_is_a_vocabulary(run, exported, tmp_path):
     words = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"word{number}" for number in range(18))]
     (tmp_path / "words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     import_run(
-        exported[0] / "state_dict.pt",
-        format_name="handbuilt",
-        run_dir=tmp_path / "new",
-        config=read_config(run / "config.json"),
-        vocab=tmp_path / "words.txt",
-    )
+        exported[0] / "state_dict.pt", format_name="handbuilt", run_dir=tmp_path / "new",
+        config=read_config(run / "config.json"), vocab=tmp_path / "words.txt",
+    )  # fmt: skip
     vocab = load_vocabs(tmp_path / "new" / "vocab").source
     assert vocab.tokenize("word3 word17 word") == [7, 21, 3, 2]
 
@@ -334,12 +328,9 @@ def test_missing_extra_and_misshaped_entries_are_named_together(run, exported, t
     torch.save(state, broken / "state_dict.pt")
     with pytest.raises(UserError) as error:
         import_run(
-            broken / "state_dict.pt",
-            format_name="handbuilt",
-            run_dir=tmp_path / "new",
-            config=read_config(run / "config.json"),
-            vocab=run / "vocab",
-        )
+            broken / "state_dict.pt", format_name="handbuilt", run_dir=tmp_path / "new",
+            config=read_config(run / "config.json"), vocab=run / "vocab",
+        )  # fmt: skip
     message = str(error.value)
     assert "3 entries differ" in message
     assert "encoder.layers.0.enc_self_attn.W_Q.bias: missing, expected shape [6]" in message
@@ -430,12 +421,9 @@ def test_files_that_run_code_when_loaded_are_refused(run, tmp_path):
     torch.save({"x": Harm()}, bad)
     with pytest.raises(UserError, match="not a state dict that loads safely"):
         import_run(
-            bad,
-            format_name="handbuilt",
-            run_dir=tmp_path / "new",
-            config=read_config(run / "config.json"),
+            bad, format_name="handbuilt", run_dir=tmp_path / "new", config=read_config(run / "config.json"),
             vocab=run / "vocab",
-        )
+        )  # fmt: skip
     assert not (tmp_path / "harm").exists()
 
 

@@ -183,12 +183,9 @@ def test_generate_translates_as_our_search(exported):
 
 def train_spm(lines: list[str], path: Path, size: int) -> list[str]:
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines * 3),
-        model_prefix=str(path.with_suffix("")),
-        vocab_size=size,
-        model_type="unigram",
-        minloglevel=3,
-    )
+        sentence_iterator=iter(lines * 3), model_prefix=str(path.with_suffix("")), vocab_size=size,
+        model_type="unigram", minloglevel=3,
+    )  # fmt: skip
     path.with_suffix(".model").rename(path)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]

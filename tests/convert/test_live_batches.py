@@ -138,14 +138,11 @@ def test_arguments_of_a_beam_search(folder):
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"method": "mbr"}, "search.method=mbr"),
-        ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
-        ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
-        ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
-        ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2"),
-    ],
-)
+    [({"method": "mbr"}, "search.method=mbr"), ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
+     ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
+     ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
+     ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2")],
+)  # fmt: skip
 def test_options_that_it_lacks_are_refused_by_name(folder, options, named):
     with pytest.raises(UserError, match=f"{named}: CTranslate2 does not have this"):
         LiveBatches(folder, **options)

@@ -175,12 +175,9 @@ def test_eole_computes_what_its_twin_does(tied, tmp_path):
 JOEY = {
     "pre-norm, output tied": {},
     "post-norm, all tied": {"layer_norm": "post", "tied_embeddings": True, "activation": "swish"},
-    "unscaled, untied": {
-        "tied_softmax": False,
-        "embeddings": {"embedding_dim": 16, "scale": False},
-        "activation": "gelu",
-    },
-}
+    "unscaled, untied": {"tied_softmax": False, "embeddings": {"embedding_dim": 16, "scale": False},
+                         "activation": "gelu"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", JOEY.values(), ids=JOEY)

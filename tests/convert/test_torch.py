@@ -306,12 +306,9 @@ def test_the_folder_translates_without_the_package(written, translations, tmp_pa
     weights, folder = written["post"]
     text = "".join(f"{line}\n" for line in LINES)
     done = subprocess.run(
-        [sys.executable, "-I", "-c", RUN, str(folder), text],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-I", "-c", RUN, str(folder), text], cwd=tmp_path, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["ours"] == []

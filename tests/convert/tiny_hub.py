@@ -108,12 +108,9 @@ def make_mbart_50(folder: Path) -> Any:
     )
     tokenizer.save_pretrained(folder)
     config = transformers.MBartConfig(
-        vocab_size=len(tokenizer),
-        scale_embedding=True,
-        decoder_start_token_id=2,
-        forced_eos_token_id=None,
+        vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=2, forced_eos_token_id=None,
         **_BART_SIZES,
-    )
+    )  # fmt: skip
     model = transformers.MBartForConditionalGeneration(config)
     with torch.no_grad():
         model.final_logits_bias.add_(
@@ -183,12 +180,9 @@ def make_madlad(folder: Path) -> Any:
 def make_byt5(folder: Path) -> Any:
     transformers.ByT5Tokenizer(extra_ids=10).save_pretrained(folder)
     config = transformers.T5Config(
-        vocab_size=272,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-        decoder_start_token_id=0,
+        vocab_size=272, feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0,
         **_T5_SIZES,
-    )
+    )  # fmt: skip
     return _save(transformers.T5ForConditionalGeneration(config), folder)
 
 

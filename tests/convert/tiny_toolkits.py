@@ -35,12 +35,9 @@ ENGLISH = [
 def train_pieces(lines: list[str], kind: str = "bpe", **options: Any) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines * 3),
-        model_writer=model,
-        model_type=kind,
-        minloglevel=3,
+        sentence_iterator=iter(lines * 3), model_writer=model, model_type=kind, minloglevel=3,
         **{"vocab_size": 90} | options,
-    )
+    )  # fmt: skip
     return model.getvalue()
 
 

@@ -130,13 +130,10 @@ class Tree:
           PageError: its status is not 0, or it prints a traceback.
         """
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", given or command.text],
-            cwd=self.folder,
-            env=self._environment(activated=command.page != README),
-            input=program.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+            ["bash", "-euo", "pipefail", "-c", given or command.text], cwd=self.folder,
+            env=self._environment(activated=command.page != README), input=program.encode(),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
         output = done.stdout.decode(errors="replace")
         problem = f"status {done.returncode}" if done.returncode else ""
         if not problem and "Traceback (most recent call last)" in output:

@@ -54,7 +54,6 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
 def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Path]:
     """Exports a random model in every format that can be imported; returns the folder of each."""
     from tiny_experiment import change, random_params
-
     from flaxformer_mt.convert.formats import NAMES, Weights, find_format
     from flaxformer_mt.model import make_model
     from flaxformer_mt.trees import flatten_tree

@@ -41,12 +41,9 @@ class Server:
     def __init__(self, modules: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
         """Starts the server, which imports these modules."""
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), *modules],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
+            [sys.executable, str(Path(__file__)), *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, **(environment or {})},
+        )  # fmt: skip
 
     def run(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """The answer of the server to one request."""

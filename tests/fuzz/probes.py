@@ -72,7 +72,6 @@ def load_run(number: int, settings: dict[str, Any]) -> Any:
     """The config, vocabularies and parameters that translations depend on."""
     import jax
     import numpy as np
-
     from flaxformer_mt.runs.load_run import load_trained
 
     run = _damaged_run(number, settings)
@@ -240,7 +239,6 @@ def parse_mutated_flags(number: int, settings: dict[str, Any]) -> Any:
 def import_damaged(number: int, settings: dict[str, Any]) -> Any:
     """Whether a damaged foreign model is imported."""
     from foreign_models import MODELS, damaged_model
-
     from flaxformer_mt.convert.import_run import import_run
 
     name, scratch = settings["format"], Path(settings["scratch"])

@@ -12,12 +12,9 @@ from damage import mutate, mutate_json
 
 # Format -> the file of its weights.
 TOOLKITS = {
-    "fairseq": "model.pt",
-    "opennmt-py": "model_step_10.pt",
-    "eole": "model.00.safetensors",
-    "marian-npz": "model.npz",
-    "joeynmt": "10.ckpt",
-}
+    "fairseq": "model.pt", "opennmt-py": "model_step_10.pt", "eole": "model.00.safetensors",
+    "marian-npz": "model.npz", "joeynmt": "10.ckpt",
+}  # fmt: skip
 # Format -> keys of the tensors in its checkpoint.
 _STATES = {"fairseq": "model", "opennmt-py": "model", "joeynmt": "model_state"}
 _MARIAN_OPTIONS = "special:model.yml"

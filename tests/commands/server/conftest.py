@@ -20,7 +20,6 @@ class Serving:
     def __init__(self, models, keys=(), **limits) -> None:
         pytest.importorskip("starlette", reason="the server needs the extra serve")
         import uvicorn
-
         from flaxformer_mt.commands.server.app import make_app
 
         self.log: list[str] = []

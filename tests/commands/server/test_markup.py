@@ -107,14 +107,11 @@ def test_end_tags_that_may_be_left_out_end_what_is_not_translated(document, line
 
 @pytest.mark.parametrize(
     ("document", "lines"),
-    [
-        ("<pre>\n  a <b>b\n c</b>\r\n\n d</pre>e", ["a b", "c", "d", "e"]),
-        ("<p style='color: red; white-space:pre-wrap'>a\nb<p>c", ["a", "b", "c"]),
-        ("<div style='WHITE-SPACE : pre-line'><p>a\nb</div>c", ["a", "b", "c"]),
-        ("<pre>a\nb<code>c\nd</code></pre>", ["a", "b"]),
-        ("<pre translate=no>a\nb</pre>c", ["c"]),
-    ],
-)
+    [("<pre>\n  a <b>b\n c</b>\r\n\n d</pre>e", ["a b", "c", "d", "e"]),
+     ("<p style='color: red; white-space:pre-wrap'>a\nb<p>c", ["a", "b", "c"]),
+     ("<div style='WHITE-SPACE : pre-line'><p>a\nb</div>c", ["a", "b", "c"]),
+     ("<pre>a\nb<code>c\nd</code></pre>", ["a", "b"]), ("<pre translate=no>a\nb</pre>c", ["c"])],
+)  # fmt: skip
 def test_line_breaks_that_are_seen_stay(document, lines):
     template = read_html(document)
     assert [line.text for line in template.lines] == lines

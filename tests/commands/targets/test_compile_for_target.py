@@ -196,12 +196,9 @@ def show_for_tpus(folder: Path, *flags: str) -> dict:
     command = ["show", "--config=toy_de_en", f"--run={folder}", "--target=v5e:2x2", *flags, "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, "-m", "flaxformer_mt", *command],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
+        [sys.executable, "-m", "flaxformer_mt", *command], cwd=ROOT, env=environment, capture_output=True,
         text=True,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
