@@ -20,6 +20,5 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def make_bfloat16(fields: dict[str, Any]) -> Any:
-    """Make a model of `CONFIG` with other fields, for a CPU."""
     config = dataclasses.replace(CONFIG, **fields)
     return make_model(config, source_size=V, target_size=V, platform="cpu")

@@ -75,6 +75,7 @@ def all_devices(one_device, monkeypatch):
 def shared_programs(one_device):
     """Translators of equal models, options and vocabulary sizes share their programs, each traced once."""
     import jax
+
     from flaxformer_mt.decoding import engine
 
     made, make = {}, engine.SearchPrograms

@@ -42,7 +42,6 @@ SEARCH = ("--min_length_offset=4", "--suppress=▁")
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """Runs a command as a user does, and returns what it prints."""
     variables = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
     variables["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
     variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -67,7 +66,6 @@ def command(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_dir(tiny_run, tmp_path_factory) -> Path:
-    """A copy of the tiny run, in which commands may write."""
     return Path(shutil.copytree(tiny_run, tmp_path_factory.mktemp("copy") / "run"))
 
 

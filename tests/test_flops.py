@@ -22,7 +22,6 @@ VOCABULARY = 23
 
 
 def traced_flops(config: Config) -> int:
-    """Products in the traced gradient of the config's longest batch."""
     model = make_model(config.model, source_size=VOCABULARY, target_size=VOCABULARY)
     params = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     number = jax.ShapeDtypeStruct((), np.int32)

@@ -25,20 +25,16 @@ from flaxformer_mt.tracking import (
     tracking_services,
 )
 from flaxformer_mt.tracking import tracker as tracker_module
-from flaxformer_mt.tracking.progress_display import announce_if_slow, format_train_line
+from flaxformer_mt.tracking.progress_display import Rate, WorkProgress, announce_if_slow, format_train_line
 from flaxformer_mt.training.loop import fit
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
 
 class Clock:
-    """A time that moves only when told to."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -462,8 +458,6 @@ def test_without_a_directory_nothing_is_recorded_and_shown(clock):
 
 
 class Failing:
-    """A service that cannot be reached after its first record."""
-
     def __init__(self) -> None:
         self.steps: list[int] = []
 
@@ -601,3 +595,35 @@ def test_a_service_that_cannot_begin_is_one_line_before_the_data_are_read(tmp_pa
     monkeypatch.setattr(tracking_services, "import_service", lambda name: Refusing)
     with pytest.raises(UserError, match="^train.trackers=mlflow cannot begin: ValueError: no login; correct"):
         tracking_services.open_service("mlflow", tmp_path)
+
+
+def test_rate_and_time_left_every_few_seconds():
+    now = [0.0]
+    rate, said = Rate(10_000, "pairs", every=5.0, clock=lambda: now[0]), []
+    for now[0], items in ((0.0, 2000), (1.0, 500), (10.0, 1500), (11.0, 100), (20.0, 1900)):
+        said.append(rate.add(items))
+    # the first 2,000 were there before; 2,000 in 10 seconds
+    assert said[2] == "4,000/10,000 pairs | 200 pairs/s | 0:30 left"
+    assert said[4] == "6,000/10,000 pairs | 200 pairs/s | 0:20 left"
+    assert said[0] == said[1] == said[3] == ""
+
+
+def test_a_file_receives_lines_and_a_terminal_one_bar_that_disappears(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (io.StringIO(), Terminal()):
+        now = [0.0]
+        with WorkProgress(stream, clock=lambda now=now: now[0]).part("counting", total=1000) as count:
+            for now[0], items in ((0.0, 0), (10.0, 400), (11.0, 600)):
+                count(items)
+        lines = stream.getvalue()
+        if stream.isatty():
+            assert "counting | 1,000/1,000 pairs | 91 pairs/s | 0:00 left" in lines
+            assert lines.endswith("\x1b[2K")  # the last thing is that the line is erased
+        else:
+            assert lines == "400/1,000 pairs | 40 pairs/s | 0:15 left\n"
+
+
+def test_without_a_stream_nothing_is_said():
+    with WorkProgress(None).part("counting", total=2) as count:
+        count(1)
+        count(1)

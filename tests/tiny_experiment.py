@@ -80,6 +80,7 @@ def random_params(model: Any, seed: int = 0, scale: float = 0.3) -> Any:
     Norm scales are around 1, all other leaves around 0.
     """
     import jax
+
     from flaxformer_mt.model import init_params
 
     shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))

@@ -126,12 +126,6 @@ def test_the_best_variants_are_compared_at_equal_bleu(benchmark):
     assert forced == {"all": {"ours": "one", "peer": "a", "ratio": 2.0, "bleu_difference": 0.0}}
 
 
-def test_an_unknown_clock_is_refused(benchmark, capsys):
-    with pytest.raises(SystemExit):
-        benchmark.parse_options(["--clock=sun"])
-    assert "invalid choice: 'sun'" in capsys.readouterr().err
-
-
 def test_captions_may_lie_elsewhere_than_where_the_run_had_them(
     benchmark, tiny_run, tmp_path, monkeypatch, capsys
 ):

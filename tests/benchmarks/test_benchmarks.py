@@ -17,9 +17,7 @@ from pathlib import Path
 import jax
 import pytest
 
-import flaxformer_mt
 from flaxformer_mt.commands.compile_for_target import parse_target
-from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import list_recipes, load_config
 
@@ -30,19 +28,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 def data(load_benchmark):
     """The benchmark of the input pipeline: what it makes up is what it says, and all of it runs."""
     return load_benchmark("data")
-
-
-def test_the_rate_of_the_loader_is_that_of_its_tokens(data, tmp_path, monkeypatch):
-    """With a clock that ticks once a look, a run takes one second; the buffer's two batches do not count."""
-    stores = data.make_stores(100, tmp_path, vocabulary=40)
-    config = DataConfig(batching="pack", batch_tokens=2048, prefetch=1, loader_threads=1)
-    loader = data.train_batches(stores, config, seed=1, **data.SPECIAL)
-    batches = [batch for _, batch in itertools.islice(loader, 5)]
-    loader.close()
-    ticks = iter(range(100))
-    monkeypatch.setattr(data, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
-    rates = data.measure_pipeline(stores, config, batches=3, repeats=1)
-    assert rates["as_arrays"] == rates["on_device"] == sum(int(b.target_mask.sum()) for b in batches[2:]) > 0
 
 
 def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, capsys):
@@ -63,64 +48,6 @@ def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, c
 def latency(load_benchmark):
     """The benchmark of latency: what is measured cold and warm, and which sentences the API translates."""
     return load_benchmark("latency")
-
-
-class FakeTranslator:
-    """Records what it translates; its clock makes the sentence of call n take n ms."""
-
-    def __init__(self, clock):
-        self._clock, self.lines = clock, []
-
-    def warm_up(self):
-        self._clock.now += 2.0
-        return 9
-
-    def __call__(self, lines):
-        self.lines += lines
-        self._clock.now += len(self.lines) / 1000
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_the_api_translates_the_first_sentence_and_others_of_each_length(latency, monkeypatch):
-    clock = Clock()
-    fake = FakeTranslator(clock)
-
-    class Loader:
-        @staticmethod
-        def load(run):
-            assert run == "RUN"
-            clock.now += 0.5
-            return fake
-
-    monkeypatch.setattr(flaxformer_mt, "Translator", Loader, raising=False)
-    monkeypatch.setattr(latency.time, "perf_counter", clock)
-    found = latency.serve_api("RUN", "a b c")
-    assert {name: found[name] for name in ("import", "load", "warm_up", "programs")} == {
-        "import": 0.0,
-        "load": 0.5,
-        "warm_up": 2.0,
-        "programs": 9,
-    }
-    assert found["first_ms"] == pytest.approx(1) and fake.lines[0] == "a b c"
-    assert fake.lines[1:7] == ["a", "b", "c", "a b", "b c", "c a"]
-    cut = 1 + 3 * len(latency.LENGTHS)
-    assert [len(line.split()) for line in fake.lines[1:cut]] == [n for n in latency.LENGTHS for _ in "abc"]
-    made_up = fake.lines[cut:]
-    assert len(made_up) == latency.MADE_UP and len(set(made_up)) > latency.MADE_UP * 0.9
-    assert {len(line.split()) for line in made_up} == set(range(1, latency.MADE_UP_WORDS + 1))
-    assert not {"a", "b", "c"} & {word for line in made_up for word in line.split()}
-    assert list(found["later"]) == [
-        *(f"{number} words" for number in latency.LENGTHS),
-        f"up to {latency.MADE_UP_WORDS} made-up words",
-    ]
-    # The second to the fourth call take 2, 3 and 4 ms.
-    assert found["later"]["1 words"] == {"median_ms": pytest.approx(3), "max_ms": pytest.approx(4)}
 
 
 def test_cold_has_an_empty_cache_of_its_own_and_warm_is_the_median_of_rounds(latency, monkeypatch):
@@ -183,8 +110,6 @@ def serve(load_benchmark):
 
 
 class Capitals(BaseHTTPRequestHandler):
-    """Translates to capitals, and has 3 MiB of memory."""
-
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
@@ -238,17 +163,6 @@ def test_unknown_and_repeated_systems_are_refused(systems, capsys):
             systems.choose_systems(parser, text, ("marian", "torch"))
         assert ended.value.code == 2
         assert message in capsys.readouterr().err
-
-
-def test_missing_packages_are_named_with_the_command_that_installs_them(systems, monkeypatch, capsys):
-    monkeypatch.setattr(systems.importlib.util, "find_spec", lambda name: None)
-    systems.require_packages(["ours"])
-    with pytest.raises(SystemExit) as ended:
-        systems.require_packages(["ours", "marian", "torch", "ctranslate2"])
-    assert ended.value.code == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: not installed: torch, transformers, ctranslate2; install with: ")
-    assert line.count("pip install") == 2 and line.count("transformers==") == 1
 
 
 @pytest.mark.parametrize("command", ["train.py", "exports.py --source=A --target=B C"])

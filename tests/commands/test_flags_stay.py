@@ -17,7 +17,6 @@ GONE: dict[str, str] = {}
 
 
 def read_old_flags() -> set[tuple[str, str]]:
-    """Each command with each of its flags."""
     text = (Path(__file__).parent / "flags_of_3f607c4.txt").read_text(encoding="utf-8")
     listed = {name: flags.split() for name, flags in re.findall(r"^(\w+): ((?:.|\n )+)", text, re.M)}
     fields = [f"config.{field}" for field in listed.pop("config")]

@@ -39,7 +39,6 @@ CONFIG = "--config=wmt14_en_de_base"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Commands run in a working directory of their own."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -192,19 +191,15 @@ def fail(capfd, *arguments) -> str:
      ("translate --run=gone --scoers", "unknown flag --scoers; did you mean --scores?"),
      ("translate --run=gone --method=bean",
       "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)"),
-     ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
+     ("train --config.optim.learning_rate -1",
+     "optim.learning_rate is -1.0; it must be above 0 and at most 1000"),
+    ("train --config.train.log_every=0 --config.search.beam_size=0",
+     "train.log_every is 0; it must be at least 1\n       search.beam_size is 0; it must be at least 1"),
+    ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
      ("doctor --run=gone", "gone is not a run directory: it has no config.json")],
 )  # fmt: skip
 def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
     assert fail(capfd, *arguments.split()) == message
-
-
-def test_several_problems_are_one_message_of_several_lines(capfd):
-    message = fail(capfd, "train", "--config.train.log_every=0", "--config.search.beam_size=0")
-    assert message.split("\n") == [
-        "train.log_every is 0; it must be at least 1",
-        "       search.beam_size is 0; it must be at least 1",
-    ]
 
 
 @pytest.mark.parametrize("width", ["20", "60", "200"])
@@ -286,13 +281,6 @@ def test_overrides_are_typed_in_both_forms(fitted):
 
     expected = flatten(choose_config("wmt14_en_de_base", None)[0]) | changed
     assert flatten(config) == expected
-
-
-def test_a_negative_number_is_a_value(capfd):
-    assert (
-        fail(capfd, "train", "--config.optim.learning_rate", "-1")
-        == "optim.learning_rate is -1.0; it must be above 0 and at most 1000"
-    )
 
 
 def test_a_run_directory_brings_its_config(fitted, run_dir):

@@ -87,7 +87,6 @@ def vocabs_of(tmp_path_factory):
 
 
 def make_weights(vocabs_of, variant="pre", *, scale=0.4, **fields):
-    """A model whose every parameter is random, norms and biases too."""
     model = ModelConfig(**{**TINY, **VARIANTS[variant], **fields})
     vocabs = vocabs_of[model.tying in ("all", "embeddings")]
     vocab = VocabConfig(size=48, joint=vocabs.joint, pad_id=1, bos_id=3, eos_id=0, unk_id=2)

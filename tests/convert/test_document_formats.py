@@ -119,7 +119,6 @@ def make_config(case: Case) -> Config:
 
 
 def make_weights(case: Case, vocabs: dict[bool, Vocabs]) -> Weights:
-    """Random numbers everywhere, norms and biases too."""
     config, chosen = make_config(case), vocabs[case.is_joint]
     validate(config)
     random = np.random.default_rng(0)
@@ -540,7 +539,6 @@ def test_tied_matrices_are_one_tensor_in_the_state_dict(vocabs, tmp_path):
 
 
 def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
-    """What the project's translate script does with a checkpoint."""
     settings = checkpoint["settings"]
     module = aiayn_document.Transformer(
         settings.src_vocab_size, settings.trg_vocab_size, settings.src_pad_idx, settings.trg_pad_idx,
@@ -595,7 +593,6 @@ def test_the_checkpoint_translates_in_the_projects_script_as_our_model(case, voc
 
 
 def train_as_the_project(path: Path, **options: Any) -> Any:
-    """A file as its training script saves it."""
     torch.manual_seed(0)
     settings = dict(
         src_vocab_size=23, trg_vocab_size=23, src_pad_idx=0, trg_pad_idx=0, d_word_vec=8, d_model=8,
@@ -704,8 +701,6 @@ def test_the_input_layers_are_exported_as_document_004s(vocabs, tmp_path):
 
 
 class Document004(torch.nn.Module):
-    """Its two modules, one after the other."""
-
     def __init__(self, table: np.ndarray, length: int):
         super().__init__()
         self.words = embeddings_document.Embeddings(d_model=table.shape[1], vocab=len(table))

@@ -55,12 +55,12 @@ def write_text(folder: Path) -> None:
 
 
 def make_run(folder: Path, root: Path, **model: object) -> Config:
-    """A run directory with random parameters."""
     config = Config(
         data=DataConfig(
             dataset="parallel_text", text_dir=str(root / "my_data"), cache_dir=str(root / "cache"),
             max_source_length=40, max_target_length=40,
-        ), vocab=VocabConfig(size=320), model=dataclasses.replace(TINY, **model),
+        ),
+        vocab=VocabConfig(size=320), model=dataclasses.replace(TINY, **model),
         train=TrainConfig(tensorboard=False),
     )  # fmt: skip
     folder.mkdir(parents=True)

@@ -18,7 +18,6 @@ from flaxformer_mt.vocab import Vocab, make_vocabs
 
 @pytest.fixture(scope="module")
 def vocab(tmp_path_factory) -> Vocab:
-    """14 characters; pad 0, bos 1, eos 2, unk 3."""
     pairs = [SimpleNamespace(source="abcde", target="fghij")]
     config = VocabConfig(kind="char", size=15, byte_fallback=False)
     return make_vocabs(config, pairs, tmp_path_factory.mktemp("vocab")).target

@@ -15,8 +15,6 @@ from flaxformer_mt.errors import UserError
 
 
 class Api:
-    """A Hub with one model, which notes what it is asked for."""
-
     files = ("config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx")
     asked: list = []
     error: Exception | None = None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import random
 import re
 import shutil
 from pathlib import Path
@@ -17,11 +16,9 @@ from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.formats import Given, Weights, find_format, shapes_of
 from flaxformer_mt.convert.huggingface.tokenizer_files import write_tokenizer
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
-from flaxformer_mt.convert.sentencepiece_file import Specials, renumber
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
-from flaxformer_mt.vocab.model_file import read_settings
+from flaxformer_mt.vocab import load_vocabs, make_vocabs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -91,7 +88,6 @@ def random_leaves(shapes: dict) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def exported(request, tmp_path_factory):
-    """A model of ours, and the folder that is made of it."""
     name, model, vocab = VARIANTS[request.param]
     root = tmp_path_factory.mktemp(request.param)
     weights, target = make_weights(root, model, vocab), find_format(name)
@@ -102,7 +98,6 @@ def exported(request, tmp_path_factory):
 
 
 def batch_of(weights: Weights):
-    """Padded on both sides."""
     return make_batch(
         [weights.vocabs.source.tokenize(line) for line in LINES[:6]],
         [weights.vocabs.target.tokenize(target) for _, target in [*TEXT, ("", "a"), ("", "the")]],
@@ -253,36 +248,6 @@ def test_an_opus_models_search_comes_in_as_it_is(opus, tmp_path):
     for length in range(1, 5):  # of translations with their end symbol
         scores = barred(torch.ones(1, length).long(), torch.zeros(1, 9))
         assert bool(torch.isinf(scores[0, 0])) == (length < shortest)
-
-
-def test_a_damaged_sentencepiece_file_is_named(opus, tmp_path):
-    """Whatever is damaged: an error that names the file, or a model that segments text."""
-    _, folder, _ = opus
-    whole = (folder / "source.spm").read_bytes()
-    names = list(json.loads((folder / "vocab.json").read_text()))
-    space = "\u2581".encode()
-    assert space in whole
-    damaged = [b"", b"\xff" * 50_000, whole.replace(space, b"\xff" + space[1:], 1), whole[:-1], whole[1:]]
-    generator = random.Random(0)
-    for _ in range(150):
-        copy, place = bytearray(whole), generator.randrange(len(whole))
-        copy[place : place + generator.choice([1, 8, 300])] = bytes([generator.randrange(256)])
-        damaged.append(bytes(copy))
-    refused = 0
-    for model in damaged:
-        try:
-            read_settings(model, origin="source.spm")
-            again = renumber(model, names, Specials("<unk>", "</s>", "<pad>"), origin="source.spm")
-            Vocab(again, name="source.spm").tokenize("der Hund")
-        except UserError as error:
-            refused += 1
-            assert str(error).startswith("source.spm ")
-    assert refused >= 5
-    # The same by the command that imports the folder.
-    copied = shutil.copytree(folder, tmp_path / "opus")
-    (copied / "source.spm").write_bytes(damaged[2])
-    with pytest.raises(UserError, match=r"opus/source\.spm is not a SentencePiece model: it is damaged"):
-        find_format("marian").read(copied, Given())
 
 
 def test_an_opus_vocabulary_has_the_ids_of_vocab_json(opus, tmp_path):
@@ -475,8 +440,6 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
 
 
 class Harmful:
-    """What runs code when it is unpickled."""
-
     def __reduce__(self):
         return Path("touched").touch, ()
 

@@ -49,7 +49,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* has no SentencePiece model")
 
 
 def batch_of(weights: Weights, *, longest: int = 4) -> Batch:
-    """The lines as pairs, whose rows differ in length."""
     lines = [(" ".join(a.split()[: 2 + n]), " ".join(b.split()[: 5 - n])) for n, (a, b) in enumerate(PAIRS)]
     return make_batch(
         [weights.vocabs.source.tokenize(source) for source, _ in lines[:longest]],
@@ -207,7 +206,6 @@ def assert_ctranslate2_agrees(weights: Weights, folder: Path, pieces: list[list[
 
 
 def source_pieces(weights: Weights) -> list[list[str]]:
-    """The sources of `batch_of` without their end symbols."""
     batch = batch_of(weights)
     vocab = weights.vocabs.source
     return [vocab.pieces(row[m][:-1]) for row, m in zip(batch.source, batch.source_mask, strict=True)]
@@ -267,7 +265,6 @@ def test_exports_of_imports_compute_the_same(tmp_path):
 
 
 def write_all(root: Path) -> dict[str, Path]:
-    """A folder of each toolkit, whose text is separated at spaces."""
     root.mkdir()
     write_fairseq(root / "fairseq", fairseq_args(), spm=False)
     write_onmt(root / "opennmt-py", onmt_options(), spm=False)

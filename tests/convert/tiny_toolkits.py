@@ -84,7 +84,6 @@ def fairseq_args(**changes: Any) -> argparse.Namespace:
 
 
 def write_fairseq(folder: Path, args: argparse.Namespace, *, modern: bool = True, spm: bool = True) -> Any:
-    """A folder as fairseq leaves it; returns the twin."""
     folder.mkdir()
     joint = args.share_all_embeddings
     sizes = []
@@ -204,7 +203,6 @@ def write_marian(folder: Path, options: dict, *, yml: bool = False) -> Marian:
 
 
 def eole_model(**changes: Any) -> dict:
-    """The section `model` of config.json."""
     stack = {
         "layers": 1, "heads": 2, "hidden_size": 16, "transformer_ff": 24, "mlp_activation_fn": "gated-silu",
         "norm_eps": 1e-6, "add_qkvbias": True, "add_ffnbias": True,
@@ -227,7 +225,6 @@ def eole_model(**changes: Any) -> dict:
 
 
 def write_eole(folder: Path, model: dict, *, spm: bool = True) -> Any:
-    """A folder as eole saves it; returns the twin."""
     onmt = onmt_options(
         enc_layers=1,
         dec_layers=2,
@@ -265,7 +262,6 @@ def joey_config(**changes: Any) -> dict:
 
 
 def write_joey(folder: Path, config: dict, *, spm: bool = True) -> Joey:
-    """A model_dir of Joey NMT; returns the twin."""
     folder.mkdir()
     joint = config["model"]["tied_embeddings"]
     sizes = []

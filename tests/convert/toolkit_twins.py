@@ -134,8 +134,6 @@ class FairseqStack(nn.Module):
 
 
 class Fairseq(nn.Module):
-    """TransformerModel of fairseq."""
-
     def __init__(self, args: Any, source_size: int, target_size: int):
         super().__init__()
         width = args.encoder_embed_dim
@@ -271,7 +269,6 @@ EOLE_NAMES = {
 
 
 def as_eole(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays of an OpenNMT-py model under the names of eole."""
     renamed = {}
     for name, tensor in state.items():
         for old, new in EOLE_NAMES.items():
@@ -354,8 +351,6 @@ class JoeyStack(nn.Module):
 
 
 class Joey(nn.Module):
-    """Model of Joey NMT with a Transformer encoder and decoder."""
-
     def __init__(self, model: dict, source_size: int, target_size: int):
         super().__init__()
         size = model["encoder"]["hidden_size"]

@@ -71,7 +71,6 @@ class Added(NamedTuple):
     words: str
 
     def matches(self, page: str, text: str) -> bool:
-        """Whether the words are added to this command."""
         return page == self.page and re.search(self.command, text) is not None
 
 
@@ -167,7 +166,6 @@ class Step(NamedTuple):
     program: str = ""
 
     def describe(self) -> str:
-        """The place and the command, with what is added to it, in lines."""
         place = f"{self.command.page}:{self.command.line}"
         lines = [f"{place} not run: {self.left_out}" if self.left_out else place, f"    {self.command.text}"]
         if self.given != self.command.text:
@@ -209,7 +207,6 @@ def _run_python(page: str, blocks: list[Block]) -> Step:
 
 
 def plan_site() -> list[Step]:
-    """The commands that build the site, of the page that shows them."""
     page, pattern = SITE
     return [step for step in plan(page) if re.search(pattern, step.command.text)]
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from documentation import run_pages
-from documentation.pages import ROOT, Block, find_hidden_commands, find_pages, read_blocks, split_commands
+from documentation.pages import ROOT, find_hidden_commands, find_pages, read_blocks, split_commands
 
 
 def write_page(folder, text: str) -> str:
@@ -38,24 +38,6 @@ def test_every_command_of_the_pages_is_known():
         ]
         assert matching, f"no command of {rule.page} is {rule.command}"
     assert set(run_pages.GIVEN) <= set(pages) and run_pages.ONE_PROGRAM <= set(pages)
-
-
-def test_a_page_is_split_into_commands(tmp_path):
-    page = write_page(
-        tmp_path,
-        "# Title\n\n```sh\n# a comment\npython one.py \\\n    --flag\necho two\n```\n\n"
-        "```sh\n# Needs another machine: two of them\npython three.py\n```\n\n    text [--flag]\n\n"
-        "```\nstep 1 | loss 2\n```\n\n```python\nprint(4)\n```\n",
-    )
-    run, elsewhere, output, code = read_blocks(page, tmp_path)
-    assert [(c.line, c.text) for c in split_commands(run)] == [
-        (5, "python one.py \\\n    --flag"),
-        (7, "echo two"),
-    ]
-    assert elsewhere.needs == "Needs another machine: two of them" and not run.needs
-    assert [command.line for command in split_commands(elsewhere)] == [12]
-    assert (output.kind, code) == ("", Block("page.md", 22, "python", "print(4)\n", ""))
-    assert not list(find_hidden_commands(page, tmp_path))
 
 
 def test_commands_outside_of_blocks_and_blocks_of_other_kinds_are_found(tmp_path):

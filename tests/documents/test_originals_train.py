@@ -60,13 +60,15 @@ def shrink(config: Config, folder: Path, *, pieces: int, steps: int, model: dict
             config.data, dataset="parallel_text", text_dir=str(folder), cache_dir=str(folder / "cache"),
             max_source_length=12, max_target_length=12, batch_tokens=12 * 32,
             batch_pairs=min(config.data.batch_pairs, 32), num_shapes=1,
-        ), vocab=dataclasses.replace(config.vocab, kind="word", size=pieces, joint=True, byte_fallback=False),
+        ),
+        vocab=dataclasses.replace(config.vocab, kind="word", size=pieces, joint=True, byte_fallback=False),
         model=dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1, **model),
         optim=dataclasses.replace(config.optim, **optim),
         train=dataclasses.replace(
             config.train, tensorboard=False, steps=steps, log_every=1, evaluate_every=steps,
             checkpoint_every=steps, final_checkpoint="last",
-        ), parallel=ParallelConfig(devices=1),
+        ),
+        parallel=ParallelConfig(devices=1),
     )  # fmt: skip
 
 

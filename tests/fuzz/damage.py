@@ -15,7 +15,6 @@ SIZE = int(os.environ.get("FLAXFORMER_MT_FUZZ", "1"))
 
 
 def draw_for(seed: str, number: int) -> random.Random:
-    """The generator of one input."""
     return random.Random(f"{seed} {number}")
 
 
@@ -57,8 +56,6 @@ BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 
 
 class Payload:
-    """A pickle of it creates the file `path` when it is loaded."""
-
     def __init__(self, path: Path) -> None:
         self.path = str(path)
 
@@ -150,6 +147,5 @@ def mutate(values: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def mutate_json(path: Path, draw: random.Random) -> str:
-    """Mutates a JSON file whose top level is an object."""
     path.write_text(json.dumps(mutate(json.loads(path.read_bytes()), draw)), encoding="utf-8")
     return f"{path.name}: mutated"

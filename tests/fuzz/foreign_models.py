@@ -54,6 +54,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
 def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Path]:
     """Exports a random model in every format that can be imported; returns the folder of each."""
     from tiny_experiment import change, random_params
+
     from flaxformer_mt.convert.formats import NAMES, Weights, find_format
     from flaxformer_mt.model import make_model
     from flaxformer_mt.trees import flatten_tree
@@ -114,7 +115,6 @@ def damaged_model(name: str, folder: Path, target: Path, number: int) -> str:
 
 
 def mutate_tensors(path: Path, draw: random.Random) -> str:
-    """Changes the header, or one tensor, of a file of tensors."""
     if path.suffix == ".safetensors":
         return _mutate_safetensors(path, draw)
     import torch

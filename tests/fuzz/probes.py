@@ -59,7 +59,6 @@ def _places(settings: dict[str, Any]) -> list[Path]:
 
 
 def digest(*values: Any) -> str:
-    """Of arrays, and of values by their text."""
     import numpy as np
 
     total = hashlib.blake2b(digest_size=12)
@@ -72,6 +71,7 @@ def load_run(number: int, settings: dict[str, Any]) -> Any:
     """The config, vocabularies and parameters that translations depend on."""
     import jax
     import numpy as np
+
     from flaxformer_mt.runs.load_run import load_trained
 
     run = _damaged_run(number, settings)
@@ -165,7 +165,6 @@ def state_digest(folder: Path) -> str:
 
 
 def use_damaged_cache(number: int, settings: dict[str, Any]) -> Any:
-    """The tokens and pairs that training and validation see."""
     cache = Path(settings["cache"])  # at one place: the config names it
     if number < 0:
         shutil.rmtree(cache, ignore_errors=True)
@@ -176,7 +175,6 @@ def use_damaged_cache(number: int, settings: dict[str, Any]) -> Any:
 
 
 def prepared_data(config_file: Path, run: Path | None = None) -> str:
-    """Digest of all data that `prepare` makes for a config."""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.corpus import caches, read_pairs
     from flaxformer_mt.data.prepare import prepare
@@ -212,7 +210,6 @@ def read_mutated_config(number: int, settings: dict[str, Any]) -> Any:
 
 
 def parse_mutated_flags(number: int, settings: dict[str, Any]) -> Any:
-    """Whether a senseless command line is accepted."""
     from flaxformer_mt.commands.flags import parse_flags
     from flaxformer_mt.commands.main import COMMANDS
     from flaxformer_mt.config import Config
@@ -237,8 +234,8 @@ def parse_mutated_flags(number: int, settings: dict[str, Any]) -> Any:
 
 
 def import_damaged(number: int, settings: dict[str, Any]) -> Any:
-    """Whether a damaged foreign model is imported."""
     from foreign_models import MODELS, damaged_model
+
     from flaxformer_mt.convert.import_run import import_run
 
     name, scratch = settings["format"], Path(settings["scratch"])
@@ -254,7 +251,6 @@ def import_damaged(number: int, settings: dict[str, Any]) -> Any:
 
 
 def crash(number: int, settings: dict[str, Any]) -> Any:
-    """For tests of the isolation itself."""
     settings["say"]["what"] = str(number)
     if number == 1:
         raise KeyError(number)

@@ -39,7 +39,6 @@ def numbers(small: int, large: int) -> range:
 
 
 def log(kind: str, outcomes: Sequence[dict[str, Any]], **facts: Any) -> None:
-    """Appends to the log what became of the inputs of a kind."""
     if path := os.environ.get("FLAXFORMER_MT_FUZZ_LOG"):
         with Path(path).open("a", encoding="utf-8") as file:
             for outcome in outcomes:
@@ -81,7 +80,6 @@ def try_all(
 
 
 def describe(outcomes: list[dict[str, Any]]) -> str:
-    """The first few of them, for a failed assertion."""
     return f"{len(outcomes)}:\n" + "\n".join(
         f"{o['number']}: {o['what'][:300]}: {o['kind']} {str(o['value'])[-1000:]}" for o in outcomes[:6]
     )
@@ -99,7 +97,6 @@ def check_same(outcomes: list[dict[str, Any]], expected: Any) -> None:
 
 
 def undamaged(server: Server | None, probe: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The outcome without damage."""
     if server is None:
         return attempt(probe, -1, settings)
     return server.attempt_all(probe, [-1], settings, normal=0)[0]

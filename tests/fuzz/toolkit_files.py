@@ -21,7 +21,6 @@ _MARIAN_OPTIONS = "special:model.yml"
 
 
 def make_toolkit(name: str, folder: Path) -> Path:
-    """A tiny model, as the toolkit writes it."""
     sys.path.append(str(Path(__file__).resolve().parent.parent / "convert"))
     import tiny_toolkits as tiny
 
@@ -70,7 +69,6 @@ def mutate_options(name: str, folder: Path, draw: random.Random) -> str:
 
 
 def mutate_weights(name: str, folder: Path, draw: random.Random, changes: dict[str, Any]) -> str:
-    """Changes one tensor of a checkpoint, or one array of an .npz."""
     import torch
 
     path = folder / TOOLKITS[name]

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 from jax.experimental import topologies
 
@@ -107,18 +106,6 @@ def test_the_programs_are_those_of_training(two_cpus):
         if (config := dataclasses.replace(TINY, parallel=ParallelConfig(fsdp=2, fsdp_gathers=gathers)))
     )
     assert once < twice
-
-
-def test_the_shapes_of_a_batch_are_those_that_put_makes():
-    compiler = TargetCompiler.__new__(TargetCompiler)
-    compiler._devices = jax.devices()[:2]
-    rows = np.zeros((4, 3), np.int32)
-    for layout in (ParallelConfig(), ParallelConfig(fsdp=2)):
-        parallel = compiler.parallel(dataclasses.replace(TINY, parallel=layout))
-        shapes = parallel.put_shapes({"x": jax.ShapeDtypeStruct(rows.shape, rows.dtype)})["x"]
-        put = parallel.put({"x": rows})["x"]
-        assert (shapes.shape, shapes.dtype) == (put.shape, put.dtype)
-        assert shapes.sharding.is_equivalent_to(put.sharding, put.ndim)
 
 
 @pytest.mark.parametrize(
