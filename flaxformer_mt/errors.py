@@ -5,6 +5,7 @@ works where it is printed: with this Python, from this folder, whether the packa
 """
 
 import contextlib
+import difflib
 import errno
 import importlib.metadata
 import os
@@ -125,6 +126,14 @@ def first_line(error: BaseException) -> str:
 def warn_user(message: str) -> None:
     """Issue a `FlaxformerWarning` that points to the library call that caused it."""
     warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)
+
+
+def suggest_sibling(path: Path, *, holds: str = "") -> str:
+    """Return "; did you mean PATH?" if something beside a path, which `holds` a file, has a similar name."""
+    siblings = path.parent.glob(f"*/{holds}" if holds else "*")
+    names = [one.parent.name if holds else one.name for one in siblings]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
 def command_line(*arguments: object) -> str:

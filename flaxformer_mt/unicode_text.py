@@ -1,7 +1,8 @@
-"""Text by its characters: script, spaces between words, invisible characters, and the encoding of a file."""
+"""Text by its characters: script, words, invisible characters, and the encoding of a file."""
 
 import collections
 import functools
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -29,6 +30,13 @@ _IGNORABLE = frozenset(
 _DRAWN = frozenset(
     map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
 )
+# What alignments count: between spaces and tabs, as for fast_align and Moses. A no-break space is in a word.
+WORD = re.compile(r"[^ \t\r\n]+")
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text, as the positions of alignments count them."""
+    return WORD.findall(text)
 
 
 # Bytes that are looked at.

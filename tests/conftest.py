@@ -52,11 +52,17 @@ def pytest_unconfigure():
 
 @pytest.fixture(scope="session", autouse=True)
 def one_device():
-    """Translations run on one of the simulated devices: programs for all take longer to trace."""
+    """Translations run on one of the simulated devices, and commands that a test starts have one.
+
+    Programs for all of them take longer to trace.
+    """
     import jax
+    from tiny_experiment import quick_environment
 
     every = jax.local_device_count, jax.local_devices
+    jax.devices()  # JAX has made its devices, so the flags are those of other processes from here on
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", quick_environment()["XLA_FLAGS"])
         patch.setattr(jax, "local_device_count", lambda *options, **more: 1)
         patch.setattr(jax, "local_devices", lambda *options, **more: every[1](*options, **more)[:1])
         yield every

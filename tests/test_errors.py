@@ -24,6 +24,7 @@ from flaxformer_mt.errors import (
     install_command,
     local_path,
     show_as,
+    suggest_sibling,
     warn_user,
 )
 from flaxformer_mt.runs.load_run import load_trained
@@ -38,6 +39,17 @@ def run(command: str, folder: Path, **environment: str) -> subprocess.CompletedP
     return subprocess.run(
         command, shell=True, cwd=folder, env=kept | environment, capture_output=True, text=True, timeout=120
     )
+
+
+def test_near_names_beside_a_path_are_suggested(tmp_path):
+    (tmp_path / "train.en").touch()
+    (tmp_path / "runs" / "multi").mkdir(parents=True)
+    assert suggest_sibling(tmp_path / "trian.en") == f"; did you mean {tmp_path / 'train.en'}?"
+    assert suggest_sibling(tmp_path / "runs" / "mutli", holds="config.json") == ""
+    (tmp_path / "runs" / "multi" / "config.json").touch()
+    near = suggest_sibling(tmp_path / "runs" / "mutli", holds="config.json")
+    assert near == f"; did you mean {tmp_path / 'runs' / 'multi'}?"
+    assert suggest_sibling(tmp_path / "absent" / "a") == suggest_sibling(tmp_path / "other") == ""
 
 
 def test_a_printed_command_runs_from_the_folder_where_it_is_printed(tmp_path, monkeypatch):

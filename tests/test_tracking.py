@@ -234,6 +234,16 @@ def test_time_left_leaves_out_what_came_before_the_first_update(tmp_path, clock)
     assert stream.getvalue().rstrip().endswith("| 16:30 left")  # 990 steps
 
 
+def test_no_time_left_is_shown_before_ten_steps(tmp_path, clock):
+    stream = io.StringIO()
+    with make_tracker(tmp_path, total_steps=1000, stream=stream) as tracker:
+        for step in (1, 9, 10):  # the first step waits for a compiler
+            clock.now += 25
+            tracker.log(step, "train", {})
+    lines = stream.getvalue().rstrip("\n").split("\n")
+    assert lines[:2] == ["step     1/1000", "step     9/1000"]
+
+
 def test_time_left_follows_the_recent_rate(tmp_path, clock):
     stream = io.StringIO()
     with make_tracker(tmp_path, total_steps=1000, stream=stream) as tracker:

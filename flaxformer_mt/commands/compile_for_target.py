@@ -1,7 +1,4 @@
-"""Names of targets: `v5e:2x2`, `v5e:16x16:2`, `h100:8`; and the accelerators that they may name.
-
-A pure table: needs neither JAX nor an accelerator.
-"""
+"""Accelerators that are not at hand: names such as `v5e:2x2`, `h100:8`; and compiling for them."""
 
 import contextlib
 import dataclasses
@@ -98,12 +95,10 @@ class Target:
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of the devices."""
         return ACCELERATORS[self.kind]
 
     @property
     def chips(self) -> int:
-        """Number of chips in all slices or hosts."""
         return self.groups * math.prod(map(int, self.shape.split("x")))
 
     @property
@@ -116,9 +111,6 @@ def parse_target(name: str) -> Target:
     """Read the name of a target: KIND, KIND:SHAPE or KIND:SHAPE:SLICES (GPUs: KIND:GPUS:HOSTS).
 
     A kind alone is one chip.
-
-    Raises:
-      UserError: an unknown kind or shape; the message names the nearest known target.
     """
     kind, *rest = name.strip().lower().split(":")
     if kind not in ACCELERATORS:
@@ -254,11 +246,7 @@ class Compiled:
 
 
 def find_devices(target: Target) -> list[jax.Device]:
-    """Describe the devices of a target to JAX.
-
-    Raises:
-      UserError: the compiler for them is not installed, or refuses the target.
-    """
+    """Describe the devices of a target to JAX, by their compiler."""
     from jax.experimental import topologies
 
     platform = target.accelerator.platform
@@ -299,29 +287,17 @@ class TargetCompiler:
     """Compiles the programs of configs for the devices of one target."""
 
     def __init__(self, target: Target, *, sizes: tuple[int, int]) -> None:
-        """Describe the devices.
-
-        Args:
-          sizes: number of entries of the source and of the target vocabulary.
-
-        Raises:
-          UserError: see `find_devices`.
-        """
+        """`sizes` are the numbers of entries of the source and of the target vocabulary."""
         self.target = target
         self.sizes = sizes
         self._devices = find_devices(target)
 
     @property
     def device_kind(self) -> str:
-        """The name of these devices in JAX."""
         return self._devices[0].device_kind
 
     def parallel(self, config: Config) -> Parallel:
-        """Return the backend and the layout that the config selects on these devices.
-
-        Raises:
-          UserError: a layout that does not fit them.
-        """
+        """Return the backend and the layout that the config selects on these devices."""
         return make_parallel(config, devices=self._devices)
 
     def compile_update(self, config: Config) -> list[Compiled]:
@@ -487,11 +463,7 @@ def find_needed_memory(message: str) -> int | None:
 
 @contextlib.contextmanager
 def name_missing_library(target: Target) -> Iterator[None]:
-    """Name cuDNN as missing where JAX does not find it while it traces attention.
-
-    Raises:
-      UserError: cuDNN is not installed, and the programs are to call it.
-    """
+    """Name cuDNN as missing where JAX does not find it while it traces attention."""
     try:
         yield
     except RuntimeError as error:

@@ -167,7 +167,9 @@ def parse_flags(
         print(text)
         raise SystemExit(0)
     if missing := [flag for flag in required if flag not in texts and flag[2:] not in values]:
-        raise UserError(f"{' and '.join(missing)} must be given; see --help")
+        raise UserError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required; see --help"
+        )
     changes = {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")

@@ -161,6 +161,7 @@ def report(options: ReportOptions) -> dict[str, Any]:
 def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
     from flaxformer_mt.corpus.reader import find_files, open_train_set
     from flaxformer_mt.corpus.word_alignment import align_corpus, format_points
+    from flaxformer_mt.unicode_text import split_words
 
     data = options.config.data
     if options.output is None and (url := find_url(data.text_dir)):
@@ -176,7 +177,7 @@ def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any
     def read_words() -> Any:
         for start in range(0, len(split), _CHUNK):
             for pair in split.read(range(start, min(start + _CHUNK, len(split)))):
-                yield tuple(text.decode("utf-8", errors="replace").split() for text in pair)
+                yield tuple(split_words(text.decode("utf-8", errors="replace")) for text in pair)
 
     alignments = align_corpus(read_words(), say=lambda text: print(text, file=sys.stderr, flush=True))
     with open_output(str(output)) as write:

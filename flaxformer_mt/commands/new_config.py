@@ -19,7 +19,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
-from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, suggest_sibling, warn_user
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.workers.worker_pool import choose_pool
@@ -152,7 +152,7 @@ def _check_file(name: str) -> Path:
         raise UserError(f"{name} is in an object store; copy the file here first")
     path = Path(name).expanduser()
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
+        what = "is a folder" if path.is_dir() else f"does not exist{suggest_sibling(path)}"
         raise UserError(f"{name} {what}; give the files of the corpus, as in corpus.fr corpus.en")
     return path.resolve()
 

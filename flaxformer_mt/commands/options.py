@@ -155,7 +155,7 @@ class ExperimentOptions:
     """Options of all commands that start from a config."""
 
     # Run directory, or its URL (gs://, s3://): config, checkpoints, results. Without --config, the config of
-    # an existing run is used.
+    # an existing run is used; without --run, --config=FOLDER/NAME.py is for runs/NAME.
     run: Path
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)

@@ -229,7 +229,11 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
     batch = _make_batch(source_ids, translation.tokens, bos_id=vocabs.target.bos_id)
     model = trained.make_model()
     maps = jax.jit(lambda params: plots.attention_maps(model, params, batch))(params)
-    result = {"checkpoint": trained.checkpoint, "translation": translation.text}
+    result = {
+        "checkpoint": trained.checkpoint,
+        "step": trained.progress.get("step"),
+        "translation": translation.text,
+    }
     return _draw_maps(maps, batch, vocabs), result
 
 

@@ -41,9 +41,6 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     otherwise vocabularies are assumed to have `vocab.size` entries; `batches`, and `stages` if there are
     any, are None.
     For a language model, the source vocabulary has size 0 and the source length is 0.
-
-    Raises:
-      UserError: the prepared data cannot be read, or decides the size of a vocabulary and is missing.
     """
     sizes = batches = stages = None
     if run_dir is not None and _is_prepared(run_dir, config):
@@ -104,13 +101,7 @@ def _is_prepared(run_dir: Path, config: Config) -> bool:
 
 
 def plan_sizes(config: Config) -> tuple[int, int]:
-    """Return the sizes of the source and the target vocabulary as the config has them.
-
-    The source size of a language model is 0.
-
-    Raises:
-      UserError: the training text decides a size.
-    """
+    """Return the sizes of the source (0 for a language model) and the target vocabulary by the config."""
     vocab = config.vocab
     source_size = vocab.size if vocab.source_size is None else vocab.source_size
     if not vocab.size or not source_size and config.data.source_language:

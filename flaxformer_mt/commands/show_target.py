@@ -1,6 +1,6 @@
-"""The search for settings near to a config whose update fits into the memory of its devices.
+"""`show --target`: what compilers make of a config for accelerators that are not at hand.
 
-Pure functions: what an update needs is measured by a function given to them.
+With the search for settings near to the config whose update fits into their memory.
 """
 
 import os
@@ -82,10 +82,8 @@ class Attempt(NamedTuple):
 def list_ladders(config: Config, *, device_count: int, loss_tokens: int) -> list[Ladder]:
     """List what can save memory, by kind, the cheapest kind first.
 
-    All of them leave the result of training as it is, up to rounding and the random numbers of dropout.
-
-    Args:
-      loss_tokens: tokens of a batch on one device whose logits the loss computes.
+    All of them leave the result of training as it is, up to rounding and the random numbers of dropout. The
+    loss computes the logits of `loss_tokens` of a batch on one device.
     """
     chunk = max(256, loss_tokens // _LOSS_CHUNKS // 256 * 256)
     loss = [Step({"train.loss_chunk_tokens": chunk}, _LOSS_COST)]
@@ -124,12 +122,8 @@ def find_settings(
     """Find settings that fit and of which none can be taken back; return all that were tried, in order.
 
     Step after step is added, the cheapest kind first, until the update fits. Then the steps of each kind, the
-    dearest first, are taken back as far as it still fits.
-
-    Args:
-      measure: bytes that an update of a config needs on a device.
-      memory: bytes that a device has; the config itself needs more.
-      report: receives each attempt when it has been measured.
+    dearest first, are taken back as far as it still fits. `measure` returns the bytes that an update needs on
+    a device with this `memory`; the config itself needs more.
     """
     # Settings are told by how many steps they climb on each ladder.
     nothing = (0,) * len(ladders)
@@ -179,12 +173,7 @@ def show_for_target(
 ) -> dict[str, Any]:
     """Add `target` to the result of `show`: what a compiler makes of the config for these devices.
 
-    Args:
-      target_name: see `parse_target`.
-      say: receives a line before each compilation, which can take minutes.
-
-    Raises:
-      UserError: an unknown target, a missing compiler or library, or a layout that does not fit the devices.
+    `say` receives a line before each compilation, which can take minutes.
     """
     target = parse_target(target_name)
     jax.config.update("jax_platforms", "cpu")  # the devices at hand, if there are any, are not needed
@@ -197,11 +186,7 @@ def show_for_target(
 def describe_target(
     config: Config, target: Target, *, sizes: tuple[int, int], say: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Compile the update and the search of a config, and describe both as JSON values.
-
-    If the update does not fit, `settings_tried` has the changes that were tried, first those that fit, by
-    distance; otherwise it is None.
-    """
+    """Compile the update and the search of a config, and describe both as JSON values."""
     compiler = TargetCompiler(target, sizes=sizes)
     update = describe_update(config, compiler, say=say)
     say(f"compiling the programs of a search for {target.name}")
@@ -258,11 +243,7 @@ def describe_update(
 
 
 def usable_memory(target: Target) -> int:
-    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves.
-
-    Raises:
-      UserError: XLA_PYTHON_CLIENT_MEM_FRACTION is no number.
-    """
+    """Return bytes of a device that a program can use: all of a TPU, the share of a GPU that JAX reserves."""
     if target.accelerator.platform == "tpu":
         return target.accelerator.memory
     share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_MEMORY_SHARE)
@@ -290,9 +271,6 @@ def model_update(
     it; `basis` says which do. `computing_`, `memory_` and `collectives_milliseconds` are the operations of
     the model, the bytes of the programs and those of their collectives at the rates of the data sheet; a loop
     counts once.
-
-    Args:
-      devices: number of the target's devices that share the batch.
     """
     peak = peak_flops(config, target.accelerator.device_kind)
     if not peak or any(program.accessed is None for program in programs):

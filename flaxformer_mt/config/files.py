@@ -19,7 +19,7 @@ from typing import Any
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import make_section, show_value
-from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, warn_user
+from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, suggest_sibling, warn_user
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
@@ -114,6 +114,7 @@ def read_config(path: Path) -> Config:
         run, checkpoint = split_checkpoint(str(path.parent))
         takes_none = checkpoint is not None and (Path(run) / path.name).is_file()
         hint = f"; {run} is one, of which no checkpoint can be given here" if takes_none else ""
+        hint = hint or suggest_sibling(path.parent, holds=path.name)
         raise UserError(f"{path.parent} is not a run directory: it has no {path.name}{hint}") from None
     except NotADirectoryError:
         raise UserError(f"{path.parent} is no folder, so no run directory; give another --run=DIR") from None

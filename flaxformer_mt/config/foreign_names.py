@@ -41,7 +41,9 @@ _SAME = _by_name(
         "--source_language --config.data.source_language": "source_lang src_lang",
         "--target_language --config.data.target_language": "target_lang tgt_lang",
         # training
-        "--config.train.steps": "epochs max_epoch max_update train_steps after num_train_epochs max_steps",
+        "--config.train.steps": (
+            "epochs after_epochs max_epoch num_train_epochs max_update train_steps after max_steps"
+        ),
         "--config.optim.learning_rate": "lr learn_rate",
         "--config.optim.schedule": "lr_scheduler decay_method scheduling",
         "--config.optim.warmup_steps": "warmup warmup_updates lr_warmup learning_rate_warmup",
@@ -84,6 +86,8 @@ _OTHERWISE = _by_name(
             "all devices are used by themselves; set CUDA_VISIBLE_DEVICES or JAX_PLATFORMS to choose among "
             "them"
         ): "device devices gpu gpus gpuid gpu_ranks use_cuda world_size n_gpu",
+        "the network is that of the config: --config=NAME, or --config.model.*": "arch encoder_type type",
+        "pieces are joined by themselves": "remove_bpe post_process bpe_symbol",
         "delete the run directory, or give another --run": "overwrite overwrite_output_dir",
         "prepare and train make the vocabulary; --config.vocab.* says how": (
             "srcdict joined_dictionary src_vocab vocab_file"
@@ -94,7 +98,9 @@ _OTHERWISE = _by_name(
 # What a value means here -> names.
 _UNITS = _by_name(
     {
-        "which counts updates; `show` says how many an epoch has": "epochs max_epoch num_train_epochs",
+        "which counts updates; `show` says how many an epoch has": (
+            "epochs after_epochs max_epoch num_train_epochs"
+        ),
         "in tokens, on all devices together": (
             "max_tokens batch_size mini_batch mini_batch_words per_device_train_batch_size"
         ),

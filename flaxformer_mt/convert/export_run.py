@@ -69,7 +69,7 @@ import torch
 from modeling import Transformer
 
 model = Transformer.load(".")
-"""
+print({call})  # of ids of pieces"""
 
 _STATE_DICT = """\
 import torch
@@ -89,7 +89,10 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
     vocab = vocabs.target if vocabs is not None else None
     text = " ".join([*choose_tags(config.data, direction), "A sentence."])
     if format_name == "torch":
-        return _TORCH + _write_torch_call(config, vocabs, text)
+        if not config.data.source_language:
+            return _TORCH.format(call="model(torch.zeros((1, 0), dtype=torch.long), torch.tensor([[1]]))")
+        ids = [5, 6, 7, 2] if vocabs is None else vocabs.source.tokenize(text)
+        return _TORCH.format(call=f"model.greedy(torch.tensor([{ids}]), max_length=20)")
     if format_name not in (*_TRANSFORMERS, "ctranslate2"):
         return _STATE_DICT.format(file="target.pt" if format_name == "embeddings" else "state_dict.pt")
     if not isinstance(vocab, PretrainedVocab):
@@ -113,18 +116,6 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
     return code.format(text=json.dumps(text), **values)
 
 
-def _write_torch_call(config: Config, vocabs: Vocabs | None, text: str) -> str:
-    """Return the lines of a card that call the network of format torch with the ids of pieces."""
-    if vocabs is None or not config.data.source_language:
-        bos = 1 if vocabs is None else vocabs.target.bos_id
-        return (
-            "source = torch.zeros((1, 0), dtype=torch.long)  # a language model has none\n"
-            f"print(model(source, torch.tensor([[{bos}]])))  # logits of the first token"
-        )
-    ids = vocabs.source.tokenize(text)
-    return f"print(model.greedy(torch.tensor([{ids}]), max_length=20))  # ids of pieces, and the end symbol"
-
-
 def make_card(
     config: Config,
     export: Mapping[str, Any],
@@ -133,8 +124,8 @@ def make_card(
 ) -> str:
     report, name = report or {}, export["format"]
     directions = find_directions(config.data)
-    library = (
-        "transformers" if name in _TRANSFORMERS else "ctranslate2" if name == "ctranslate2" else "pytorch"
+    library = {**dict.fromkeys(_TRANSFORMERS, "transformers"), "ctranslate2": "ctranslate2"}.get(
+        name, "pytorch"
     )
     names = ", ".join(direction.name for direction in directions)
     header = {
@@ -169,16 +160,11 @@ def make_card(
 
 
 def _list_data(config: Config, data: Mapping[str, Any], *, step: int) -> list[str]:
-    """Return the training set, and the number of pairs of each part of it, as a list."""
     if step == IMPORTED_STEP:
         return ["None: these are the parameters that training starts from."]
     parts = (data.get("train") or {}).get("parts", [])
-    head = f"`{config.data.dataset}`"
-    return (
-        [head, "", *(f"* {part['name']}: {part['pairs']:,} training pairs" for part in parts)]
-        if parts
-        else [head]
-    )
+    lines = [f"* {part['name']}: {part['pairs']:,} training pairs" for part in parts]
+    return [f"`{config.data.dataset}`", *([""] if lines else []), *lines]
 
 
 def _list_scores(test: Mapping[str, Any]) -> list[str]:

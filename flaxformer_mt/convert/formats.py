@@ -303,7 +303,7 @@ def naming_extras(what: str) -> Iterator[None]:
         if package not in EXTRAS:
             raise
         raise UserError(
-            f"{what} needs {package}, which is not installed; install it with: "
+            f"{what} needs {package}, which is not installed; install the extra {EXTRAS[package]} with: "
             f"{install_command(extra=EXTRAS[package])}"
         ) from error
 

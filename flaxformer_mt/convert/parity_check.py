@@ -104,7 +104,7 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
     config, vocabs = weights.config, weights.vocabs
     try:
         if not read_data:
-            raise UserError("a config of another origin names it")
+            raise UserError("this config came with the model, and must not choose files")
         split = next(name for name in _SPLITS if has_split(config.data, name))
         pairs = read_pairs(config.data, split)
         sample = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
@@ -113,7 +113,7 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
         description = f"{len(sample)} pairs of the {split} set"
     except UserError as error:
         sources, targets = _random_ids(vocabs)
-        description = f"random tokens, as the data cannot be read: {error}".split("\n")[0]
+        description = f"random tokens instead of data: {error}".split("\n")[0]
     sources, targets = _truncate_pairs(config, sources, targets)
     # One shape, and so one compiled program.
     lengths = max(map(len, sources), default=0), max(map(len, targets), default=0)

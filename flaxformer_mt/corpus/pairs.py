@@ -15,7 +15,7 @@ import numpy as np
 
 from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.unicode_text import is_blank
+from flaxformer_mt.unicode_text import is_blank, split_words
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384
@@ -209,7 +209,7 @@ class Pairs:
             self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
         ):
             # Tags are words before those of the text.
-            tag_words = len(" ".join(split.tags).split()), len(split.target_tag.split())
+            tag_words = len(split_words(" ".join(split.tags))), len(split_words(split.target_tag))
             shift = np.array(tag_words, np.int32)
             for row in range(len(split)) if kept is None else kept:
                 if links is None:

@@ -10,10 +10,27 @@ STOPS = ".!?\u2026\u203c\u2047\u2048\u2049\u037e\u061f\u06d4\u0964\u0965\u0589\u
 CLOSING = "\"')\\]}\u2019\u201d\u201c\u00bb\u203a\u300d\u300f\u3011\u3015\u3009\u300b\uff09\uff3d\u00ab\u2039"
 
 # Each pattern matches only from the first mark of a run and does not backtrack into it (++): from every mark
-# of a run, a search for the white space after it would take quadratic time.
-_QUOTED_STOP = re.compile(rf"(?<![{STOPS}])([{STOPS}]++)([{CLOSING}]++)(?=\s|\Z)(?=(\s{{,9}}+\S?))")
-_OPENING = re.compile(r"(?<!\S)[\"'(\[{\u2018-\u201f\u00ab\u00bb\u2039\u203a]")
-_QUOTES = re.compile(r"[\"()\[\]{}\u201c-\u201f\u00ab\u00bb\u2039\u203a]")
+# of a run, a search for the white space after it would take quadratic time. A mark after white space closes
+# a quotation, as in French, if it is none that opens one there. In Korean, a verb form may go on.
+_STOP = re.compile(
+    rf"(?<![{STOPS}])([{STOPS}]++)((?:\s{{,2}}[\xbb\u203a\u201d\u2019)\]](?=[{CLOSING}\s]|\Z)|[{CLOSING}])*+)"
+    r"(?=\s|\Z)(?=\s{,9}+((?:[\u2013\u2014]\s{,9}+)?+)(이?라[고며는]|하[고며]|\S?))"
+)
+# Japanese particles after a quotation; in Chinese, who says it (他說。).
+_PARTICLE = (
+    "と(?!ても|にかく|ころ|うとう|りあえず|もかく|たん|つぜん)|って|なん[てか]|など|の(?![ちで])|[をが、，]"
+    "|[はにで](?=[一-鿿ァ-ヺ])"
+)
+_SPEAKER = r"[一-鿿]{,8}?[说說道问問喊叫答嚷吼][道着著了]?(?=[\s，。；！？…]|\Z)"
+# A wide stop, the closing marks after it, and what goes on with the sentence; also the digits of ３．１４.
+_WIDE_STOP = re.compile(
+    rf"(?<![。！？．｡])([。！？．｡]++)([」』）］】〕”’]*+)(?=(\s?(?:{_PARTICLE})|(?<=[」』”’]){_SPEAKER}|(?<=．)\d|))"
+)
+_TITLE = re.compile("[《〈][^《〈》〉]{,99}[》〉]")
+_OPENING = re.compile(r"[「『（【〔]|(?<![^\s。！？．｡])[\"'(\[{\u2018-\u201f\u00ab\u00bb\u2039\u203a]")
+_QUOTES = re.compile(
+    r"[\"()\[\]{}\u201c-\u201f\u00ab\u00bb\u2039\u203a\u3008-\u3011\u3014\u3015\uff08\uff09]"
+)
 _FIRST_LETTER = re.compile(r"(?<=[.!?\u2026]\s)[^\W\d_]")
 _LIKE_ABBREVIATIONS = re.compile(r"\b(?:me|mich|mag|no|ill|art|may|miss|OK)\.(?=\s[^\W\d])")
 
@@ -58,13 +75,20 @@ def _simplify(text: str, *, numbers: bool) -> str:
     """
 
     def move_stops(match: re.Match[str]) -> str:
-        stops, quotes, following = match.groups()
-        if following[-1:].islower():  # "Stop!" he said.
+        stops, quotes, dash, following = match.groups()
+        if (quotes or dash) and (following.islower() or len(following) > 1):  # "Stop!" he said.
             return "," * len(stops + quotes)
         return " " * len(quotes) + stops
 
+    def move_wide_stops(match: re.Match[str]) -> str:
+        stops, quotes, following = match.groups()
+        return "，" * len(stops + quotes) if following else "，" * len(quotes) + stops
+
     text = re.sub("[\ud800-\udfff]", "A", re.sub(r"\s", " ", text))  # halves of pairs are no Unicode
-    text = _QUOTED_STOP.sub(move_stops, text)
+    if text.count('"') % 2 == 0:
+        text = "".join(map("".join, zip(text.split('"'), itertools.cycle("“”"))))[:-1]
+    text = _TITLE.sub(lambda match: "一" * len(match[0]), text)  # a title is no sentence: 《摔跤吧！爸爸》
+    text = _WIDE_STOP.sub(move_wide_stops, _STOP.sub(move_stops, text))
     text = _QUOTES.sub(",", _OPENING.sub("/", text))  # a slash separates words, and may begin a sentence
     if text.islower():  # as a whole: lower case that follows a stop elsewhere goes on with the sentence
         text = _FIRST_LETTER.sub("A", text)

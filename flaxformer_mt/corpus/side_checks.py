@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from flaxformer_mt.config.tag_styles import find_codes
 from flaxformer_mt.corpus.language_identification import LanguageIdentifier
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.unicode_text import find_script, lacks_spaces
@@ -29,6 +30,21 @@ _CLOSER, _UNLIKE = 0.1, 0.4
 # A line is in another language if a model is so sure of it.
 _PROBABLE = 0.5
 _EXAMPLES = 3
+# Frequent words of languages, by which a training set is known to be swapped as a whole: a side has at least
+# this share of those of the other language alone, and so many times its own.
+_COMMON_SHARE, _COMMON_TIMES = 0.03, 3
+_COMMON_WORDS = dict(
+    entry.strip().split(": ")
+    for entry in """cs: a se je že na to v není jsem; da: og det at er ikke en jeg til på;
+    de: der die das und ist nicht ein eine ich sie zu; en: the and of to is not with you i that;
+    es: el los las que es una por con no está; fi: ja on ei se että hän oli minä ovat;
+    fr: le la les et est des une pas que je il; hu: a az és nem hogy egy is van ez;
+    it: il che di è non per una della sono; nl: de het een en niet van dat is ik;
+    pl: i nie się na jest że to w z; pt: o os que não uma para com do é você;
+    ro: și nu este în o cu de la pe; ru: и не что в на это он я с;
+    sv: och att det som är inte en jag för; tr: bir ve bu için ne de değil ben çok;
+    uk: і не що в на це він я з""".split(";")
+)
 
 _Profile = collections.Counter[str]
 
@@ -92,6 +108,14 @@ def find_side_problems(
                 for kind in problems:
                     blocks_by_problem[kind].append((block, 0))
                 is_swapped = any(problem == "swapped" for problem, _ in problems)
+                if (
+                    split == "train"
+                    and identifier is None
+                    and not is_swapped
+                    and _speak_reversed(block, languages)
+                ):
+                    is_swapped = True
+                    blocks_by_problem["swapped", languages[1]].append((block, 0))
                 if languages[0] and not is_swapped and (shift := find_shift(block.pairs)):
                     blocks_by_problem["shifted", ""].append((block, shift))
             for (problem, language), where in blocks_by_problem.items():
@@ -192,6 +216,23 @@ def _compare(block: Block, languages: tuple[str, str], known: Mapping[str, _Prof
     ):
         if enough and language in known and compare_sequences(counts, known[language]) < _UNLIKE:
             yield name
+
+
+def _speak_reversed(block: Block, languages: tuple[str, str]) -> bool:
+    """Whether each side has the frequent words of the other language, and hardly any of its own."""
+    words = [
+        {word for code in find_codes(language) for word in _COMMON_WORDS.get(code, "").split()}
+        for language in languages
+    ]
+    words = [words[0] - words[1], words[1] - words[0]]
+    if not all(words):
+        return False
+    for side in (0, 1):
+        texts = [word for pair in block.pairs for word in pair[side].lower().split()]
+        foreign, own = (sum(word in known for word in texts) for known in (words[1 - side], words[side]))
+        if foreign < _COMMON_SHARE * len(texts) or foreign < _COMMON_TIMES * own:
+            return False
+    return True
 
 
 def _correlate(left: np.ndarray, right: np.ndarray) -> float:

@@ -18,6 +18,7 @@ from flaxformer_mt.corpus.caches import digest, load_or_make
 from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import split_words
 
 # Cells of a block [N, T, S], the unit of the computation; cells of all blocks that are kept in memory.
 _BLOCK, _KEPT = 1 << 17, 1 << 28
@@ -276,7 +277,7 @@ def symmetrize(forward: np.ndarray, backward: np.ndarray, shape: tuple[int, int]
 _POINT = re.compile(rb"([0-9]{1,9})-([0-9]{1,9})")
 _CHUNK = 4096
 # Part of the cache key: raise it when the cached arrays change.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> WordLinks:
@@ -311,7 +312,7 @@ def _read(path: Path, split: RawSplit) -> dict[str, np.ndarray]:
 
 def _count_words(split: RawSplit) -> Iterator[tuple[int, int]]:
     for pair in itertools.chain.from_iterable(split.read_blocks(_CHUNK)):
-        source, target = (len(text.decode("utf-8", errors="replace").split()) for text in pair)
+        source, target = (len(split_words(text.decode("utf-8", errors="replace"))) for text in pair)
         yield source, target
 
 
@@ -330,7 +331,8 @@ def parse_points(line: bytes, sizes: tuple[int, int], *, where: str) -> list[tup
         if point[0] >= sizes[0] or point[1] >= sizes[1]:
             raise UserError(
                 f"{where}: point {shown} is outside of the pair, which has {sizes[0]} source and {sizes[1]} "
-                "target words; count words from 0, separated by white space, in the text as it is"
+                "target words; count words from 0, separated by spaces, in the text as it is (eflomal "
+                "splits at no-break spaces too: let it align a copy in which they are letters, such as _)"
             )
         points.add(point)
     return sorted(points, key=lambda point: point[::-1])

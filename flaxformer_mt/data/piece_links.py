@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.words import number_pieces
@@ -81,8 +82,8 @@ def _number_words(
         pieces = tokens[:-1]
         starts = begins[pieces]
         starts[:1] = True
-        count = len(text.split())
-        if int(starts.sum()) == count and not unclear[pieces].any():
+        count = len(split_words(text))
+        if int(starts.sum()) == count == len(text.split()) and not unclear[pieces].any():
             numbers.append(np.cumsum(starts) - 1)
         else:
             numbers.append(np.array(number_pieces(vocab, pieces, text), np.int64))

@@ -1,28 +1,12 @@
 """Scores of translations, by sacreBLEU: row 10 of the data path."""
 
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import TrainConfig
-from flaxformer_mt.errors import UserError, install_command
-from flaxformer_mt.unicode_text import lacks_spaces
-
-# sacreBLEU's tokenizers, and the codes of the languages (ISO 639) and scripts (ISO 15924) that need them.
-# char is for languages that are written without spaces between words and have no tokenizer of their own.
-_TOKENIZERS = {
-    "zh": "zh zho chi cmn yue wuu lzh gan hak hsn cdo hans hant hani",
-    "ja-mecab": "ja jpn jp jpan",
-    "ko-mecab": "ko kor kore hang",
-    "char": (
-        "th tha tts nod sou lo lao km khm kxm my mya bur rki shn mnw ksw pwo kjp blk kht khb tdd blt ahm "
-        "bo bod tib dz dzo adx khg lbj sip ii iii thai laoo khmr mymr tale talu lana tavt ahom tibt "
-        "java bali yiii"
-    ),
-}
-# References whose script is looked at.
-SCRIPT_SAMPLE = 200
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.bleu_tokenizers import choose_sentence_tokenizer, choose_tokenizer, make_bleu
 
 
 @dataclass(frozen=True)
@@ -42,7 +26,7 @@ def score_translations(
 ) -> Scores:
     """Corpus BLEU, with sacreBLEU's tokenizer `tokenize`, and chrF of detokenized hypotheses."""
     _check_lines(hypotheses, references)
-    bleu, chrf = _make_bleu(lowercase, tokenize), _make_chrf(lowercase)
+    bleu, chrf = make_bleu(lowercase, tokenize), _make_chrf(lowercase)
     bleu_score = bleu.corpus_score(hypotheses, [references])
     chrf_score = chrf.corpus_score(hypotheses, [references])
     return Scores(
@@ -66,11 +50,9 @@ def score_sentences_chrf(
 def score_sentences_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
     """BLEU of each sentence, from 0 to 100, with effective order.
 
-    The tokenizer is 13a, or char for references without spaces between words.
+    The tokenizer is the one for the script of the references.
     """
-    from sacrebleu.metrics.bleu import BLEU
-
-    bleu = BLEU(effective_order=True, tokenize="char" if lacks_spaces(references) else "13a")
+    bleu = make_bleu(False, choose_sentence_tokenizer(references), effective_order=True)
     pairs = zip(hypotheses, references, strict=True)
     return [float(bleu.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
@@ -125,7 +107,7 @@ def resample_scores(
         raise ValueError(f"samples is {samples}; {paired} needs at least 2")
     for hypotheses in systems.values():
         _check_lines(hypotheses, references)
-    metrics = {"bleu": _make_bleu(lowercase, tokenize), "chrf": _make_chrf(lowercase), "ter": TER()}
+    metrics = {"bleu": make_bleu(lowercase, tokenize), "chrf": _make_chrf(lowercase), "ter": TER()}
     metrics = {name: metrics[name] for name in only}
     # Randomization without a second system has nothing to swap: the scores remain. sacreBLEU replaces a count
     # of 0 by a default of its own; -1 means none.
@@ -176,65 +158,6 @@ def choose_score_options(
 ) -> dict[str, Any]:
     tokenize = choose_tokenizer(language, train.bleu_tokenize, references=references, warn=warn)
     return {"lowercase": train.lowercase, "tokenize": tokenize}
-
-
-def choose_tokenizer(
-    language: str, tokenize: str, *, references: Sequence[str] = (), warn: Callable[[str], None]
-) -> str:
-    """The tokenizer for BLEU of translations into a language, such as "zh" for "auto" and "zh_CN".
-
-    auto: 13a for languages that are written with spaces between words, else sacreBLEU's own for the language,
-    or char if that is not installed. The first 200 references show whether a language has spaces if its code
-    does not. Warns of a tokenizer that is absent or does not suit the language.
-    """
-    fitting = _find_fitting(language)
-    is_unknown = fitting == "13a" and lacks_spaces(references[:SCRIPT_SAMPLE])
-    fitting = "char" if is_unknown else fitting
-    if tokenize == "auto":
-        if is_unknown:
-            warn(
-                f"BLEU of target language {language} compares characters (char), because the references have "
-                "no spaces between words; chrF does so for all languages"
-            )
-        try:
-            _make_bleu(False, fitting)
-        except UserError as error:
-            warn(f"BLEU of target language {language} compares characters (char): {error}")
-            return "char"
-        return fitting
-    _make_bleu(False, tokenize)
-    if fitting != "13a" and tokenize in ("13a", "intl"):
-        warn(
-            f"the BLEU tokenizer is {tokenize}, which splits text at spaces, but the target language is "
-            f"{language}; give train.bleu_tokenize=auto (evaluate: --bleu_tokenize=auto), which is {fitting}"
-        )
-    return tokenize
-
-
-def _find_fitting(language: str) -> str:
-    """The tokenizer by the script in a language's code, if there is one, else by the language."""
-    base, *rest = language.lower().replace("-", "_").split("_")
-    scripts = [part for part in rest if len(part) == 4 and part.isalpha()]
-    tokenizer = (name for name, codes in _TOKENIZERS.items() if (*scripts, base)[0] in codes.split())
-    return next(tokenizer, "13a")
-
-
-def _make_bleu(lowercase: bool, tokenize: str) -> Any:
-    from sacrebleu.metrics.bleu import BLEU
-
-    names = typing.get_args(typing.get_type_hints(TrainConfig)["bleu_tokenize"])
-    known = [name for name in names if name != "auto"]
-    if tokenize not in known:
-        raise UserError(f"unknown BLEU tokenizer {tokenize!r}; known: {', '.join(known)}")
-    try:
-        # `force` only silences a warning about text that looks tokenized; it changes no score.
-        return BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
-    except (RuntimeError, ImportError) as error:  # a tokenizer whose libraries are an extra of sacreBLEU
-        extra = tokenize.removesuffix("-mecab")
-        raise UserError(
-            f"BLEU tokenizer {tokenize} is not installed; get it with: "
-            f"{install_command(f'sacrebleu[{extra}]')}"
-        ) from error
 
 
 def _make_chrf(lowercase: bool) -> Any:

@@ -113,7 +113,7 @@ def score_text(
     params = jax.device_put(trained.params)
     if progress is not None:
         noun = "sentence" if len(sentences) == 1 else "sentences"
-        checkpoint = name_checkpoint(trained.checkpoint, trained.step)
+        checkpoint = name_checkpoint(trained.checkpoint, trained.progress.get("step"))
         said = f"scoring {len(sentences):,} {noun} with checkpoint {checkpoint}"
         print(said, file=progress, flush=True)
     with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
@@ -123,7 +123,7 @@ def score_text(
             throughput.add(lines=lines, tokens=int(batch.target_mask.sum()))
 
         likelihood = measure(step, params, batches, on_batch=count)
-    return ScoredText(likelihood, trained.checkpoint, trained.step)
+    return ScoredText(likelihood, trained.checkpoint, trained.progress.get("step"))
 
 
 def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[Batch]:

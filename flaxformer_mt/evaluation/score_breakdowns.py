@@ -13,7 +13,8 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
-from flaxformer_mt.evaluation.metrics import SCRIPT_SAMPLE, choose_score_options, score_translations
+from flaxformer_mt.evaluation.metrics import choose_score_options, score_translations
+from flaxformer_mt.translation.bleu_tokenizers import SCRIPT_SAMPLE
 
 
 class _Rows(NamedTuple):

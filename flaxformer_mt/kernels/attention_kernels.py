@@ -146,7 +146,7 @@ def attend_fused(
         return plain(query, keys, values, mask, **options, see_weights=see_weights)
     if changes:
         if "triton" in kinds and fits("triton", query, keys) and (drop is None or is_hash_key(drop.key)):
-            return attend_changed_on_gpu(query, keys, values, mask, scale, drop)
+            return attend_rows_on_gpu(query, keys, values, mask, scale, drop)
         return plain(query, keys, values, mask, **options)
     segments = {
         name: given
@@ -160,7 +160,7 @@ def attend_fused(
         if kind == "plain":
             return plain(query, keys, values, rule)
         if kind == "triton":
-            return attend_changed_on_gpu(query, keys, values, rule, None, None)
+            return attend_rows_on_gpu(query, keys, values, rule, None, None)
         if kind == "pallas":
             return attend_rows_on_tpu(query, keys, values, rule)
         return attend_by_jax(kind, query, keys, values, rule)
@@ -170,7 +170,7 @@ def attend_fused(
     return map_parts(attend_part, *inputs, result=(query.shape, "BTHK"))
 
 
-def attend_changed_on_gpu(
+def attend_rows_on_gpu(
     query: Array, keys: Array, values: Array, mask: MaskRule, scale: float | None, drop: Drop | None
 ) -> Array:
     """Attend by the kernel of gpu_attention.py, which has biases, other scales, and dropout of weights."""
@@ -264,8 +264,8 @@ _NEEDS = {
         f"a product of at most {MAX_SCORES}"
     ),
     "triton": (
-        f"keys and values of one head size, {gpu_attention.HEAD_SIZES}, of which a row has at most "
-        f"{gpu_attention.MAX_KEYS} numbers when its length is rounded up to a power of two"
+        f"keys and values of one head size, {gpu_attention.HEAD_SIZES}, and rows of at most "
+        f"{gpu_attention.MAX_LENGTH}"
     ),
 }
 

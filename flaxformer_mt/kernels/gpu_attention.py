@@ -1,13 +1,13 @@
-"""Attention over short rows as one GPU kernel, with dropout and biases: no scores, weights or masks in
-memory.
+"""Attention over short rows as one GPU kernel, with dropout and biases: no scores or weights in memory.
 
-Written in Pallas for Triton. A program of the forward kernel computes a head of a block of queries, with all
-keys of the row at once; one of the backward kernel all queries of a head, block after block, and computes the
-weights again. Dropout's numbers are those of `dropout` for weights [B, H, Q, M], hashed where they are used.
+Written in Pallas for Triton. A program of the forward kernel has a head's block of queries and goes through
+tiles of keys; one of the backward kernel has a tile of keys, goes through all blocks of queries, and computes
+the weights again. Dropout's numbers are those of `dropout` for weights [B, H, Q, M], hashed where they are
+used.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,17 +16,15 @@ import jax.numpy as jnp
 from flaxformer_mt.kernels.dropout import dropout_scale, hash_numbers, keep_threshold
 from flaxformer_mt.shapes import Array
 
-# Sizes of heads, which are sizes of Triton's tiles.
-HEAD_SIZES = (16, 32, 64, 128)
-# Numbers of the keys of a head, and of the values, that a program holds: 256 keys of 64 numbers.
-MAX_KEYS = 256 * 64
-# Scores that a program holds at a time, in registers: of the forward and of the backward kernel.
-_FORWARD_SCORES, _BACKWARD_SCORES = 64 * 128, 32 * 128
-_MIN_BLOCK = 16
-# Warps of a program, by the numbers of its keys: their registers hold the gradients of keys and values.
-_WARPS, _MANY_KEYS, _WARPS_FOR_MANY = 8, 128 * 64, 16
-# With biases, a program adds up their gradients over a part of the batch, so that so many parts are left to
-# add.
+# Sizes of heads, which are sizes of Triton's tiles; and the longest rows of keys.
+HEAD_SIZES, MAX_LENGTH = (16, 32, 64, 128), 512
+# Keys of a tile, numbers of its keys, and queries of a block: compilers for A100 and H100 then keep nearly
+# all in registers.
+_TILE_KEYS, _TILE_NUMBERS = 128, 128 * 64
+_FORWARD_QUERIES, _BACKWARD_QUERIES = 64, 32
+_FORWARD_WARPS, _BACKWARD_WARPS = 4, 8
+_LEAST = 16
+# With biases, a program adds up their gradients over a part of the batch: so many parts are left to add.
 _BIAS_PARTS = 16
 
 _MASKED = -1e30
@@ -51,7 +49,7 @@ class Inputs(NamedTuple):
     """Arrays beside queries, keys and values.
 
     query_segments, memory_segments: int32 [B, Q] and [B, M]; 0 is padding. key: two words of dropout's key.
-    first_numbers: uint32 [B, H], what dropout counts the weights of a row's head from. bias: float32 [H, Q,
+    first_numbers: uint32 [B, H], from which dropout counts the weights of a row's head. bias: float32 [H, Q,
     M].
     """
 
@@ -64,7 +62,7 @@ class Inputs(NamedTuple):
 
 def fits_kernel(memory_length: int, *, size: int) -> bool:
     """Tell whether the kernel can attend to rows of this length with heads of this size."""
-    return size in HEAD_SIZES and 0 < memory_length and _tile(memory_length) * size <= MAX_KEYS
+    return size in HEAD_SIZES and 0 < memory_length <= MAX_LENGTH
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -74,249 +72,287 @@ def attend_rows(rule: Rule, heads: tuple[Array, Array, Array], inputs: Inputs) -
     A query attends to the positions of its segment, and only to earlier ones and its own if `causal`. Where
     it may attend to none, it averages all values.
     """
-    query = heads[0]
-    batch, length, count, _ = query.shape
-    rows = _block(length, heads[1].shape[1], _FORWARD_SCORES)
-    grid = batch, count, -(-length // rows)
-    return _call(_forward, rule, grid, rows, 1, heads, inputs, (), results=[query])[0]
+    return _attend_forward(rule, heads, inputs)[0]
 
 
 def _attend_forward(rule: Rule, heads: tuple[Array, Array, Array], inputs: Inputs) -> tuple[Array, Any]:
-    return attend_rows(rule, heads, inputs), (heads, inputs)
+    batch, length, count, _ = heads[0].shape
+    tiles = _find_tiles(rule, heads, _FORWARD_QUERIES)
+    statistic = jax.ShapeDtypeStruct((batch, count, length), jnp.float32)
+    results = {"queries": [heads[0]], "statistics": [statistic, statistic]}
+    grid = batch, count, -(-length // tiles.block)
+    output, highest, total = _call(_forward, tiles, grid, 1, heads, inputs, {}, results)
+    return output, (heads, inputs, output if tiles.number > 1 else None, (highest, total))
 
 
 def _attend_backward(rule: Rule, saved: Any, gradient: Array) -> tuple[tuple[Array, ...], Inputs]:
-    heads, inputs = saved
-    query, keys, _ = heads
+    heads, inputs, output, statistics = saved
+    query, keys, values = heads
     batch, length, count, _ = query.shape
-    biased = inputs.bias is not None
-    parts = max(n for n in range(1, _BIAS_PARTS + 1) if batch % n == 0) if biased else batch
-    results: list[Any] = list(heads)
+    tiles = _find_tiles(rule, heads, _BACKWARD_QUERIES)
+    biased, parts = inputs.bias is not None, batch
     if biased:
-        results.append(jax.ShapeDtypeStruct((parts, count, length, keys.shape[1]), jnp.float32))
-    rows = _block(length, keys.shape[1], _BACKWARD_SCORES)
-    extra = (gradient.astype(query.dtype),)
-    grid = parts, count
-    query, keys, values, *bias = _call(
-        _backward, rule, grid, rows, batch // parts, heads, inputs, extra, results=results
-    )
-    d_inputs = Inputs(None, None, bias=bias[0].sum(0) if bias else None)
-    return (query, keys, values), d_inputs
+        parts = max(number for number in range(1, _BIAS_PARTS + 1) if batch % number == 0)
+    # Where keys have several tiles, queries have a gradient from each.
+    many = tiles.number > 1
+    d_query = jax.ShapeDtypeStruct((tiles.number, *query.shape), jnp.float32) if many else query
+    results = {"parts" if many else "queries": [d_query], "memory": [keys, values], "biases": []}
+    if biased:
+        results["biases"] = [jax.ShapeDtypeStruct((parts, count, length, keys.shape[1]), jnp.float32)]
+    extra = {"queries": [gradient.astype(query.dtype), *[output] * many], "statistics": statistics}
+    grid = parts, count, tiles.number
+    found = _call(_backward, tiles, grid, batch // parts, heads, inputs, extra, results)
+    first = found[0].sum(0).astype(query.dtype) if many else found[0]
+    bias: Any = found[3].sum(0) if biased else None
+    nothing: Any = None
+    return (first, found[1], found[2]), Inputs(nothing, nothing, bias=bias)
 
 
 attend_rows.defvjp(_attend_forward, _attend_backward)
 
 
-def _tile(length: int) -> int:
-    return max(_MIN_BLOCK, 1 << (length - 1).bit_length())
+class _Tiles(NamedTuple):
+    """How a row is divided: blocks of queries and tiles of keys, and how many tiles there are."""
+
+    rule: Rule
+    block: int
+    tile: int
+    number: int
+    length: int
+    memory_length: int
 
 
-def _block(length: int, memory_length: int, scores: int) -> int:
-    return min(_tile(length), max(_MIN_BLOCK, scores // _tile(memory_length)))
+def _find_tiles(rule: Rule, heads: Sequence[Array], block: int) -> _Tiles:
+    def round_up(length: int) -> int:
+        return max(_LEAST, 1 << (length - 1).bit_length())
+
+    (_, length, _, size), memory_length = heads[0].shape, heads[1].shape[1]
+    tile = min(round_up(memory_length), _TILE_KEYS, _TILE_NUMBERS // size)
+    number = -(-memory_length // tile)
+    return _Tiles(rule, min(round_up(length), block), tile, number, length, memory_length)
 
 
 def _call(
-    kernel: Any,
-    rule: Rule,
-    grid: tuple[int, ...],
-    block: int,
+    kernel: Callable[..., None],
+    tiles: _Tiles,
+    grid: tuple[int, int, int],
     group: int,
     heads: Sequence[Array],
     inputs: Inputs,
-    extra: Sequence[Array],
-    *,
-    results: Sequence[Any],
+    extra: dict[str, Sequence[Array]],
+    results: dict[str, Sequence[Any]],
 ) -> Sequence[Array]:
-    """Run a kernel; its programs have all queries, or a block of them if there is a third axis of the grid.
+    """Run a kernel, whose programs go through `group` rows of the batch each.
 
-    block: queries at a time. group: rows of the batch that a program goes through.
+    The last axis of the grid has the blocks of queries of the forward kernel, and the tiles of keys of the
+    backward kernel. `extra` and `results` have arrays by the form of their blocks.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    (_, length, _, size), memory_length = heads[0].shape, heads[1].shape[1]
-    blocked = len(grid) == 3
-    queries, memory = (block if blocked else -(-length // block) * block), _tile(memory_length)
+    forward, rows, size = kernel is _forward, None if group == 1 else group, heads[0].shape[-1]
+    queries = tiles.block if forward else -(-tiles.length // tiles.block) * tiles.block
+    memory = tiles.tile * tiles.number if forward else tiles.tile
 
-    rows = None if group == 1 else group
+    def of(axis: int, number: Any) -> Any:
+        """Return the place of a program along the queries (0) or the keys (1)."""
+        return number if forward == (axis == 0) else 0
 
-    def of_queries(*index: Any) -> Any:
-        return index[2] if blocked else 0
-
-    by_query = pl.BlockSpec((rows, queries, None, size), lambda *i: (i[0], of_queries(*i), i[1], 0))
-    by_memory = pl.BlockSpec((rows, memory, None, size), lambda *i: (i[0], 0, i[1], 0))
-    bias = pl.BlockSpec((None, queries, memory), lambda *i: (i[1], of_queries(*i), 0))
-    d_bias = pl.BlockSpec((None, None, queries, memory), lambda *i: (i[0], i[1], of_queries(*i), 0))
+    blocks = {
+        "queries": pl.BlockSpec((rows, queries, None, size), lambda b, h, i: (b, of(0, i), h, 0)),
+        "parts": pl.BlockSpec((None, rows, queries, None, size), lambda b, h, i: (i, b, 0, h, 0)),
+        "memory": pl.BlockSpec((rows, memory, None, size), lambda b, h, i: (b, of(1, i), h, 0)),
+        "statistics": pl.BlockSpec((rows, None, queries), lambda b, h, i: (b, h, of(0, i))),
+        "biases": pl.BlockSpec((None, None, queries, memory), lambda b, h, i: (b, h, of(0, i), of(1, i))),
+    }
     specs = Inputs(
-        pl.BlockSpec((rows, queries), lambda *i: (i[0], of_queries(*i))),
-        pl.BlockSpec((rows, memory), lambda *i: (i[0], 0)),
-        None if inputs.key is None else pl.BlockSpec((2,), lambda *i: (0,)),
-        None if inputs.first_numbers is None else pl.BlockSpec((rows, None), lambda *i: (i[0], i[1])),
-        None if inputs.bias is None else bias,
+        pl.BlockSpec((rows, queries), lambda b, h, i: (b, of(0, i))),
+        pl.BlockSpec((rows, memory), lambda b, h, i: (b, of(1, i))),
+        None if inputs.key is None else pl.BlockSpec((2,), lambda b, h, i: (0,)),
+        None if inputs.first_numbers is None else pl.BlockSpec((rows, None), lambda b, h, i: (b, h)),
+        None
+        if inputs.bias is None
+        else pl.BlockSpec((None, queries, memory), lambda b, h, i: (h, of(0, i), of(1, i))),
     )
 
-    warps = _WARPS if memory * size <= _MANY_KEYS else _WARPS_FOR_MANY
+    def list_blocks(arrays: dict[str, Sequence[Any]]) -> list[Any]:
+        return [blocks[form] for form, some in arrays.items() for _ in some]
 
     def run(*references: Any) -> None:
         (query, keys, values, inputs), others = references[:4], references[4:]
-        begin = pl.program_id(2) * queries if blocked else 0
-        blocks = 1 if blocked else queries // block
-        tiles = _Tiles(rule, (block, memory), (length, memory_length), begin, blocks, inputs, triton)
-        kernel(tiles, group, (query, keys, values), others)
+        begins = (of(0, pl.program_id(2)) * queries, of(1, pl.program_id(2)) * memory)
+        kernel(_Program(tiles, begins, inputs, pl, triton), group, (query, keys, values), others)
 
     return pl.pallas_call(
         run,
         grid=grid,
-        in_specs=[by_query, by_memory, by_memory, specs, *(by_query for _ in extra)],
-        out_specs=[by_query, by_memory, by_memory, d_bias][: len(results)],
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+        in_specs=[blocks["queries"], blocks["memory"], blocks["memory"], specs, *list_blocks(extra)],
+        out_specs=list_blocks(results),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for some in results.values() for x in some],
         name=f"attention{kernel.__name__}",
-        interpret=rule.interpret,
-        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=1),
-    )(*heads, inputs, *extra)
+        interpret=tiles.rule.interpret,
+        compiler_params=triton.CompilerParams(
+            num_warps=_FORWARD_WARPS if forward else _BACKWARD_WARPS, num_stages=1
+        ),
+    )(*heads, inputs, *(x for some in extra.values() for x in some))
 
 
-class _Tiles(NamedTuple):
-    """The tiles of a program: `blocks` times queries [block, K] from `begin` on, and all keys [memory, K]."""
+class _Program(NamedTuple):
+    """A program: where its queries and keys begin in their rows, and its arrays beside heads.
 
-    rule: Rule
-    shape: tuple[int, int]
-    lengths: tuple[int, int]
-    begin: Any
-    blocks: int
+    Methods take the row of its group that they read, (index,) or () of one row, and the place of a block or
+    tile among what the program has.
+    """
+
+    tiles: _Tiles
+    begins: tuple[Any, Any]
     inputs: Any
+    pl: Any
     triton: Any
 
-    def for_each(self, compute: Any, state: Any) -> Any:
-        """Apply compute(first query of a block, state) block after block."""
-        if self.blocks == 1:
-            return compute(0, state)
-        return jax.lax.fori_loop(0, self.blocks, lambda i, state: compute(i * self.shape[0], state), state)
+    def read(self, array: Any, row: Any, place: Any, *, of_queries: bool = True) -> Array:
+        """Read queries [block, K], keys [tile, K] or statistics of queries [block]; what is outside is 0."""
+        index, inside = self._find(array, row, place, of_queries)
+        return self.triton.load(index, mask=inside, other=0)
 
-    def read_queries(self, array: Any, row: Any, start: Any) -> Array:
-        """Read a block of queries or of their gradients; what exceeds the row is 0."""
-        inside = self._query_positions(start) < self.lengths[0]
-        place = array.at[*row, _slice(start, self.shape[0]), :]
-        return self.triton.load(place, mask=inside[:, None], other=0.0)
+    def write(self, array: Any, row: Any, place: Any, numbers: Array, *, of_queries: bool = True) -> None:
+        """Write what `read` reads."""
+        index, inside = self._find(array, row, place, of_queries)
+        self.triton.store(index, numbers.astype(array.dtype), mask=inside)
 
-    def write_queries(self, array: Any, row: Any, start: Any, numbers: Array) -> None:
-        """Write a block of results."""
-        inside = self._query_positions(start) < self.lengths[0]
-        place = array.at[*row, _slice(start, self.shape[0]), :]
-        self.triton.store(place, numbers.astype(array.dtype), mask=inside[:, None])
+    def _find(self, array: Any, row: Any, place: Any, of_queries: bool) -> tuple[Any, Array]:
+        inside = self._positions(place, 0 if of_queries else 1) < self._lengths[0 if of_queries else 1]
+        part = self.pl.ds(place, self.tiles.block if of_queries else self.tiles.tile)
+        if len(array.shape) - len(row) == 1:
+            return array.at[*row, part], inside
+        return array.at[*row, part, :], inside[:, None]
 
-    def read_memory(self, array: Any, row: Any) -> Array:
-        """Read all keys or values of a row; what exceeds it is 0."""
-        inside = self._memory_positions() < self.lengths[1]
-        return self.triton.load(array.at[*row, :, :], mask=inside[:, None], other=0.0)
-
-    def write_memory(self, array: Any, row: Any, numbers: Array) -> None:
-        """Write the gradients of keys or values."""
-        inside = self._memory_positions() < self.lengths[1]
-        self.triton.store(array.at[*row, :, :], numbers.astype(array.dtype), mask=inside[:, None])
-
-    def weigh(self, row: Any, start: Any, query: Array, keys: Array) -> tuple[Array, Array]:
-        """Return the weights of a block of queries, float32 [block, memory], and what they may attend to."""
-        query_positions, positions = self._query_positions(start), self._memory_positions()
-        load, inputs, inside = self.triton.load, self.inputs, positions < self.lengths[1]
-        segments = load(
-            inputs.query_segments.at[*row, _slice(start, self.shape[0])],
-            mask=query_positions < self.lengths[0],
-            other=0,
-        )
-        others = load(inputs.memory_segments.at[*row, :], mask=inside, other=0)
+    def score(self, row: Any, places: tuple[Any, Any], query: Array, keys: Array) -> tuple[Array, Array]:
+        """Return the scores of a block and a tile, float32, and which of them are not masked."""
+        inputs = self.inputs
+        segments = self.read(inputs.query_segments, row, places[0])
+        others = self.read(inputs.memory_segments, row, places[1], of_queries=False)
         attended = (segments[:, None] == others[None]) & (others > 0)[None]
-        if self.rule.causal:
-            attended &= query_positions[:, None] >= positions[None]
-        scores = _dot(query, keys, _LAST_AXES) * self.rule.scale
+        queries, positions = (self._positions(place, axis) for axis, place in enumerate(places))
+        if self.tiles.rule.causal:
+            attended &= queries[:, None] >= positions[None]
+        scores = _dot(query, keys, _LAST_AXES) * self.tiles.rule.scale
         if inputs.bias is not None:
-            scores += load(
-                inputs.bias.at[_slice(start, self.shape[0]), :], mask=self.inside(start), other=0.0
-            )
+            index, inside = self._find_scores(inputs.bias, places)
+            scores += self.triton.load(index, mask=inside, other=0.0)
         scores = jnp.where(attended, scores, _MASKED)
-        scores = jnp.where(inside[None], scores, -jnp.inf)
-        exponentials = jnp.exp(scores - scores.max(1, keepdims=True))
-        return exponentials / exponentials.sum(1, keepdims=True), attended
+        return jnp.where((positions < self._lengths[1])[None], scores, -jnp.inf), attended
 
-    def drop(self, row: Any, start: Any, numbers: Sequence[Array]) -> list[Array]:
-        """Drop and rescale numbers [block, memory] as `dropout` does the weights that they belong to."""
-        if not self.rule.rate:
+    def drop(self, row: Any, places: tuple[Any, Any], numbers: Sequence[Array]) -> list[Array]:
+        """Drop and rescale numbers [block, tile] as `dropout` does the weights that they belong to."""
+        rate = self.tiles.rule.rate
+        if not rate:
             return list(numbers)
-        key, first = self.inputs.key, self.inputs.first_numbers[*row, ...]
-        index = self._query_positions(start)[:, None] * self.lengths[1] + self._memory_positions()[None]
-        random = hash_numbers(first + index.astype(jnp.uint32), (key[0], key[1]))
-        kept = random >= jnp.uint32(keep_threshold(self.rule.rate))
-        return [jnp.where(kept, x * dropout_scale(self.rule.rate), 0.0) for x in numbers]
+        queries, positions = (self._positions(place, axis) for axis, place in enumerate(places))
+        index = (queries[:, None] * self._lengths[1] + positions[None]).astype(jnp.uint32)
+        key = self.inputs.key
+        random = hash_numbers(self.inputs.first_numbers[*row, ...] + index, (key[0], key[1]))
+        kept = random >= jnp.uint32(keep_threshold(rate))
+        return [jnp.where(kept, x * dropout_scale(rate), 0.0) for x in numbers]
 
-    def inside(self, start: Any) -> Array:
-        """Mark the scores of the row: bool [block, memory]."""
-        queries = self._query_positions(start) < self.lengths[0]
-        return queries[:, None] & (self._memory_positions() < self.lengths[1])[None]
+    def add_to(self, sums: Any, row: Any, places: tuple[Any, Any], numbers: Array) -> None:
+        """Add to sums in memory that no other program sees; the first row of a group begins them."""
+        index, inside = self._find_scores(sums, places)
+        if row:
+            numbers = numbers + self.triton.load(index, mask=inside & (row[0] > 0), other=0.0)
+        self.triton.store(index, numbers, mask=inside)
+        if not self.tiles.rule.interpret:
+            self.triton.debug_barrier()
 
-    def _query_positions(self, start: Any) -> Array:
-        return self.begin + start + jnp.arange(self.shape[0], dtype=jnp.int32)
+    def _find_scores(self, array: Any, places: tuple[Any, Any]) -> tuple[Any, Array]:
+        queries, memory = (
+            self._positions(place, axis) < self._lengths[axis] for axis, place in enumerate(places)
+        )
+        index = array.at[self.pl.ds(places[0], self.tiles.block), self.pl.ds(places[1], self.tiles.tile)]
+        return index, queries[:, None] & memory[None]
 
-    def _memory_positions(self) -> Array:
-        return jnp.arange(self.shape[1], dtype=jnp.int32)
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        return self.tiles.length, self.tiles.memory_length
+
+    def _positions(self, place: Any, axis: int) -> Array:
+        size = self.tiles.tile if axis else self.tiles.block
+        return self.begins[axis] + place + jnp.arange(size, dtype=jnp.int32)
 
 
-def _slice(start: Any, size: int) -> Any:
-    from jax.experimental import pallas as pl
-
-    return pl.ds(start, size)
+def _go_through(count: int, step: int, compute: Callable[[Any, Any], Any], state: Any) -> Any:
+    """Apply compute(place, state) at 0, step, 2 * step, ..."""
+    if count == 1:
+        return compute(0, state)
+    return jax.lax.fori_loop(0, count, lambda number, state: compute(number * step, state), state)
 
 
 def _dot(x: Array, y: Array, axes: Any) -> Array:
     return jax.lax.dot_general(x, y, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
-def _forward(tiles: _Tiles, group: int, heads: Sequence[Any], others: Sequence[Any]) -> None:
+def _forward(program: _Program, group: int, heads: Sequence[Any], others: Sequence[Any]) -> None:
     del group  # a program has one row
-    (output,) = others
-    query = tiles.read_queries(heads[0], (), 0)
-    keys, values = (tiles.read_memory(x, ()) for x in heads[1:])
-    weights, _ = tiles.weigh((), 0, query, keys)
-    (weights,) = tiles.drop((), 0, [weights])
-    tiles.write_queries(output, (), 0, _dot(weights.astype(values.dtype), values, _LAST_BY_FIRST))
+    output, highest_of_rows, total_of_rows = others
+    query, tiles = program.read(heads[0], (), 0), program.tiles
+
+    def add(place: Any, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        """Add a tile to averages that are not divided yet (Milakov and Gimelshein 2018)."""
+        averages, highest, total = state
+        keys, values = (program.read(x, (), place, of_queries=False) for x in heads[1:])
+        scores, _ = program.score((), (0, place), query, keys)
+        before, highest = highest, jnp.maximum(highest, scores.max(1))
+        exponentials, factor = jnp.exp(scores - highest[:, None]), jnp.exp(before - highest)
+        (dropped,) = program.drop((), (0, place), [exponentials])
+        averages = averages * factor[:, None] + _dot(dropped.astype(values.dtype), values, _LAST_BY_FIRST)
+        return averages, highest, total * factor + exponentials.sum(1)
+
+    zeros = jnp.zeros(query.shape, jnp.float32)
+    start = zeros, jnp.full(query.shape[:1], -jnp.inf, jnp.float32), jnp.zeros(query.shape[:1], jnp.float32)
+    averages, highest, total = _go_through(tiles.number, tiles.tile, add, start)
+    program.write(output, (), 0, averages / total[:, None])
+    program.write(highest_of_rows, (), 0, highest)
+    program.write(total_of_rows, (), 0, total)
 
 
-def _backward(tiles: _Tiles, group: int, heads: Sequence[Any], others: Sequence[Any]) -> None:
-    gradient, d_query, d_keys, d_values, *d_bias = others
+def _backward(program: _Program, group: int, heads: Sequence[Any], others: Sequence[Any]) -> None:
+    tiles = program.tiles
+    gradient, *others = others
+    output = others.pop(0) if tiles.number > 1 else None
+    highest_of_rows, total_of_rows, d_query, d_keys, d_values, *d_bias = others
+    scale = tiles.rule.scale
 
-    def go_through(row: tuple[Any, ...]) -> None:
-        keys, values = (tiles.read_memory(x, row) for x in heads[1:])
+    def go_through_row(row: tuple[Any, ...]) -> None:
+        keys, values = (program.read(x, row, 0, of_queries=False) for x in heads[1:])
 
-        def add(start: Any, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            query, d_output = (tiles.read_queries(x, row, start) for x in (heads[0], gradient))
-            weights, attended = tiles.weigh(row, start, query, keys)
-            dropped, d_weights = tiles.drop(row, start, [weights, _dot(d_output, values, _LAST_AXES)])
-            d_scores = weights * (d_weights - (weights * d_weights).sum(1, keepdims=True))
-            d_scores = jnp.where(attended, d_scores, 0.0)
+        def add(place: Any, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            query, d_output = (program.read(x, row, place) for x in (heads[0], gradient))
+            highest, total = (program.read(x, row, place) for x in (highest_of_rows, total_of_rows))
+            scores, attended = program.score(row, (place, 0), query, keys)
+            weights = jnp.exp(scores - highest[:, None]) / jnp.where(total > 0, total, 1.0)[:, None]
+            d_weights = _dot(d_output, values, _LAST_AXES)
+            dropped, d_weights = program.drop(row, (place, 0), [weights, d_weights])
+            if output is None:
+                mean = (weights * d_weights).sum(1)
+            else:  # the same, over all tiles
+                mean = (d_output.astype(jnp.float32) * program.read(output, row, place)).sum(1)
+            d_scores = jnp.where(attended, weights * (d_weights - mean[:, None]), 0.0)
             if d_bias:
-                _add_to(tiles, d_bias[0], start, d_scores, row)
+                program.add_to(d_bias[0], row, (place, 0), d_scores)
             small = d_scores.astype(keys.dtype)
-            tiles.write_queries(d_query, row, start, tiles.rule.scale * _dot(small, keys, _LAST_BY_FIRST))
+            program.write(d_query, row, place, scale * _dot(small, keys, _LAST_BY_FIRST))
             return (
                 sums[0] + _dot(small, query, _FIRST_AXES),
                 sums[1] + _dot(dropped.astype(keys.dtype), d_output, _FIRST_AXES),
             )
 
         zeros = jnp.zeros(keys.shape, jnp.float32)
-        key_sums, value_sums = tiles.for_each(add, (zeros, zeros))
-        tiles.write_memory(d_keys, row, tiles.rule.scale * key_sums)
-        tiles.write_memory(d_values, row, value_sums)
+        blocks = -(-tiles.length // tiles.block)
+        key_sums, value_sums = _go_through(blocks, tiles.block, add, (zeros, zeros))
+        program.write(d_keys, row, 0, scale * key_sums, of_queries=False)
+        program.write(d_values, row, 0, value_sums, of_queries=False)
 
     if group == 1:
-        go_through(())
+        go_through_row(())
     else:
-        jax.lax.fori_loop(0, group, lambda i, _: go_through((i,)), None)
-
-
-def _add_to(tiles: _Tiles, sums: Any, start: Any, numbers: Array, row: tuple[Any, ...]) -> None:
-    """Add to sums in memory that no other program sees; the first of a program's numbers begin them."""
-    place, inside = sums.at[_slice(start, tiles.shape[0]), :], tiles.inside(start)
-    if row:
-        numbers = numbers + tiles.triton.load(place, mask=inside & (row[0] > 0), other=0.0)
-    tiles.triton.store(place, numbers, mask=inside)
-    if not tiles.rule.interpret:
-        tiles.triton.debug_barrier()
+        jax.lax.fori_loop(0, group, lambda number, _: go_through_row((number,)), None)

@@ -53,11 +53,6 @@ class TrainedModel:
     # The share of training lines with several sentences; None: unknown.
     several_sentences: float | None = None
 
-    @property
-    def step(self) -> int | None:
-        """The step of the checkpoint; None: unknown."""
-        return self.progress.get("step")
-
     def make_model(self, **changes: Any) -> "Model":
         """`changes` replace fields of the network's config, such as dtype."""
         from flaxformer_mt.model import make_model

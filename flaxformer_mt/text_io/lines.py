@@ -7,7 +7,6 @@ is complete.
 
 import collections
 import contextlib
-import difflib
 import itertools
 import os
 import select
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, TypeVar
 
 from flaxformer_mt import file_lock
-from flaxformer_mt.errors import UserError, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, name_full_disk, suggest_sibling, warn_user
 from flaxformer_mt.unicode_text import check_encoding
 
 STANDARD = "-"
@@ -55,9 +54,7 @@ def _why_not_a_file(file: Path) -> str:
         return "is a folder; give a file, or - for standard input"
     if file.exists():  # a pipe, which could be read only once
         return "is no regular file; give one, or - for standard input"
-    siblings = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
-    near = difflib.get_close_matches(file.name, siblings, n=1)
-    return "does not exist" + (f"; did you mean {file.parent / near[0]}?" if near else "")
+    return f"does not exist{suggest_sibling(file)}"
 
 
 def read_lines(

@@ -78,7 +78,7 @@ class Throughput:
         compiling: the seconds of compilation until then; None: all.
 
         Example:
-          12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compiling 0:12 | 40:12 left
+          12,288/1,000,000 lines | 410.2 lines/s | 6,210 target tokens/s | compile/load 0:12 | 40:12 left
         """
         compiling = self._compile_clock.compiling() if compiling is None else compiling
         working = max(1e-9, now - self._start - compiling)
@@ -90,7 +90,7 @@ class Throughput:
             f"{self._tokens / working:,.0f} target tokens/s",
         ]
         if compiling >= 1:
-            parts.append(f"compiling {format_duration(compiling)}")
+            parts.append(f"compile/load {format_duration(compiling)}")
         if self._total and done < self._total and self._lines:
             parts.append(f"{format_duration((self._total - done) * working / self._lines)} left")
         return " | ".join(parts)

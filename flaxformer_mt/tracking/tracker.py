@@ -34,6 +34,8 @@ _METRICS_NAME = "metrics.jsonl"
 _METRICS_BYTES = 1 << 32
 # The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
+# Steps before the time left is shown.
+_RATE_STEPS = 10
 
 
 class Tracker:
@@ -180,10 +182,11 @@ class Tracker:
         self.close(failed=kind is not None)
 
     def _seconds_left(self, step: int) -> float:
-        # the first line may have waited for a compiler, so it is used only until there are later lines
+        # The first line may have waited for a compiler, so it is used only until there are later lines, and
+        # the time of a few steps is not shown.
         first_step, first_time = self._times[1 if len(self._times) > 2 else 0]
         last_step, last_time = self._times[-1]
-        if last_step <= first_step:
+        if last_step - first_step < min(_RATE_STEPS, self._total_steps - first_step):
             return math.nan
         return (self._total_steps - step) * (last_time - first_time) / (last_step - first_step)
 

@@ -47,6 +47,7 @@ from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import (
     COMPILING_AHEAD,
+    NO_TEST_SET,
     SCORING,
     TrainingSetup,
     announce_training,
@@ -287,7 +288,7 @@ def _fit_alone(
         finally:
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         _finish_checkpoints(config, checkpoints)
-        tracker.message(SCORING)
+        tracker.message(SCORING if setup.prepared.test_pairs is not None else NO_TEST_SET)
         facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
         report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
         if is_first():

@@ -63,6 +63,7 @@ from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 COMPILING_AHEAD = "compiling the update for all batch shapes"
 SCORING = "scoring the test set"
+NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=N"
 
 
 def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
@@ -163,12 +164,10 @@ def describe_long_warmup(config: Config) -> str:
     """Return what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
     steps = config.train.steps
     warmup = warmup_updates(config.optim, total_steps=steps)
-    if warmup <= steps:
-        return ""
-    return (
-        f"the warm-up (optim.warmup_steps {warmup}) goes beyond train.steps {steps}: the learning rate rises "
-        f"to the end, where it is {steps / warmup:.0%} of the highest"
+    told = (
+        f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the end, "
     )
+    return "" if warmup <= steps else told + f"where it is {steps / warmup:.0%} of the highest"
 
 
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:

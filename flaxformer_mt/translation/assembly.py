@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import EMPTY, Translation, rank
 from flaxformer_mt.translation.segmentation import SourcePart, join_translations
+from flaxformer_mt.unicode_text import WORD
 from flaxformer_mt.vocab import Vocab
 
 # Characters that some program treats as the end of a line, without line feeds, which no line of a file has.
@@ -168,5 +169,5 @@ def _space_before(text: str, start: int) -> str:
 
 def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
     """Return the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
-    word_starts = [match.start() for match in re.finditer(r"\S+", text)]
+    word_starts = [match.start() for match in WORD.finditer(text)]
     return [max(0, bisect.bisect_right(word_starts, start) - 1) for start in starts]

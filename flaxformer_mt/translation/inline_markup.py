@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.unicode_text import WORD
 
 _TAG = re.compile(
     r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*)"
@@ -36,7 +37,8 @@ _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]
 # What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
-_WORD = re.compile(r"\S+")
+_CLOSING_TAGS = re.compile(r"(?:</[^<>]*+>)*+")
+_ODD_SPACE = re.compile(r"[^\S \t\r\n]")
 _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 
@@ -44,9 +46,9 @@ _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 class _Item:
     """An element, or a point: a placeholder, a tag without content or one without its counterpart.
 
-    start, end: character positions in the plain text. opening, closing: the text to put back; a point has no
-    closing text. children: the items inside, in order. space_before, space_after: whether white space was
-    removed together with a point, or surrounds the opening and closing tags inside the element.
+    start, end: character positions in the plain text; begin: in the line. opening, closing: the text to put
+    back; a point has no closing text. children: the items inside, in order. space_before, space_after:
+    whether white space was removed together with a point, or surrounds the tags inside the element.
     """
 
     opening: str
@@ -55,6 +57,7 @@ class _Item:
     end: int = 0
     children: list["_Item"] = field(default_factory=list)
     name: str = ""
+    begin: int = 0
     space_before: bool = False
     space_after: bool = False
     replaces_space: bool = False
@@ -136,20 +139,27 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         if match["close"] and name in [item.name for item in open_items]:
             while open_items[-1].name != name:
                 _make_point(open_items)
-            open_items[-1].closing, open_items[-1].end = match[0], end
-            open_items.pop()
+            closed = open_items.pop()
+            closed.closing, closed.end = match[0], end
+            if not text[
+                closed.start :
+            ].strip():  # without a word it is a point: its spaces are those around it
+                closed.opening, closed.closing, closed.children = line[closed.begin : last], None, []
+                text, last = _take_space(closed, text[: closed.start], line, last, open_items[-1].start)
             continue
-        item = _Item(match[0], len(text), name=name)
+        item = _Item(match[0], len(text), name=name, begin=match.start())
         open_items[-1].children.append(item)
         single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
         if name and not single:
             open_items.append(item)
         else:
-            text, last = _take_space(item, text, line, last)
+            text, last = _take_space(item, text, line, last, open_items[-1].start)
     while len(open_items) > 1:
         _make_point(open_items)
     texts.append(line[last:])
     text += unescape(texts[-1])
+    if root.children:  # a tag may be around one of two words with a no-break space between them
+        text = _ODD_SPACE.sub(" ", text)
     return MarkedLine(text, tuple(root.children), _find_spellings(texts) if escaped else {}, escaped)
 
 
@@ -183,9 +193,12 @@ def _separate(text: str, name: str, following: str) -> str:
     return f"{text} " if between else text
 
 
-def _take_space(item: _Item, text: str, line: str, last: int) -> tuple[str, int]:
-    """Remove one white space beside a point, so that two words stay separated by one."""
-    before, after = text[-1:], line[last : last + 1]
+def _take_space(item: _Item, text: str, line: str, last: int, inside: int) -> tuple[str, int]:
+    """Remove one white space beside a point, so that two words stay separated by one.
+
+    inside: the start of the element that the point is in, whose space it may be.
+    """
+    before, after = text[inside:][-1:], line[_CLOSING_TAGS.match(line, last).end() :][:1]  # type: ignore[union-attr]
     start = last - len(item.opening)
     between = start > 0 and not line[start - 1].isspace() and after and not after.isspace()
     if item.name in _BLOCKS and before == " " and between:
@@ -227,8 +240,8 @@ class _Layout:
 
     def __init__(self, marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> None:
         self.marked, self.text = marked, text
-        self.source = [_Word(match) for match in _WORD.finditer(marked.text)]
-        self.target = [_Word(match) for match in _WORD.finditer(text)]
+        self.source = [_Word(match) for match in WORD.finditer(marked.text)]
+        self.target = [_Word(match) for match in WORD.finditer(text)]
         self.links: list[set[int]] = [set() for _ in self.source]
         for i, j in alignment:
             if i < len(self.source) and j < len(self.target):

@@ -15,8 +15,8 @@ from jaxtyping import Float
 
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.search import SearchResult, search_width
+from flaxformer_mt.translation.bleu_tokenizers import choose_sentence_tokenizer, make_bleu
 from flaxformer_mt.translation.result import Translation, rank, read_result
-from flaxformer_mt.unicode_text import lacks_spaces
 from flaxformer_mt.vocab import Vocab
 
 # The scores [N, N] of N texts: row i, column j is text i as a hypothesis and text j as its reference.
@@ -74,9 +74,7 @@ def score_bleu(texts: Sequence[str], *, tokenize: str = "13a") -> Float[np.ndarr
 
     Uses sacreBLEU's tokenizer `tokenize`, exponential smoothing, and the orders that the hypothesis has.
     """
-    from sacrebleu.metrics.bleu import BLEU
-
-    tokenizer = BLEU(tokenize=tokenize, effective_order=True).tokenizer
+    tokenizer = make_bleu(False, tokenize).tokenizer
     words = [tuple(tokenizer(text.rstrip()).split()) for text in texts]
     lengths = np.array(list(map(len, words)))
     shape = (len(texts), len(texts))
@@ -119,13 +117,13 @@ def read_best(result: SearchResult, vocab: Vocab, config: Config, n_best: int) -
 def make_utility(config: Config) -> Utility:
     """Return the utility of search.mbr_utility; BLEU with train.bleu_tokenize.
 
-    With auto the tokenizer is 13a, or char for candidates without spaces between words.
+    With auto the tokenizer is that of the target language, or of the script of the candidates.
     """
     if config.search.mbr_utility == "chrf":
         return score_chrf
-    tokenize = config.train.bleu_tokenize
+    tokenize, language = config.train.bleu_tokenize, config.data.target_language
     if tokenize == "auto":
-        return lambda texts: score_bleu(texts, tokenize="char" if lacks_spaces(texts) else "13a")
+        return lambda texts: score_bleu(texts, tokenize=choose_sentence_tokenizer(texts, language=language))
     return functools.partial(score_bleu, tokenize=tokenize)
 
 

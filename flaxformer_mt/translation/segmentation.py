@@ -13,7 +13,7 @@ from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import format_line_numbers
-from flaxformer_mt.unicode_text import is_blank
+from flaxformer_mt.unicode_text import is_blank, split_words
 from flaxformer_mt.vocab import Vocab
 
 # Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
@@ -199,7 +199,7 @@ class SourcePart(NamedTuple):
     @property
     def tag_words(self) -> int:
         """The number of words of the tags; without a space, the last tag belongs to the word after it."""
-        return len(self.tag.split()) - (self.tag != "" and not self.tag[-1].isspace())
+        return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def divide(self, texts: Sequence[str], *, continues: bool) -> "list[SourcePart]":
         """Return a part for each of consecutive texts; `continues`: of those after the first."""

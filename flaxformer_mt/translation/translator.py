@@ -295,7 +295,7 @@ class Translator:
             trained.params,
             trained.vocabs,
             checkpoint=trained.checkpoint,
-            step=trained.step,
+            step=trained.progress.get("step"),
             ensemble=members,
             long_lines=long_lines,
             split_sentences=split_sentences,

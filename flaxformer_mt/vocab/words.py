@@ -1,9 +1,10 @@
-"""The words of a text that its pieces belong to; white space separates words, as aligners count them."""
+"""The words of a text that its pieces belong to."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.vocabulary import Vocab
 
@@ -22,21 +23,19 @@ def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list
 
     Pieces [_the _dog s _bark] of "the dogs bark" belong to words 0 1 1 2 (_ is SentencePiece's space).
 
-    Normalization may split a word ("½" becomes "1/2") or delete it. If the pieces therefore form another
-    number of words than the text, each word of the text is tokenized alone to count the words that it
-    becomes. If these counts do not add up either, for example because the vocabulary treats a space such as
-    U+00A0 as a letter, only U+0020 separates words. As a last resort, all surplus words of the pieces are
+    Normalization may split a word ("½" becomes "1/2", and U+00A0 a space) or delete it. If the pieces
+    therefore form another number of words than the text, each word of the text is tokenized alone to count
+    the words that it becomes. If these counts do not add up either, all surplus words of the pieces are
     assigned to the last word of the text.
     """
     numbers, total = _number_words(pieces)
-    words = text.split()
-    if not words or total == len(words):
+    words = split_words(text)
+    if not words or total == len(words) == len(text.split()):
         return numbers
-    for text_words in (words, list(filter(None, text.split(" ")))):
-        counts = [_number_words(word_pieces)[1] for word_pieces in cut(text_words)]
-        if sum(counts) == total:
-            text_word = np.repeat(np.arange(len(text_words)), counts)
-            return [int(text_word[number]) for number in numbers]
+    counts = [_number_words(word_pieces)[1] for word_pieces in cut(words)]
+    if sum(counts) == total:
+        text_word = np.repeat(np.arange(len(words)), counts)
+        return [int(text_word[number]) for number in numbers]
     return [min(number, len(words) - 1) for number in numbers]
 
 

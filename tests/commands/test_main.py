@@ -145,6 +145,12 @@ def fail(capfd, *arguments) -> str:
       "unknown flag --config.train.max-tokens; here it is --config.data.batch_tokens, in tokens, on "
       "all devices together"),
      ("translate --run=gone --lenpen=1", "unknown flag --lenpen; here it is --length_penalty"),
+     ("train --arch=transformer",
+      "unknown flag --arch; the network is that of the config: --config=NAME, or --config.model.*"),
+     ("translate --run=gone --remove-bpe", "unknown flag --remove-bpe; pieces are joined by themselves"),
+     ("train --after-epochs=1",
+      "unknown flag --after-epochs; here it is --config.train.steps, which counts updates; `show` says "
+      "how many an epoch has"),
      ("train --epochs=1",
       "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
       "many an epoch has"),
@@ -179,8 +185,7 @@ def fail(capfd, *arguments) -> str:
      ("train --profile=0", "--profile is 0; it must be at least 1"),
      ("train --profile=-3", "--profile is -3; it must be at least 1"),
      ("train --profile=x", "--profile is 'x', which is not a whole number"),
-     ("evaluate", "--run must be given; see --help"),
-     ("average", "--run and --last must be given; see --help"),
+     ("evaluate", "--run is required; see --help"), ("average", "--run and --last are required; see --help"),
      ("translate --run=", "--run has no value; give --run=VALUE"),
      ("report --run=,", "--run has no value; give --run=VALUE"),
      ("new --files --run=x", "--files has no value; give --files=VALUE"),
@@ -192,10 +197,10 @@ def fail(capfd, *arguments) -> str:
      ("translate --run=gone --method=bean",
       "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)"),
      ("train --config.optim.learning_rate -1",
-     "optim.learning_rate is -1.0; it must be above 0 and at most 1000"),
-    ("train --config.train.log_every=0 --config.search.beam_size=0",
-     "train.log_every is 0; it must be at least 1\n       search.beam_size is 0; it must be at least 1"),
-    ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
+      "optim.learning_rate is -1.0; it must be above 0 and at most 1000"),
+     ("train --config.train.log_every=0 --config.search.beam_size=0",
+      "train.log_every is 0; it must be at least 1\n       search.beam_size is 0; it must be at least 1"),
+     ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
      ("doctor --run=gone", "gone is not a run directory: it has no config.json")],
 )  # fmt: skip
 def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
@@ -570,8 +575,8 @@ def test_flags_of_several_values_are_joined_and_take_no_flag_as_a_value(monkeypa
 def test_messages_do_not_depend_on_the_encoding_of_the_output(capfd):
     for encoding in ("ascii", "latin-1", "utf-8"):
         sys.stdout.reconfigure(encoding=encoding)
-        assert fail(capfd, "average", "--run=gone") == "--last must be given; see --help"
-        assert fail(capfd, "average", "--last=x").startswith("--run must be given")
+        assert fail(capfd, "average", "--run=gone") == "--last is required; see --help"
+        assert fail(capfd, "average", "--last=x").startswith("--run is required")
 
 
 def test_options_of_other_toolkits_are_answered_with_options_that_exist():

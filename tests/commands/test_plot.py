@@ -139,7 +139,7 @@ def test_positions_training_and_attention_are_files_that_the_json_names(run, tmp
     assert sorted(path.name for path in output.iterdir()) == sorted(names)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in output.iterdir())
     assert all((output / name).stat().st_size > 1000 for name in names)
-    assert result["checkpoint"] == "best"
+    assert (result["checkpoint"], result["step"]) == ("best", 7)
     check_positions_and_training(drawn)
     check_attention(run, result, drawn)
     for name, figure in drawn.items():

@@ -141,7 +141,7 @@ PROGRAM = (
 
 
 def start(*arguments, **options):
-    environment = quick_environment(devices=8, PYTHONPATH=str(ROOT))
+    environment = quick_environment(PYTHONPATH=str(ROOT))
     return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], env=environment, **options)
 
 
@@ -343,7 +343,7 @@ def test_surplus_constraints_are_counted_before_the_run_is_loaded(untrained, cap
         (["--source=-", "--target=-"], "only one of --source and --target"),
         (["--source=a", "--target=a", "--json", "--tokens"], "--tokens has no effect with --json"),
         (["--source=a", "--target=gone"], "input gone does not exist"),
-        (["--source=a"], "--target must be given"),
+        (["--source=a"], "--target is required"),
         (["--source=a", "--target=a", "--length_penalty_kind=x"], "--length_penalty_kind"),
     ],
 )

@@ -54,9 +54,6 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["split"] == "train"]
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     ("name", "languages"), [("nllb", ["de", "en"]), pytest.param("t5", None, marks=pytest.mark.slow)]
 )

@@ -189,6 +189,33 @@ def test_a_swapped_set_is_found():
     assert repr(VALID[0].target[:50]) in warning
 
 
+SENTENCES = {
+    "de": "Der Hund ist im Garten und die Katze schläft nicht .",
+    "en": "The dog is in the garden and the cat does not sleep .",
+    "fr": "Le chien est dans le jardin et la souris ne dort pas .",
+    "es": "El perro está en el jardín y los gatos no duermen .",
+    "ru": "Он не в саду , и это не кошка , что спит на полу .",
+    "pl": "Pies jest w ogrodzie i kot się nie boi , że to jest pies .",
+}
+
+
+@pytest.mark.parametrize("source", SENTENCES)
+@pytest.mark.parametrize("target", ["en", "fr"])
+def test_a_training_set_that_is_swapped_as_a_whole_is_found(source, target):
+    """By its frequent words, where there is nothing to compare it with; the right way round it is not."""
+    if source == target:
+        return
+    right = [Pair(SENTENCES[source], SENTENCES[target])] * 300
+    languages = source, target
+    assert find_side_problems({"train": Split(right, languages=languages)}) == []
+    (finding,) = find_side_problems({"train": Split(swap(right), languages=languages)})
+    assert (finding.split, finding.problem, finding.blocks) == ("train", "swapped", finding.of)
+    (warning,) = describe_side_problems([finding])
+    assert "look swapped (pair 1 is" in warning and "compared" not in warning
+    unknown = Split(swap(right), languages=("xx", "yy"))
+    assert find_side_problems({"train": unknown}) == []
+
+
 def test_a_swapped_part_of_the_training_set_is_found():
     mixed = TRAIN[:3000] + swap(TRAIN[3000:])
     (finding,) = find_side_problems({"train": Split(mixed), "valid": Split(VALID)})

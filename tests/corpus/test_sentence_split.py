@@ -40,6 +40,49 @@ def test_sentences_of_many_languages(language, sentences):
     assert split_sentences("".join(sentences), language=language) == sentences
 
 
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("ja", ["「はい。」と言った。", "『やった！』と叫んだ。", "「走れ！」", "彼は叫んだ。"]),
+        ("ja", ["彼は「うそ！？」って聞いた。", "「はい。", "そうです。」", "「えっ？」", "とても驚いた。"]),
+        ("ja", ["モーニング娘。の新曲だ。", "何？と聞いた。", "（注意。）", "『猫である。』を読んだ。"]),
+        ("ja", ["値は３．１４です。", "終わりだ。", "「始めよう。」は返事だ。", "次の文です。"]),
+        ("zh_Hant", ["「走吧！」他說。", "『好！』老師大聲喊道。", "大家笑了。"]),
+        (
+            "zh",
+            ["他说：“走吧。”", "然后他走了。", "“你是谁？”小明问道，没人回答。", "“好。”", "他说他累了。"],
+        ),
+        ("zh", ['"走吧。"他说。', '"好的。"', "（真的。）", "《你好！》是一首歌。", "“走。", "快走。”"]),
+        ("zh", ["我们明天一起去看《摔跤吧！爸爸》好吗？", "好！", "圆周率是３．１４。", "“等等……”他说。"]),
+        (
+            "fr",
+            ["« Bonjour. » ", "Puis il partit. ", "«\u00a0Viens\u00a0!\u00a0» dit-il. ", "« Où vas-tu ? » "],
+        ),
+        (
+            "fr",
+            ["« Oui. ", "Non. » ", "Il a vu ça. ", "« Bien », dit-elle. ", "— Oui ! dit-il. ", "Il part."],
+        ),
+        (
+            "ru",
+            ["«Привет.» ", "Он сказал: «Стой!» ", "«Кто там?» – спросил он. ", "— Я! — сказал я. ", "— А."],
+        ),
+        ("uk", ["«Так!» — сказав він. ", "„Ні.“ ", "Вона мовчала."]),
+        ("pl", ["— Stop! — zawołał. ", "„Tak.” ", "Stanęli."]),
+        ("de", ["„Halt!“ rief er. ", "»Nein.« ", "Er kam. ", "»Ja«, sagte sie. ", "„Wer?“, fragte er."]),
+        ("da", ["»Nej!« sagde hun. ", "»Jo.« ", "Han gik."]),
+        ("sv", ["”Nej!” sa pojken. ", "”Jo.” ", "Han gick."]),
+        ("es", ["—¿Vienes? —preguntó. ", "No contestó. ", "«¡Hola!» dijo. ", "“¡No!” ", "Se fue."]),
+        ("en", ['He said, "Go." ', '"So." ', '"Why?" asked Tom. ', "“Stop!” — she cried. ", "[No!] ", "OK."]),
+        ("ko", ["“가자!” 하고 외쳤다. ", '"안녕."이라고 말했다. ', "“안녕.” ", "그는 갔다."]),
+        ("ar", ["قال: «نعم!» ", "«مرحبا.» ", "ثم رحل."]),
+        ("el", ["«Έλα!» είπε. ", "«Γεια.» ", "Ήρθε."]),
+        ("hi", ["“नमस्ते।” ", "वह गया।"]),
+    ],
+)
+def test_a_closing_mark_ends_its_sentence_and_who_says_it_is_part_of_it(language, sentences):
+    assert split_sentences("".join(sentences), language=language) == sentences
+
+
 def test_ordinal_numbers_and_lists_are_no_sentences():
     sentences = ["Am 3. Mai, im 21. Jahrhundert, kam er. ", "Es gibt z. B. Hunde. ", "Im Jahr 1990. ", "Ja."]
     for code in ("de", "de_AT", "DE"):
@@ -86,7 +129,25 @@ def test_nothing_is_lost_whatever_the_text():
 
 @pytest.mark.parametrize("language", ["en", "de", "zh"])
 def test_runs_of_marks_take_linear_time(language):
-    for unit in (".", "。", ". ", '."', "(", "'", " ", "„a. ", "1. ", "\n", "a.b", '.") ', " .'"):
+    for unit in (
+        ".",
+        "。",
+        ". ",
+        '."',
+        "(",
+        "'",
+        " ",
+        "„a. ",
+        "1. ",
+        "\n",
+        "a.b",
+        '.") ',
+        " .'",
+        "。」",
+        ". »",
+        "。”说",
+        '"',
+    ):
         start = time.process_time()
         text = unit * 20_000 + "a"
         assert "".join(split_sentences(text, language=language)) == text

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import re
 
 import numpy as np
@@ -93,6 +94,22 @@ def test_wrong_files_are_refused_with_file_and_line(config, tmp_path, capsys):
     lines = file.read_text().splitlines()
     assert len(lines) == len(SOURCE) and lines[0] == "0-0 1-1 2-2" and lines[2] == ""
     assert main(["align", f"--output={tmp_path / 'no' / 'folder'}", *command]) == 2
+
+
+def test_words_are_those_of_fast_align(config, tmp_path, capsys):
+    """Between spaces and tabs: eflomal, which splits at no-break spaces, gives points that do not exist."""
+    config = dataclasses.replace(config, alignments=())
+    (tmp_path / "train.xx").write_text("100 km der\tHund\u3000schläft\n" * 4, encoding="utf-8")
+    (tmp_path / "train.yy").write_text("100\u00a0km the dog\n" * 4, encoding="utf-8")
+    names = ("dataset", "text_dir", "cache_dir", "source_language", "target_language")
+    command = [f"--config.data.{name}={getattr(config, name)}" for name in names]
+    assert main(["align", *command, f"--output={tmp_path / 'train.align'}"]) == 0
+    assert json.loads(capsys.readouterr().out)["aligned_target_words"] == 1
+    points = [map(int, point.split("-")) for point in (tmp_path / "train.align").read_text().split()]
+    assert [max(side) for side in zip(*points, strict=True)] == [3, 2]
+    (tmp_path / "train.align").write_text("0-0\n3-2\n4-3\n0-0\n")
+    with pytest.raises(UserError, match="line 3: point 4-3 .* 4 source and 3 target words; .*no-break"):
+        links_of(dataclasses.replace(config, alignments=("train.align",)))
 
 
 def test_points_are_read_once_each_in_the_order_of_the_target():

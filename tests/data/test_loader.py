@@ -487,6 +487,42 @@ def test_links_reach_the_right_places_of_batches(tmp_path):
             assert seen == len(pairs)
 
 
+def test_a_no_break_space_is_part_of_its_word(tmp_path):
+    """As for fast_align: "100 km" is two words, with a no-break space one."""
+    texts = {
+        "train.xx": "100 km der Hund schläft\n",
+        "train.yy": "100\u00a0km the dog sleeps\n",
+        "train.align": "0-0 1-0 2-1 3-2 4-3\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text * 2, encoding="utf-8")
+    config = DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path),
+        cache_dir=str(tmp_path / "cache"),
+        source_language="xx",
+        target_language="yy",
+        alignments=("train.align",),
+    )
+    pairs = read_pairs(config, "train")
+    vocabs = make_vocabs(VocabConfig(size=40, byte_fallback=False), pairs, tmp_path / "vocab")
+    store = TokenStore.build(pairs, vocabs, tmp_path / "tokens")
+    words = []
+    for ids in store[0]:
+        pieces = vocabs.source.pieces(ids[:-1])
+        ends = np.cumsum([piece.count("\u2581") for piece in pieces])
+        words.append([" ".join(pieces).replace(" ", "").split("\u2581")[end] for end in ends])
+    points = store.links.points[: store.links.offsets[1]]
+    linked = {(words[0][source], words[1][target]) for source, target in points}
+    assert linked == {
+        ("100", "100\u00a0km"),
+        ("km", "100\u00a0km"),
+        ("der", "the"),
+        ("Hund", "dog"),
+        ("schläft", "sleeps"),
+    }
+
+
 def check_batches(store, config, pairs, vocabs) -> int:
     """Compares the bits of each pair in each batch with its points; returns the number of pairs seen."""
     lengths = store.source_lengths, store.target_lengths

@@ -6,14 +6,18 @@ import sys
 import pytest
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.evaluation.metrics import (
-    choose_tokenizer,
     resample_scores,
     score_sentences_bleu,
     score_sentences_chrf,
     score_translations,
 )
+from flaxformer_mt.translation import bleu_tokenizers
+from flaxformer_mt.translation.bleu_tokenizers import choose_tokenizer
+
+JAPANESE = "彼は東京で本を読んだ。", "彼は京都で本を読んだ。"
+KOREAN = "그는 서울에서 책을 읽었다.", "그는 부산에서 책을 읽었다."
 
 
 def test_bleu_by_hand():
@@ -177,9 +181,38 @@ def test_sentences_without_spaces_are_compared_by_characters():
     char = BLEU(tokenize="char", effective_order=True)
     expected = [char.sentence_score(one, [other]).score for one, other in zip(*pairs, strict=True)]
     assert score_sentences_bleu(*pairs) == pytest.approx(expected) and min(expected) > 20
+    # Chinese has sacreBLEU's zh, in which a number is a word: by characters a wrong one scores 80.7.
+    number = ["总数为 1234568。"], ["总数为 1234567。"]
+    assert score_sentences_bleu(*number) == pytest.approx([42.7287], abs=1e-4)
+    assert char.sentence_score(number[0][0], [number[1][0]]).score == pytest.approx(80.7056, abs=1e-4)
     english = (["the cat sat"], ["the cat sat down"])
     plain = BLEU(effective_order=True).sentence_score(english[0][0], [english[1][0]]).score
     assert score_sentences_bleu(*english) == pytest.approx([plain])
+
+
+@pytest.mark.parametrize(("tokenize", "texts"), [("ja-mecab", JAPANESE), ("ko-mecab", KOREAN)])
+def test_sentences_of_japanese_and_korean_need_mecab_or_compare_characters(monkeypatch, tokenize, texts):
+    from sacrebleu.metrics.bleu import BLEU
+
+    pair = ([texts[0]], [texts[1]])
+    try:
+        expected = BLEU(tokenize=tokenize, effective_order=True).sentence_score(texts[0], [texts[1]]).score
+    except RuntimeError:
+        pass
+    else:
+        assert score_sentences_bleu(*pair) == pytest.approx([expected])
+    for name in ("MeCab", "mecab_ko"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("ja_mecab", "ko_mecab"):
+        monkeypatch.delitem(sys.modules, f"sacrebleu.tokenizers.tokenizer_{name}", raising=False)
+    bleu_tokenizers._replace_missing.cache_clear()
+    char = BLEU(tokenize="char", effective_order=True).sentence_score(texts[0], [texts[1]]).score
+    with pytest.warns(
+        FlaxformerWarning, match=rf"compares characters \(char\): .*{tokenize} is not installed"
+    ):
+        assert score_sentences_bleu(*pair) == pytest.approx([char])
+    assert score_sentences_bleu(*pair) == pytest.approx([char])  # with one warning
+    bleu_tokenizers._replace_missing.cache_clear()
 
 
 def test_a_code_that_says_nothing_leaves_it_to_the_references():
@@ -190,7 +223,9 @@ def test_a_code_that_says_nothing_leaves_it_to_the_references():
 
     thai, mixed = "\u0e44\u0e21\u0e48\u0e21\u0e35", "Thai: \u0e44\u0e21\u0e48"
     assert choose("xx", [thai] * 300) == "char"
-    assert "target language xx compares characters (char)" in warnings.pop()
+    assert "target language xx has the tokenizer char" in warnings.pop()
+    assert choose("xx", ["总数为 1234567。"]) == "zh"
+    assert "target language xx has the tokenizer zh" in warnings.pop()
     assert choose("xx", [thai], "13a") == "13a"
     assert "13a, which splits text at spaces, but the target language is xx" in warnings.pop()
     # Most letters count; Latin text of Chinese, as its code says, has spaces.

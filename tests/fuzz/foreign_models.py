@@ -3,7 +3,6 @@
 import argparse
 import functools
 import json
-import pickle
 import random
 import shutil
 import struct
@@ -219,8 +218,3 @@ def _mutate_safetensors(path: Path, draw: random.Random) -> str:
     length = draw.choice([len(text)] * 6 + [0, len(text) - 1, 1 << 40, (1 << 64) - 1])
     path.write_bytes(struct.pack("<Q", length) + text + data)
     return f"{path.name}: header {kind} of {name}, length {length}"
-
-
-def pickled(path: Path) -> None:
-    """Replaces a file by a pickle that would create HARM beside the folder."""
-    path.write_bytes(pickle.dumps(Payload(path.parent.parent / "HARM")))

@@ -177,6 +177,14 @@ for name, rule in MASKS.items():
             *(*pair, [(B, M, H, 16)] * 3 + tables),
             *("bfloat16", 0.02),
         )
+for biased in (False, True):  # blocks of 32 and 64 queries, tiles of 128 keys
+    rule = MaskRule(None, np.arange(131) < np.array([131, 5])[:, None])
+    pair = changed(fused, rule, 0.3, biased), changed(PLAIN, rule, 0.3, biased)
+    tables = [(8, 3)] if biased else []
+    CASES[f"attention on a GPU, several tiles, {biased}"] = (
+        *(*pair, [(B, 67, H, 16), (B, 131, H, 16), (B, 131, H, 16), *tables]),
+        *("bfloat16", 0.02),
+    )
 for score in (score_words, score_rounded, score_in_two_passes):
     for bias, mixed, smoothing, chunk_tokens, count in (
         (True, False, 0.1, 4, False),
@@ -210,13 +218,13 @@ def test_a_variant_computes_what_its_reference_does(name, monkeypatch):
 
     def on_gpu(rule: gpu_attention.Rule, *rest: Any) -> Any:
         ran.append("GPU")
-        return kernels["attend_rows_on_gpu"](rule._replace(interpret=True), *rest)
+        return kernels["gpu_rows"](rule._replace(interpret=True), *rest)
 
     def by_jax(*arguments: Any) -> Any:
         ran.append("XLA")
         return kernels["attend_by_jax"](*arguments)
 
-    kernels["attend_rows_on_gpu"] = gpu_attention.attend_rows
+    kernels["gpu_rows"] = gpu_attention.attend_rows
     monkeypatch.setattr(attention_kernels, "attend_rows", interpreted)
     monkeypatch.setattr(gpu_attention, "attend_rows", on_gpu)
     monkeypatch.setattr(attention_kernels, "attend_by_jax", by_jax)

@@ -12,8 +12,9 @@ from compiled_text import read_compiled
 from jax.sharding import PartitionSpec
 
 from flaxformer_mt.config import Config, ParallelConfig
-from flaxformer_mt.kernels import attention_kernels
-from flaxformer_mt.kernels.attention_kernels import attend, attend_fused
+from flaxformer_mt.kernels import attention_kernels, gpu_attention
+from flaxformer_mt.kernels.attention_kernels import Drop, attend, attend_fused
+from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.kernels.masks import MaskRule
 from flaxformer_mt.kernels.product import Product
 from flaxformer_mt.parallel import Parallel, make_parallel
@@ -119,14 +120,18 @@ def test_matrices_that_are_gathered_twice_are_not_kept_between_the_passes():
     assert memory["once"] > layers * matrix and memory["twice"] < 3 * matrix, memory
 
 
-def test_the_kernel_of_attention_runs_on_the_parts_of_each_device(monkeypatch):
-    """By Pallas' interpreter, with the gradients of all inputs."""
-    kernel = attention_kernels.attend_rows
-
-    def interpreted(heads, causal, _, *arrays):
-        return kernel(heads, causal, True, *arrays)
-
-    monkeypatch.setattr(attention_kernels, "attend_rows", interpreted)
+@pytest.mark.parametrize("kind", ["pallas", "triton"])
+def test_the_kernel_of_attention_runs_on_the_parts_of_each_device(kind, monkeypatch):
+    """By Pallas' interpreter, with all gradients; the kernel of GPUs drops what it does for a whole batch."""
+    on_tpu, on_gpu = attention_kernels.attend_rows, gpu_attention.attend_rows
+    monkeypatch.setattr(
+        attention_kernels,
+        "attend_rows",
+        lambda heads, causal, _, *arrays: on_tpu(heads, causal, True, *arrays),
+    )
+    monkeypatch.setattr(
+        gpu_attention, "attend_rows", lambda rule, *arrays: on_gpu(rule._replace(interpret=True), *arrays)
+    )
     parallel, generator = make_mesh(data=2, fsdp=2, tensor=2), np.random.default_rng(0)
     projected = generator.normal(size=(4, 16, 3, 4, 64)).astype(jnp.bfloat16)
     tokens = np.arange(16) < np.array([16, 5, 9, 1])[:, None]
@@ -135,17 +140,19 @@ def test_the_kernel_of_attention_runs_on_the_parts_of_each_device(monkeypatch):
     def total(attention: Any, batch: tuple, part: Any) -> Any:
         projected, tokens = batch
         rule = MaskRule(None, tokens, causal=True, padded_at_end=True)
-        output = attention(*(projected[:, :, n] for n in range(3)), rule).astype(jnp.float32)
+        drop = Drop(make_dropout_key(3, 1, part=part), 0.3) if kind == "triton" else None
+        output = attention(*(projected[:, :, n] for n in range(3)), rule, drop=drop).astype(jnp.float32)
         output = jnp.where(tokens[..., None, None], output, 0)  # what padding attends to is read by nothing
         return (output * jnp.sin(jnp.arange(output[0].size).reshape(output[0].shape))).sum()
 
-    def gradient(batch: tuple, part: Any, attention: Any) -> Any:
+    def gradient(batch: tuple, attention: Any, split: bool) -> Any:
+        part = jax.lax.axis_index(("data", "fsdp")) if split else None
         return jax.grad(lambda projected: total(attention, (projected, batch[1]), part))(batch[0])
 
-    fused = functools.partial(attend_fused, ("pallas",), plain)
-    by_kernel = on_rows(parallel, functools.partial(gradient, part=None, attention=fused))
+    fused = functools.partial(attend_fused, (kind,), plain)
+    by_kernel = on_rows(parallel, functools.partial(gradient, attention=fused, split=True))
     found = np.asarray(jax.jit(by_kernel)(parallel.put((projected, tokens))), np.float32)
-    expected = jax.jit(functools.partial(gradient, part=None, attention=plain))((projected, tokens))
+    expected = jax.jit(functools.partial(gradient, attention=plain, split=False))((projected, tokens))
     expected = np.asarray(expected, np.float32)
     assert np.abs(expected).max() > 0.1
     np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())

@@ -148,6 +148,8 @@ def test_lower_loss_is_better_and_the_earliest_of_equals_is_best(tmp_path):
     assert save_steps(tmp_path / "loss", losses, best_metric="loss").best() == 2
     assert save_steps(tmp_path / "chrf", losses, best_metric="chrf").best() == 1
     assert save_steps(tmp_path / "none", {1: None}).best() is None
+    numbers = {1: float("inf"), 2: 1.0, 3: float("nan")}  # what is no finite number is no score
+    assert save_steps(tmp_path / "finite", numbers).best() == 2
 
 
 def test_the_lower_loss_breaks_ties_of_shown_scores(tmp_path):

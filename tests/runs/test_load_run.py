@@ -46,7 +46,7 @@ def test_the_model_that_training_started_from_is_not_taken_in_silence(tiny_run, 
     )
     told = []
     found = load_trained(run, warn=told.append)
-    assert (found.checkpoint, found.step) == ("best", 0)
+    assert (found.checkpoint, found.progress["step"]) == ("best", 0)
     (line,) = told
     assert line == (
         f"the best checkpoint of {run} is step 0, the model that training started from; --checkpoint=last "

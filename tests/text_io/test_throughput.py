@@ -58,7 +58,7 @@ def test_compiling_and_an_earlier_run_do_not_count_as_speed(clock):
         clock.now += 1.0
         throughput.add(lines=2, tokens=20)
     first, last = stream.getvalue().rstrip("\n").split("\n")
-    assert first == "1,040/2,040 lines | 2.0 lines/s | 20 target tokens/s | compiling 0:20 | 8:20 left"
+    assert first == "1,040/2,040 lines | 2.0 lines/s | 20 target tokens/s | compile/load 0:20 | 8:20 left"
     assert last.endswith("0:41 in total")
 
 
@@ -72,7 +72,7 @@ def test_compiling_after_the_last_lines_is_not_taken_from_their_time(clock):
         throughput.add(lines=50, tokens=500)
     first, last = stream.getvalue().rstrip("\n").split("\n")
     assert first == "50/100 lines | 2.0 lines/s | 20 target tokens/s | 0:25 left"
-    assert last == "100/100 lines | 4.0 lines/s | 40 target tokens/s | compiling 0:30 | 0:55 in total"
+    assert last == "100/100 lines | 4.0 lines/s | 40 target tokens/s | compile/load 0:30 | 0:55 in total"
 
 
 def test_programs_that_threads_compile_at_the_same_time_take_it_once(clock):
@@ -84,7 +84,7 @@ def test_programs_that_threads_compile_at_the_same_time_take_it_once(clock):
         clock.now = 120.0
         throughput.add(lines=20, tokens=200)
     assert stream.getvalue() == (
-        "20 lines | 2.0 lines/s | 20 target tokens/s | compiling 0:10 | 0:20 in total\n"
+        "20 lines | 2.0 lines/s | 20 target tokens/s | compile/load 0:10 | 0:20 in total\n"
     )
 
 

@@ -48,6 +48,13 @@ def carry(line, translation=None, alignment=None):
         ("<b>w <i>x <u>y</b> z", "w x y z"),
         ("x </b> y", "x y"),
         ("<b></b>a", "a"),
+        # Elements without words are points: the spaces beside them are neither lost nor doubled.
+        ("a <b></b> b", "a b"),
+        ("Je <span>%1$s</span> dabbas", "Je dabbas"),
+        ("<b>{0}</b> Hund <i>{1}{2}</i>", "Hund"),
+        ("a <i><b>{0}</b></i> b", "a b"),
+        ("x <b>{0} y</b> z", "x y z"),
+        ("x <b>y {0}</b> z", "x y z"),
         ("A <img src='a>b'> B <!-- c --> d", "A B d"),
         ("A <![CDATA[ x > y <b> ]]> B <?php a > b ?> C", "A B C"),
         ("Tom &amp; <b>Jerry</b> &lt;x&gt;", "Tom & Jerry <x>"),
@@ -68,6 +75,11 @@ def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
 @pytest.mark.parametrize(
     ("line", "translation", "alignment", "expected"),
     [
+        # A no-break space is part of a word, as in the alignment of words.
+        ("Der <b>Hund</b> schläft.", "10\u00a0000 the dogs.", "0-0 1-1 2-2", "10\u00a0000 <b>the</b> dogs."),
+        # Words of the source that one is between are two: the tag is around one of them.
+        ("<b>10\u202f000</b> Hunde\u00a0!", "10,000 dogs!", "0-0 1-0 2-1 3-1", "<b>10,000</b> dogs!"),
+        ("Der <i>Hund</i>\u00a0schläft.", "The dog sleeps.", "0-0 1-1 2-2", "The <i>dog</i> sleeps."),
         ("Der <b>rote Hund</b> bellt.", "The dog red barks.", "0-0 1-2 2-1 3-3", "The <b>dog red</b> barks."),
         (
             "<i>Gestern</i> kam <b>er</b>.",

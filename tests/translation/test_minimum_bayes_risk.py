@@ -44,6 +44,17 @@ def test_candidates_without_spaces_are_compared_by_characters():
     np.testing.assert_allclose(make_utility(config)(["a b c", "a b d"])[0], english, rtol=1e-9)
 
 
+def test_candidates_are_compared_as_their_language_needs():
+    """Chinese has sacreBLEU's zh, by the code of the target language or by the script of the candidates."""
+    texts = ["总数为 1234567。", "总数为 1234568。", "共 1234567 个。"]
+    metric = BLEU(tokenize="zh", effective_order=True)
+    wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
+    config = Config(search=SearchConfig(method="mbr", mbr_utility="bleu"))
+    for code in ("zh_TW", "", "xx"):
+        chosen = dataclasses.replace(config, data=dataclasses.replace(config.data, target_language=code))
+        np.testing.assert_allclose(make_utility(chosen)(texts), wanted, rtol=1e-9)
+
+
 def test_utilities_are_the_sentence_scores_of_sacrebleu():
     draw = random.Random(2)
     texts = [

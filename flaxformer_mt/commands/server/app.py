@@ -269,7 +269,8 @@ class _Server:
 
     async def refuse_path(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = self._refuse(request, error.status_code, f"{error.detail}: {request.method}")
+        asked = f"{request.method} {request.url.path:.80}"
+        response = self._refuse(request, error.status_code, f"{error.detail}: {asked}")
         response.headers.update(error.headers or {})
         self._measurements.add_request("other", error.status_code, 0)
         return response

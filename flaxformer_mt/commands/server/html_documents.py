@@ -10,14 +10,18 @@ from typing import Any, Literal, NamedTuple
 from flaxformer_mt.translation.inline_markup import TAG_START, VOID, MarkedLine, peel, put_back, take_out
 from flaxformer_mt.translation.result import Translation
 
-# Elements whose text is no language.
-_VERBATIM = frozenset({"script", "style", "code", "kbd", "samp", "textarea"})
+# Elements whose text is no language, or the reading of another text.
+_VERBATIM = frozenset("script style code kbd samp textarea math rt rp rtc".split())
 
-# Elements inside a line of text; all others end it.
+# Elements inside a line of text, as are custom ones: HTML's phrasing content without br, those that it had
+# before, and parts of ruby. All others end the line.
 _INLINE = frozenset(
-    "a abbr acronym b bdi bdo big cite code data del dfn em font i img ins kbd label mark q s samp small "
-    "span strike strong sub sup time tt u var wbr".split()
+    "a abbr acronym area b basefont bdi bdo bgsound big blink cite code data del dfn em embed font i img "
+    "input ins kbd label link map mark math meta meter nobr output picture progress q rb rp rt rtc ruby s "
+    "samp script slot small source span strike strong sub sup textarea time track tt u var wbr".split()
 )
+# Those of the phrasing content whose text is no part of the sentence: in one, it is read apart.
+_APART = frozenset("audio button canvas datalist iframe noscript object select svg template video".split())
 
 # Elements whose line breaks are seen, and the values of the style white-space with which all elements do so.
 _PREFORMATTED = frozenset({"pre", "listing", "xmp", "plaintext"})
@@ -27,12 +31,16 @@ _BREAK = re.compile(r"(\r\n|\r|\n)")
 
 # Open elements are looked for among so many, so that hostile documents take no longer than others.
 _DEEPEST = 100
-_TRANSPARENT = _INLINE | {"address", "div", "p"}
+_TRANSPARENT = frozenset({"address", "div", "p"})
 _TABLE_PARTS = frozenset("table caption colgroup thead tbody tfoot tr td th".split())
 # Start tags that end several elements inside each other.
 _NESTED = _TABLE_PARTS | {"optgroup", "hr"}
 # Elements that an end tag of something else inside them does not end.
 _SCOPES = frozenset("table caption td th button object template".split())
+
+
+def _is_inline(name: str) -> bool:
+    return name in _INLINE or "-" in name
 
 
 class _ImpliedEnd(NamedTuple):
@@ -45,7 +53,7 @@ class _ImpliedEnd(NamedTuple):
 
     def stops_at(self, name: str) -> bool:
         """Return whether the elements around one of this name stay open."""
-        return name in self.within if self.within else name not in _TRANSPARENT
+        return name in self.within if self.within else not _is_inline(name) and name not in _TRANSPARENT
 
 
 _CELLS, _ROWS = "td th caption colgroup", "td th caption colgroup tr thead tbody tfoot"
@@ -84,30 +92,35 @@ class Line(NamedTuple):
     # Its tags, if it is a line of a document. In them, tags are named `x-0`, `x-1` ... of `kept`.
     marked: MarkedLine | None = None
     kept: tuple[tuple[str, str], ...] = ()
+    # What is read apart inside it, such as a menu, by the place in `kept`; its lines follow this one.
+    apart: tuple[tuple[int, "Template"], ...] = ()
 
     @property
     def needs_alignment(self) -> bool:
         """Whether the translation must have an alignment of words, which its tags are placed by."""
         return self.marked is not None and bool(self.marked.items)
 
-    def fill(self, translation: Translation) -> str:
+    def fill(self, translation: Translation, apart: Mapping[int, str] = MappingProxyType({})) -> str:
         if self.marked is None:
             return translation.text
         text = put_back(self.marked, translation.text, translation.alignment or ())
-        return _restore(text, self.kept)
+        kept = [(apart[place],) * 2 if place in apart else one for place, one in enumerate(self.kept)]
+        return _restore(text, kept)
 
 
 class Template(NamedTuple):
     """The lines to translate, and the fixed text before each of them and after the last."""
 
     lines: tuple[Line, ...]
-    # One more than lines.
+    # One more than lines that are not inside another one.
     between: tuple[str, ...]
 
     def fill(self, translations: Sequence[Translation]) -> str:
-        filled = [self.between[0]]
-        for line, translation, after in zip(self.lines, translations, self.between[1:], strict=True):
-            filled += [line.fill(translation), after]
+        filled, remaining = [self.between[0]], iter(zip(self.lines, translations, strict=True))
+        for (line, translation), after in zip(remaining, self.between[1:], strict=False):
+            inner = {place: [next(remaining)[1] for _ in part.lines] for place, part in line.apart}
+            apart = {place: part.fill(inner[place]) for place, part in line.apart}
+            filled += [line.fill(translation, apart), after]
         return "".join(filled)
 
 
@@ -121,12 +134,17 @@ def read_html(text: str) -> Template:
     """Return the lines of a document: "<p>a <b>b</b></p>c" has the lines "a b", with its tags, and c.
 
     Elements such as p and br end a line; those such as b and a are part of it, and so are placeholders such
-    as {0}. A line break in pre, or where the attribute style has a white-space that keeps it, ends a line.
+    as {0}. Text of a menu or a button in a sentence is a line after it; readings of ruby are left out. A line
+    break in pre, or where the attribute style has a white-space that keeps it, ends a line.
     Comments, CDATA sections, white space around lines, and the contents of script, style, code and of
     elements with translate="no" stay as they are, and text is escaped in translations as in the document.
     An end tag that HTML lets one leave out may be absent.
     """
-    tokens, reader = _Tokenizer(text).tokens, _Reader()
+    return _read(text, _Reader())
+
+
+def _read(text: str, reader: "_Reader") -> Template:
+    tokens = _Tokenizer(text).tokens
     ends = [*(token.place for token in tokens[1:]), len(text)]
     for token, end in zip(tokens, ends, strict=False):
         reader.read(token, text[token.place : end])
@@ -186,7 +204,9 @@ class _Element(NamedTuple):
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, *, inside_line: bool = False) -> None:
+        # What is read apart inside a line has nothing that is read apart.
+        self._inside_line = inside_line
         self.lines: list[Line] = []
         self.between: list[str] = []
         self.fixed = ""
@@ -196,6 +216,8 @@ class _Reader:
         self._kept: list[tuple[str, str]] = []
         # The open elements of the line: names, and places in `_kept`.
         self._open: list[tuple[str, int]] = []
+        # What is read apart in the line, with its place in `_kept`.
+        self._apart: list[tuple[int, Template]] = []
         self._elements: list[_Element] = []
         # The place in `_elements` of the outermost one that is not translated, and its text so far.
         self._verbatim: int | None = None
@@ -215,7 +237,7 @@ class _Reader:
             self._read_text(raw)
         elif token.kind == "start":
             self._read_start(token, raw)
-        elif token.kind == "other" or token.tag in _INLINE:
+        elif token.kind == "other" or _is_inline(token.tag):
             self._keep(raw)
         else:
             self._end_line_with(raw)
@@ -223,6 +245,7 @@ class _Reader:
     def end_line(self) -> None:
         line, raw, has_text, tags = self._line, self._raw, self._has_text, tuple(self._kept)
         self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
+        apart, self._apart = tuple(self._apart), []
         if not has_text:
             self.fixed += raw
             return
@@ -230,7 +253,8 @@ class _Reader:
         before, marked, after = peel(take_out(text, in_document=True))
         lead, _, trail = _split_ends(raw)
         self.between.append(self.fixed + lead + _restore(before, tags))
-        self.lines.append(Line(marked.text, marked, tags))
+        self.lines.append(Line(marked.text, marked, tags, apart))
+        self.lines += [line for _, part in apart for line in part.lines]
         self.fixed = _restore(after, tags) + trail
 
     def end(self) -> None:
@@ -249,10 +273,11 @@ class _Reader:
                 self._has_text = self._has_text or bool(_SPACES.sub("", part))
 
     def _read_start(self, token: _Token, raw: str) -> None:
-        inline = token.tag in _INLINE
-        if not inline:
+        inline = _is_inline(token.tag)
+        apart = self._is_apart(token.tag)
+        if not inline and not apart:
             self.end_line()
-        if token.tag in _VERBATIM or token.attributes.get("translate") == "no":
+        if apart or token.tag in _VERBATIM or token.attributes.get("translate") == "no":
             self._verbatim, self._verbatim_text = len(self._elements), raw
         elif inline:
             self._open.append((token.tag, len(self._kept)))
@@ -263,6 +288,9 @@ class _Reader:
             self.fixed += raw
         self._enter(token)
 
+    def _is_apart(self, name: str) -> bool:
+        return name in _APART and self._has_text and not self._inside_line
+
     def _read_end(self, tag: str, raw: str) -> None:
         element = self._find_open(tag)
         if self._verbatim is not None and (element is None or element >= self._verbatim):
@@ -272,7 +300,7 @@ class _Reader:
             self._leave(element)
         if not raw:
             return
-        if tag not in _INLINE:
+        if not _is_inline(tag):
             self._end_line_with(raw)
         elif tag not in dict(self._open):
             self._keep(raw)
@@ -292,10 +320,13 @@ class _Reader:
 
     def _leave(self, number: int) -> None:
         if self._verbatim is not None and number <= self._verbatim:
-            if self._elements[self._verbatim].name in _INLINE:
-                self._keep(self._verbatim_text)
+            name, text = self._elements[self._verbatim].name, self._verbatim_text
+            if apart := self._is_apart(name):
+                self._apart.append((len(self._kept), _read(text, _Reader(inside_line=True))))
+            if apart or _is_inline(name):
+                self._keep(text)
             else:
-                self.fixed += self._verbatim_text
+                self.fixed += text
             self._verbatim = None
         del self._elements[number:]
 
@@ -320,7 +351,7 @@ class _Reader:
         for number, name in self._inner_elements():
             if name == tag:
                 return number
-            if name not in _INLINE and (tag in _INLINE or (name in _SCOPES and tag not in _TABLE_PARTS)):
+            if not _is_inline(name) and (_is_inline(tag) or (name in _SCOPES and tag not in _TABLE_PARTS)):
                 return None
         return None
 

@@ -63,7 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alignments": dict(_TEXT, enum=["words", "pieces"], description="Describe which words belong together."),
     "attention": dict(_SWITCH, description="Describe the attention weights of each hypothesis."),
 }
-_TEXTS = "The text, or a list of texts. Each line is translated for itself."
+_TEXTS = "The text, or a list of texts. Each line is translated separately."
 _FILE = "A text (.txt) or a document (.html, .htm) in UTF-8."
 # JSON schemas of all fields.
 FIELDS: dict[str, dict[str, Any]] = OPTIONS | {

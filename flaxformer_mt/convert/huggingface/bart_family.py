@@ -195,7 +195,9 @@ for _package in ("torch", "transformers"):
 def open_model(path: Path, given: Given | None = None) -> Outputs:
     import torch
     from transformers import AutoModelForSeq2SeqLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # our own lines say what is done
     folder = path if path.is_dir() else path.parent
     # Whatever kernels config.json asks for: they differ in rounding, and may not be installed.
     model, report = AutoModelForSeq2SeqLM.from_pretrained(

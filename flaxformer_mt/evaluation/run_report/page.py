@@ -110,7 +110,7 @@ def make_parts(
             *(("attention", block) for block in attentions),
         ]
     left_out = [run.name for run in runs if run.translations.sources and run not in compared]
-    note = f"Other sentences than the others have: {', '.join(left_out)}."
+    note = f"Left out, because their sentences are not those of the first run: {', '.join(left_out)}."
     parts = {
         "Summary": sections.make_summary(runs, compared, samples)
         + sections.make_significance(compared, samples)

@@ -60,6 +60,50 @@ def test_odd_documents_keep_everything(document, lines):
     assert "".join(fill(template, *lines).split()) == "".join(document.split())
 
 
+# https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without br, and what HTML had before.
+VOID = "area embed img input link meta wbr source track"
+UNSPOKEN = "code kbd samp script textarea math"
+SPOKEN = (
+    "a abbr acronym b bdi bdo big cite data del dfn em font i ins label map mark meter nobr output picture "
+    "progress q ruby s slot small span strike strong sub sup time tt u var my-element"
+)
+APART = "audio button canvas datalist iframe noscript object select svg template video"
+
+
+@pytest.mark.parametrize(
+    ("names", "start", "lines"),
+    [
+        (VOID, "Der Mann <{0}> liest", ["Der Mann liest ein Buch."]),
+        (UNSPOKEN, "Der Mann <{0}>x</{0}> liest", ["Der Mann liest ein Buch."]),
+        (SPOKEN, "Der Mann <{0}>liest</{0}>", ["Der Mann liest ein Buch."]),
+        (APART, "Der Mann <{0}>rot</{0}> liest", ["Der Mann liest ein Buch.", "rot"]),
+    ],
+)
+def test_inline_elements_of_html_stay_in_their_sentence(names, start, lines):
+    for name in names.split():
+        document = f"<p>{start.format(name)} ein Buch.</p>"
+        template = read_html(document)
+        assert [line.text for line in template.lines] == lines, name
+        assert fill(template, *lines) == document
+
+
+def test_readings_of_ruby_are_left_out_and_menus_are_read_apart():
+    ruby = "<p><ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp>字<rt>じ</rt></ruby>を読む。</p>"
+    assert [line.text for line in read_html(ruby).lines] == ["漢字を読む。"]
+    filled = fill(read_html(ruby), "read the characters.")
+    assert filled.count("<rt>かん</rt>") == filled.count("<rt>じ</rt>") == filled.count("</ruby>") == 1
+    menu = "<p>Farbe <select><option>rot<option>blau</select> wählen <button translate=no>OK</button>."
+    menu += "</p><p>Ja</p>"
+    template = read_html(menu)
+    assert [line.text for line in template.lines] == ["Farbe wählen.", "rot", "blau", "Ja"]
+    filled = fill(template, "Choose color.", "red", "blue", "Yes", links=[(0, 0), (1, 1)])
+    assert "<option>red<option>blue</select>" in filled and filled.endswith("<p>Yes</p>")
+    assert filled.count("<button translate=no>OK</button>") == 1
+    # Where nothing is before them, they end lines: these are no sentence.
+    form = "<p><button>OK</button> <button>Nein</button></p>"
+    assert [line.text for line in read_html(form).lines] == ["OK", "Nein"]
+
+
 def test_entities_end_in_semicolons_and_text_is_escaped_as_it_was():
     document = (
         "<p>&nbsp; Siehe <a href='/?a=1&section=2&copy=3'>/?a=1&section=2&copy=3</a>&#160;\n</p>"
@@ -97,7 +141,7 @@ def test_the_character_that_stands_in_for_ampersands_is_none_of_the_document():
      ("<table><tr><td translate=no><table><tr><td>a<td>b</table>c<td>d</table>", ["d"]),
      ("<select><option translate=no>a<option>b</select>", ["b"]),
      ("<select><optgroup translate=no><option>a<optgroup><option>b</select>", ["b"]),
-     ("<ruby>x<rt translate=no>a<rt>b</ruby>", ["x", "b"])],
+     ("<ruby>x<rt>a<rtc>b</ruby> y<p>z", ["x y", "z"])],
 )  # fmt: skip
 def test_end_tags_that_may_be_left_out_end_what_is_not_translated(document, lines):
     template = read_html(document)
@@ -144,4 +188,5 @@ def test_a_document_of_unclosed_elements_takes_no_longer_than_its_length_asks():
     short = time.perf_counter() - start
     start = time.perf_counter()
     assert len(read_html("<p><button>" + "<div>a" * 5_000).lines) == 5_000
-    assert time.perf_counter() - start < 10 * 10 * max(short, 0.05)
+    assert len(read_html("<p>a<object>a<my-x>" * 5_000).lines) >= 5_000
+    assert time.perf_counter() - start < 2 * 10 * 10 * max(short, 0.05)

@@ -71,11 +71,14 @@ def test_an_update_on_an_h100_has_few_kernels_and_bytes(recipe, flags, attention
     not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
     reason="needs the compilers of the extra gpu",
 )
-def test_gradients_are_sent_while_kernels_run():
-    """On eight GPUs, of which nobody has measured the time."""
-    found = describe("multi30k_de_en", "h100:8", *SMALL)
+def test_eight_gpus_send_the_gradients_of_all_parameters_once():
+    """Nobody has measured the time."""
+    layers = ("model.num_encoder_layers=1", "model.num_decoder_layers=1", "vocab.size=8000")
+    found = describe("multi30k_de_en", "h100:8", *SMALL, *layers)
+    assert list(found["collectives"]) == ["all-reduce"]
     sums = found["collectives"]["all-reduce"]
-    assert 0 < sums["overlapped"] <= sums["sent"]
+    assert sums["bytes"] == pytest.approx(15_568_904, rel=0.01) and sums["sent"] == 1.75 * sums["bytes"]
+    assert 0 <= sums["overlapped"] <= sums["sent"]
     assert found["estimate"]["milliseconds"] is None and "8 devices" in found["estimate"]["basis"]
 
 
