@@ -87,7 +87,6 @@ def assert_close(left: object, right: object, name: str) -> None:
 
 
 def test_train(command, tiny_config, tiny_run, tmp_path):
-    """Twenty updates, whose line of the log is that of the tiny run; without the search of an evaluation."""
     text, config, run = tmp_path / "text", tmp_path / "tiny.py", tmp_path / "run"
     shutil.copytree(tiny_config.data.text_dir, text, ignore=shutil.ignore_patterns("valid.*", "test.*"))
     config.write_text(CONFIG.format(values=to_dict(tiny_config)), encoding="utf-8")

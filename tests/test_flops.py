@@ -105,14 +105,9 @@ def masks(lengths: list[int], width: int) -> np.ndarray:
 def test_the_work_of_a_bucket_is_that_of_its_sentences():
     work = real_work(masks([2, 4, 0], 4), masks([3, 1, 0], 5))
     assert work == Work(
-        source_tokens=6,
-        target_tokens=4,
-        predictions=4,
-        places=12 + 15,
-        source_by_source=4 + 16,
-        target_by_target=9 + 1,
-        target_by_source=2 * 3 + 4 * 1,
-    )
+        source_tokens=6, target_tokens=4, predictions=4, places=12 + 15, source_by_source=4 + 16,
+        target_by_target=9 + 1, target_by_source=2 * 3 + 4 * 1,
+    )  # fmt: skip
     assert work.padding == pytest.approx(1 - 10 / 27)
     assert real_work(masks([4, 4], 4), masks([5, 5], 5)) == padded_work(2, 4, 5)
     assert padded_work(2, 4, 5).padding == 0 and np.isnan(Work().padding)

@@ -94,7 +94,6 @@ def test_imports_go_down():
 
 
 def test_no_cycles():
-    """File by file, since within a wing files import each other freely."""
     modules = {f"flaxformer_mt.{module_of(file)}": file for file in FILES if file.parent != PACKAGE}
     modules |= {
         f"flaxformer_mt.{file.stem}": file for file in PACKAGE.glob("*.py") if file.stem != "__init__"
@@ -147,7 +146,6 @@ def test_no_program_depends_on_a_hidden_context():
 
 
 def test_one_function_counts_the_cores():
-    """What else asks the system asks for something that macOS does not have, or counts forbidden cores."""
     for file, tree in TREES.items():
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         found = names & {"sched_getaffinity", "cpu_count", "process_cpu_count"}
@@ -178,7 +176,6 @@ def test_no_shortcuts():
 
 
 def test_only_commands_print_and_exit():
-    """Library functions raise and warn; only commands write to the terminal and end the process."""
     shows = {
         "text_io.throughput",
         "tracking",

@@ -83,17 +83,9 @@ def test_each_log_is_one_line_of_json(tmp_path, clock):
         assert len(read_metrics(tmp_path / "new" / "run")) == 2
     lines = (tmp_path / "new" / "run" / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line) for line in lines[:-1]] == [
-        {
-            "step": 50,
-            "time": 1700000100.0,
-            "split": "train",
-            "loss": 3.5,
-            "tokens": 7,
-            "rate": 0.5,
-            "note": "ü\u2028x",
-        },
-        {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
-    ]
+        {"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5, "tokens": 7, "rate": 0.5,
+         "note": "ü\u2028x"}, {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
+    ]  # fmt: skip
     assert lines[-1] == ""
     assert lines[0].startswith('{"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5')
 
@@ -280,12 +272,9 @@ def test_elsewhere_than_on_a_terminal_each_line_stands(tmp_path):
     tracker.close()
     tracker.close()
     assert stream.getvalue().split("\n") == [
-        "begins [bold]here[/bold]",
-        "step   100/100 | loss 1.000 | 0:00 left",
-        "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10",
-        "epoch 3 @100 | loss 1.500",
-        "",
-    ]
+        "begins [bold]here[/bold]", "step   100/100 | loss 1.000 | 0:00 left",
+        "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10", "epoch 3 @100 | loss 1.500", "",
+    ]  # fmt: skip
 
 
 def test_a_terminal_shows_one_line_written_over_and_messages_above_it(tmp_path, monkeypatch, capsys):

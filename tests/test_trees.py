@@ -63,7 +63,6 @@ def test_host_copies_share_no_memory():
 
 
 def test_leaves_of_accelerators_are_gathered_shard_by_shard(monkeypatch):
-    """Whole, replicated, split, and split over one axis of two."""
     monkeypatch.setattr(trees, "shares_host_memory", lambda leaf: False)
     mesh = jax.make_mesh((2, 4), ("a", "b"), devices=jax.devices()[:8])
     whole = np.arange(64.0, dtype=np.float32).reshape(8, 8)

@@ -67,7 +67,6 @@ def test_what_nobody_sees_is_blank(text):
 
 
 def test_every_character_with_a_picture_is_text():
-    """No letter, digit, mark of punctuation or symbol is blank, but for the fillers of Hangul."""
     seen = {
         chr(c)
         for c in range(sys.maxunicode + 1)

@@ -31,7 +31,6 @@ def data(load_benchmark):
 
 
 def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, capsys):
-    """With a clock that ticks once a look, rates are numbers of tokens."""
     ticks = itertools.count()
     monkeypatch.setattr(data, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
     monkeypatch.setattr(data, "MODES", ("bucket",))
@@ -90,7 +89,6 @@ def test_rows_have_unique_names_and_valid_configs(scaling, tiny):
 
 
 def test_a_row_measures_the_update_of_the_model_that_it_names(scaling, monkeypatch):
-    """One layer of each stack, over two devices that share the parameters; a second passes at each look."""
     ticks = itertools.count()
     monkeypatch.setattr(scaling, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
     case = dataclasses.replace(scaling.TINY, axis="devices", value="x", devices=2, layout={"fsdp": 2})
@@ -279,7 +277,6 @@ def test_the_table_has_a_row_for_each_cell(targets):
 
 
 def test_links_are_known_where_the_lexicon_is_clear(load_benchmark):
-    """The lexicon of the toy corpus knows the words of its sentences; what occurs twice links nothing."""
     module = load_benchmark("word_links")
     lexicon = module.make_lexicon()
     pair = "Der alte Hund hat Anna und den Hut oft gesehen.", "The old dog often saw Anna and the hat."

@@ -41,7 +41,6 @@ def test_no_flag_is_lost_but_those_that_the_changelog_names():
 
 
 def test_an_option_that_several_commands_have_is_declared_once():
-    """No two classes of options declare a field of the same name with the same comment."""
     places: dict[tuple[str, str], str] = {}
     for command in COMMANDS.values():
         for kind in command.options.__mro__:

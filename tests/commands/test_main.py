@@ -505,7 +505,6 @@ def test_an_output_that_is_a_link_a_device_or_a_pipe_stays_what_it_is(capfd, tmp
 
 @pytest.mark.parametrize("reason", ["ENOSPC", "EROFS", "EIO", "ENAMETOOLONG"])
 def test_what_cannot_be_written_is_named(capfd, tmp_path, run_dir, translator, monkeypatch, reason):
-    """Also where the error itself names no file: that of a write to an open file."""
     (tmp_path / "in").write_bytes(b"a\nb\n")
     code = getattr(errno, reason)
 
@@ -805,7 +804,6 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("flags", [["--version"], ["--print-completion", "bash"]])
 def test_a_full_disk_behind_standard_output_is_one_line(flags):
-    """Also where the output is longer than the stream's buffer."""
     with open("/dev/full", "wb") as full:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "flaxformer_mt", *flags]
@@ -848,7 +846,6 @@ def test_outputs_that_cannot_be_written_are_refused_before_work(capfd, tmp_path)
 
 
 def test_the_installed_command_is_the_launcher():
-    """Which sets up memory, and says what a Python lacks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, function = project["scripts"]["flaxformer-mt"].partition(":")
     assert getattr(importlib.import_module(module), function) is launch.launch

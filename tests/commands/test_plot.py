@@ -259,7 +259,6 @@ def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags
 
 
 def test_the_encoding_of_a_width_is_plotted_without_a_run(tmp_path, capfd):
-    """As document 004 plots dimensions 4 to 7 of a width of 20 at 100 positions."""
     assert main(["plot", "--positions=20", f"--output={tmp_path / 'out'}"]) == 0
     files = json.loads(capfd.readouterr().out)["files"]
     assert [Path(file).name for file in files] == ["positions.png", "position_table.png"]

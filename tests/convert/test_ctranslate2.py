@@ -268,7 +268,6 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
 
 def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path):
-    """Its second head of the first of two layers: the attention that CTranslate2 reports is that of ours."""
     weights = make_weights(vocabs_of, scale=1.0)
     guided = GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
     model_config = dataclasses.replace(weights.config.model, alignment=guided)
@@ -291,7 +290,6 @@ def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path
 
 
 def test_positions_end_where_ours_end(vocabs_of, tmp_path):
-    """Memory beyond a table is never read: CTranslate2 says so, as ours does."""
     weights = make_weights(vocabs_of, max_positions=30, **SHALLOW)
     translator = ctranslate2.Translator(str(export(weights, tmp_path / "out")))
     piece = weights.vocabs.source.pieces([10])[0]

@@ -614,7 +614,6 @@ def train_as_the_project(path: Path, **options: Any) -> Any:
 
 
 def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
-    """With a vocabulary alone: its settings describe the model."""
     given = Given(vocabs=vocabs[True])
     ways = [
         ({}, ("all", False, True)),
@@ -639,7 +638,6 @@ def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
 
 
 def test_our_own_checkpoint_comes_in_again(vocabs, tmp_path):
-    """Beside its config and vocabulary; the scale has become a part of an untied projection."""
     weights = make_weights(CASES["aiayn_all"], vocabs)
     write(weights, "aiayn", tmp_path)
     again = aiayn.FORMAT.read(tmp_path / "model.chkpt", Given())

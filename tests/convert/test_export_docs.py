@@ -152,14 +152,8 @@ def test_every_snippet_runs(place, monkeypatch, capsysbinary):
             printed[line] = capsysbinary.readouterr()
             assert b"warning:" not in printed[line].err, line
     assert {path.name for path in (place / "exported").iterdir()} == {
-        "torch",
-        "ct2",
-        "ct2_int8",
-        "pegasus",
-        "nn",
-        "handbuilt",
-        "aiayn",
-    }
+        "torch", "ct2", "ct2_int8", "pegasus", "nn", "handbuilt", "aiayn",
+    }  # fmt: skip
     data = pickle.loads((place / "data.pkl").read_bytes())  # noqa: S301
     numbers = [data["vocab"]["src"].vocab.stoi[piece] for piece in data["test"][0].src]
     assert numbers == load_vocabs(place / "runs" / "toy_de_en" / "vocab").source.tokenize(TEXT[0][0])

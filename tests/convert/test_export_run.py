@@ -334,7 +334,6 @@ def test_tensors_that_are_no_plain_arrays_are_refused_by_name(exported, tmp_path
 
 
 def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_path):
-    """Before anything of that size is made or traced."""
     folder = shutil.copytree(exported[0], tmp_path / "foreign")
     stored = json.loads((folder / "config.json").read_text())
     for section, changes, words in [

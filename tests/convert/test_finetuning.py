@@ -126,7 +126,6 @@ def test_languages_of_an_import(tmp_path):
 
 
 def test_words_of_a_pretrained_vocabulary_are_trained_on_with_tags(tmp_path):
-    """Both sides of the token store begin with the tags of their languages; references do not."""
     from flaxformer_mt.corpus.reader import read_pairs
     from flaxformer_mt.data.token_store import TokenStore
     from flaxformer_mt.runs.load_run import read_config

@@ -57,16 +57,10 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
             forced_eos_token_id=2, repetition_penalty=1.0, renormalize_logits=True,
         )  # fmt: skip
     assert search == SearchConfig(
-        beam_size=6,
-        length_penalty_kind="length",
-        stopping="inexact",
-        no_repeat_ngram=3,
-        min_length_offset=5,
-        suppress=(piece, vocab.pieces([8])[0]),
-        allow_unknown=False,
-        diversity_groups=2,
+        beam_size=6, length_penalty_kind="length", stopping="inexact", no_repeat_ngram=3, min_length_offset=5,
+        suppress=(piece, vocab.pieces([8])[0]), allow_unknown=False, diversity_groups=2,
         diversity_strength=0.25,
-    )
+    )  # fmt: skip
     assert read(vocab, tmp_path).method == "greedy"
     sampled = read(vocab, tmp_path, do_sample=True, temperature=0.7, top_p=0.9, min_new_tokens=40)
     assert (sampled.method, sampled.temperature, sampled.top_k, sampled.top_p) == ("sample", 0.7, 50, 0.9)

@@ -33,7 +33,6 @@ def translate(system, lines, *, n_best=1, notes=NO_NOTES):
 
 
 def test_lines_are_translated_as_by_greedy_search_of_the_run(folder, tiny_run):
-    """Beam searches of the two systems differ; see export."""
     lines = ["ba do fi", "", "gu ka", "ba do fi gu ka lo mi nu ba do fi gu ka lo", *(["lo"] * 80)]
     system = LiveBatches(folder, beam_size=1)
     assert system.most_hypotheses == 1

@@ -243,7 +243,6 @@ def test_ctranslate2_reads_the_same_marian_model(tmp_path):
 
 
 def test_exports_of_imports_compute_the_same(tmp_path):
-    """Sources without end symbol go to CTranslate2 and to the PyTorch file."""
     write_onmt(tmp_path / "model", onmt_options())
     run = tmp_path / "run"
     with pytest.raises(UserError, match="this model has no tags of languages; give the two"):
@@ -390,7 +389,6 @@ class Foreign:
 
 @pytest.mark.parametrize("modern", [True, False])
 def test_objects_of_a_checkpoint_are_not_made(modern, tmp_path):
-    """Nothing of another class is called: its objects become records of what the file says."""
     content = {"model": {"a": torch.ones(2)}, "harm": Harmful(tmp_path / "harm"), "own": Foreign()}
     torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=modern)
     found = load_checkpoint(tmp_path / "a.pt")

@@ -19,7 +19,6 @@ def write_page(folder, text: str) -> str:
 
 
 def test_every_command_of_the_pages_is_known():
-    """It stands in an `sh` block, which is run or says what it needs; all rules of `run_pages` apply."""
     pages = find_pages()
     assert len(pages) > 12
     commands = {}
@@ -52,7 +51,6 @@ def test_commands_outside_of_blocks_and_blocks_of_other_kinds_are_found(tmp_path
 
 
 def test_a_command_fails_by_its_status_and_by_a_traceback(tmp_path):
-    """The message has the page, the line, the command and its output."""
     tree = run_pages.Tree(tmp_path, python=sys.executable)
     commands = {
         "echo fine": "",

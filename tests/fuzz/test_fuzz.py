@@ -103,7 +103,6 @@ def undamaged(server: Server | None, probe: str, settings: dict[str, Any]) -> di
 
 
 def test_damage_to_any_file_of_a_run(server, tiny_run, tmp_path):
-    """The config, parameters and vocabularies are those that were trained, or the user is told."""
     settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": "runs"}
     expected = undamaged(server, "load_run", settings)
     check_same(try_all(server, "load_run", numbers(20, 700), settings), expected)
@@ -126,7 +125,6 @@ COMMANDS = {
 @large_only
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_on_damaged_runs(server, tiny_run, tiny_text, tmp_path, name):
-    """One message and status 2, or what the command prints of the undamaged run; train: the same arrays."""
     count, flags = COMMANDS[name]
     flags = [flag.replace("{text}", str(tiny_text)) for flag in flags]
     settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": f"command {name}", "flags": flags}
@@ -170,7 +168,6 @@ def foreign(tiny_config, tiny_run, tmp_path_factory):
 
 @pytest.mark.parametrize("name", mark_slow(MODELS, *SIMILAR))
 def test_damaged_foreign_models(server, foreign, tmp_path, name):
-    """An importer refuses a damaged model, or imports one that computes what the foreign system computes."""
     settings = {"format": name, "folder": str(foreign[name]), "scratch": str(tmp_path)}
     if server is not None:
         assert undamaged(server, "import_damaged", settings)["kind"] == "result"
@@ -178,7 +175,6 @@ def test_damaged_foreign_models(server, foreign, tmp_path, name):
 
 
 def test_damage_is_damage(tmp_path):
-    """The generator draws every kind, the same each time."""
     kinds = set()
     for seed in range(400):
         path = tmp_path / str(seed) / "file"
@@ -240,7 +236,6 @@ class Killer:
 
 
 def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_path):
-    """The next preparation sweeps what the killed ones left, and gives the same data."""
     imports = ("flaxformer_mt.data.prepare", "flaxformer_mt.corpus.reader")
     with open_server(imports, **quick_environment()) as server:
         expected = Killer(server, tiny_config, tmp_path / "undisturbed").act("prepare")["left"]
@@ -259,7 +254,6 @@ def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_p
 
 @large_only
 def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path):
-    """After any number of kills, all arrays of all checkpoints are those of an undisturbed run."""
     config = change(
         tiny_config,
         train={"steps": 20, "checkpoint_every": 2, "evaluate_every": 10, "average_last": 2,

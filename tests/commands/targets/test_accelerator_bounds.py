@@ -72,7 +72,6 @@ def test_an_update_on_an_h100_has_few_kernels_and_bytes(recipe, flags, attention
     reason="needs the compilers of the extra gpu",
 )
 def test_eight_gpus_send_the_gradients_of_all_parameters_once():
-    """Nobody has measured the time."""
     layers = ("model.num_encoder_layers=1", "model.num_decoder_layers=1", "vocab.size=8000")
     found = describe("multi30k_de_en", "h100:8", *SMALL, *layers)
     assert list(found["collectives"]) == ["all-reduce"]
@@ -85,7 +84,6 @@ def test_eight_gpus_send_the_gradients_of_all_parameters_once():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the compiler of the extra tpu")
 def test_an_update_on_a_v5e_has_few_cycles():
-    """By the compiler's own estimate."""
     flags = ("data.batch_tokens=16384", "data.max_source_length=128", "data.max_target_length=128")
     found = describe("wmt14_en_de_base", "v5e:1x1", *SMALL, *flags)
     assert found["attention"]["kernel"] == "pallas" and sum(found["attention"]["calls"].values()) == 36

@@ -55,7 +55,6 @@ def two_cpus(monkeypatch):
 
 
 def test_a_config_is_compiled_and_described(two_cpus):
-    """Two devices share 12 rows; the peak rate of a CPU is unknown, and all of the sizes are known."""
     said = []
     result = describe_target(TINY, two_cpus, sizes=(40, 40), say=said.append)
     assert json.loads(json.dumps(result)) == result
@@ -84,7 +83,6 @@ def test_a_config_is_compiled_and_described(two_cpus):
 
 
 def test_accumulation_is_three_programs_and_what_the_update_keeps_meanwhile(two_cpus):
-    """The state stays on the devices while gradients are computed and summed."""
     config = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3), parallel=ParallelConfig(fsdp=2))
     compiler = TargetCompiler(two_cpus, sizes=(40, 40))
     gradient, add, update = compiler.compile_update(config)
@@ -95,7 +93,6 @@ def test_accumulation_is_three_programs_and_what_the_update_keeps_meanwhile(two_
 
 
 def test_the_programs_are_those_of_training(two_cpus):
-    """Gradients of several batches are added up once, and matrices gathered as often as the config says."""
     accumulated = dataclasses.replace(TINY, optim=OptimConfig(accumulation=3))
     compiler = TargetCompiler(two_cpus, sizes=(40, 40))
     gradient, add, update = compiler.compile_update(accumulated)
@@ -136,7 +133,6 @@ def test_a_single_chip_is_a_host_of_its_own(monkeypatch):
 
 
 def test_products_are_compiled_without_triton_where_it_cannot_choose_tiles():
-    """Another error of a compiler is not tried again."""
     tried = []
 
     def refuse(message):

@@ -141,15 +141,11 @@ def test_names_give_the_kind_the_shape_and_the_number_of_chips():
         if (target := parse_target(name))
     }
     assert found == {
-        "v5e:2x2": ("v5e", "2x2", 1, 4, "v5e:2x2"),
-        "v5e:16x16:2": ("v5e", "16x16", 2, 512, "v5e:16x16:2"),
-        "v6e": ("v6e", "1x1", 1, 1, "v6e:1x1"),
-        "v5p": ("v5p", "1x1x1", 1, 1, "v5p:1x1x1"),
-        "v5p:2x2x4": ("v5p", "2x2x4", 1, 16, "v5p:2x2x4"),
-        "h100:8": ("h100", "8", 1, 8, "h100:8"),
-        "h200": ("h200", "1", 1, 1, "h200:1"),
-        "H100:8:3": ("h100", "8", 3, 24, "h100:8:3"),
-    }
+        "v5e:2x2": ("v5e", "2x2", 1, 4, "v5e:2x2"), "v5e:16x16:2": ("v5e", "16x16", 2, 512, "v5e:16x16:2"),
+        "v6e": ("v6e", "1x1", 1, 1, "v6e:1x1"), "v5p": ("v5p", "1x1x1", 1, 1, "v5p:1x1x1"),
+        "v5p:2x2x4": ("v5p", "2x2x4", 1, 16, "v5p:2x2x4"), "h100:8": ("h100", "8", 1, 8, "h100:8"),
+        "h200": ("h200", "1", 1, 1, "h200:1"), "H100:8:3": ("h100", "8", 3, 24, "h100:8:3"),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -189,7 +185,6 @@ LAYOUT, HALF, EIGHTH = LADDERS[2][0].changes, LADDERS[3][0].changes, LADDERS[3][
 
 
 def test_the_ladders_have_what_a_config_has_not_used_up():
-    """The cheapest kind comes first: from dots to full costs less than from none."""
     assert LADDERS == [
         [({"train.loss_chunk_tokens": 1024}, 1)],
         [({"model.remat": "dots"}, 2), ({"model.remat": "full"}, 4)],
@@ -250,14 +245,10 @@ def test_steps_are_added_until_the_update_fits():
     # And what was added before is taken back where it is not needed.
     assert tried(75) == [(CHUNKS, 82, False, 1), (CHUNKS | DOTS, 72, True, 3), (DOTS, 90, False, 2)]
     assert tried(40) == [
-        (CHUNKS, 82, False, 1),
-        (CHUNKS | DOTS, 72, False, 3),
-        (CHUNKS | FULL, 52, False, 5),
-        (CHUNKS | FULL | LAYOUT, 22, True, 11),
-        (CHUNKS | LAYOUT, 52, False, 7),
-        (CHUNKS | DOTS | LAYOUT, 42, False, 9),
-        (FULL | LAYOUT, 40, True, 10),
-    ]
+        (CHUNKS, 82, False, 1), (CHUNKS | DOTS, 72, False, 3), (CHUNKS | FULL, 52, False, 5),
+        (CHUNKS | FULL | LAYOUT, 22, True, 11), (CHUNKS | LAYOUT, 52, False, 7),
+        (CHUNKS | DOTS | LAYOUT, 42, False, 9), (FULL | LAYOUT, 40, True, 10),
+    ]  # fmt: skip
 
 
 def test_where_nothing_fits_all_steps_were_tried():
@@ -268,6 +259,5 @@ def test_where_nothing_fits_all_steps_were_tried():
 
 
 def test_the_number_of_attempts_is_limited():
-    """Seven steps up, of which only all together fit, and down again from all ladders but the last."""
     assert len(tried(13)) == count_most_attempts(LADDERS) == 7 + 4
     assert count_most_attempts([]) == 0
