@@ -30,11 +30,9 @@ def get_config() -> Config:
 
 # Variables by which the tests compile otherwise than users do.
 OF_TESTS = (
-    "XLA_FLAGS",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     "TF_CPP_MIN_LOG_LEVEL",
-)
+)  # fmt: skip
 
 # Translations that are not only spaces, although the model has hardly been trained.
 SEARCH = ("--min_length_offset=4", "--suppress=▁")

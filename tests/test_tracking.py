@@ -319,11 +319,9 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(tmp_path, clock, monk
     values |= {"accuracy": 0.5, "utilization": 0.431, "data_wait": 0.034}
     monkeypatch.setenv("TERM", "xterm-256color")
     for columns, shown in [
-        (80, {"loss", "tokens/s"}),
-        (100, {"loss", "tokens/s", "MFU"}),
-        (60, {"loss"}),
+        (80, {"loss", "tokens/s"}), (100, {"loss", "tokens/s", "MFU"}), (60, {"loss"}),
         (200, {"loss", "lr", "tokens/s", "padding", "MFU", "data wait", "accuracy"}),
-    ]:
+    ]:  # fmt: skip
         monkeypatch.setenv("COLUMNS", str(columns))
         stream = Terminal()
         with make_tracker(tmp_path, total_steps=50_000, stream=stream) as tracker:
@@ -354,10 +352,8 @@ def test_long_silence_ends_with_the_number_of_the_step(tmp_path, clock):
         clock.now += 21.0
         tracker.show_step(60)
     assert stream.getvalue().split("\n")[:3] == [
-        "step     7/100",
-        "step    50/100 | loss 1.000 | 0:31 left",
-        "step    60/100 | 0:25 left",
-    ]
+        "step     7/100", "step    50/100 | loss 1.000 | 0:31 left", "step    60/100 | 0:25 left",
+    ]  # fmt: skip
     assert [record["step"] for record in read_metrics(tmp_path)] == [50]
     with make_tracker(tmp_path, stream=None) as silent:
         clock.now += 1e9

@@ -33,10 +33,8 @@ WITH_SPACES = {
     "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
     "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता",
     "Amharic": "የሰው ልጅ ሁሉ ሲወለድ ነጻና በክብርና በመብትም እኩልነት ያለው ነው",
-    "Persian": "تمام افراد بشر آزاد به دنیا می‌آیند",
-    "numbers": "12 345 !",
-    "nothing": "",
-}
+    "Persian": "تمام افراد بشر آزاد به دنیا می‌آیند", "numbers": "12 345 !", "nothing": "",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_SPACES, *WITH_SPACES])

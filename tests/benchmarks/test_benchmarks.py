@@ -7,11 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import jax
@@ -24,13 +22,8 @@ from flaxformer_mt.config.files import list_recipes, load_config
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def data(load_benchmark):
-    """The benchmark of the input pipeline: what it makes up is what it says, and all of it runs."""
-    return load_benchmark("data")
-
-
-def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, capsys):
+def test_the_command_prints_rates_and_their_ratio(load_benchmark, tmp_path, monkeypatch, capsys):
+    data = load_benchmark("data")
     ticks = itertools.count()
     monkeypatch.setattr(data, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
     monkeypatch.setattr(data, "MODES", ("bucket",))
@@ -41,30 +34,6 @@ def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, c
     assert found["enough"] == (found["on_device"] >= 30 * found["training"])
     assert min(found["as_arrays"], found["on_device"], found["training"]) > 0
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture
-def latency(load_benchmark):
-    """The benchmark of latency: what is measured cold and warm, and which sentences the API translates."""
-    return load_benchmark("latency")
-
-
-def test_cold_has_an_empty_cache_of_its_own_and_warm_is_the_median_of_rounds(latency, monkeypatch):
-    seen = []
-
-    def system(name):
-        def run(options, cache):
-            seen.append((name, cache.name))
-            return {"seconds": float(len(seen)), "later": {"max_ms": 10.0 * len(seen)}}
-
-        return run
-
-    monkeypatch.setattr(latency, "SYSTEMS", {name: system(name) for name in ("command", "api")})
-    options = latency.parse_options(["--run=RUN", "--rounds=3"])
-    found = latency.measure(options)
-    assert seen == [("command", "command"), ("api", "api")] * 4
-    assert found["api"]["cold"] == {"seconds": 2.0, "later": {"max_ms": 20.0}}
-    assert found["command"]["warm"] == {"seconds": 5.0, "later": {"max_ms": 50.0}}
 
 
 @pytest.fixture
@@ -99,48 +68,6 @@ def test_a_row_measures_the_update_of_the_model_that_it_names(scaling, monkeypat
     assert row["compile_s"] == row["init_s"] == 1 and row["peak_mib"] > 50
     assert (row["step_ms"], row["tokens_per_second"]) == (1000, 8 * 8)
     assert row["state_mib"] is not None
-
-
-@pytest.fixture
-def serve(load_benchmark):
-    """The benchmark of the server: its texts, and that each answer belongs to the line that was sent."""
-    return load_benchmark("serve")
-
-
-class Capitals(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        fields = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert (self.path, fields["source"], fields["target"]) == ("/translate", "de", "en")
-        self.answer(json.dumps({"translatedText": fields["q"].upper()}))
-
-    def do_GET(self):
-        self.answer("# TYPE x gauge\nflaxformer_mt_resident_bytes 3.14573e+06\n")
-
-    def answer(self, text):
-        self.send_response(200)
-        self.send_header("content-length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *args):
-        pass
-
-
-def test_texts_are_sent_by_several_clients_and_answers_are_in_order(serve):
-    texts = serve.make_texts([f"wort{number}" for number in range(100)], 60)
-    assert texts == serve.make_texts([f"wort{number}" for number in range(100)], 60)
-    counts = {len(text.split()) for text in texts}
-    assert min(counts) < 5 and 35 < max(counts) <= 40
-    with ThreadingHTTPServer(("127.0.0.1", 0), Capitals) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/"
-        figures, found = serve.measure(url, texts, ("de", "en"), 4)
-        server.shutdown()
-    assert found == [text.upper() for text in texts]
-    assert (figures["clients"], figures["requests"], figures["mib"]) == (4, 60, [3.0] * 11)
-    assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"] and figures["per_second"] > 0
 
 
 @pytest.fixture
@@ -205,42 +132,6 @@ def test_all_recipes_are_planned_for_targets_that_exist(targets):
     assert all(set(found) <= set(ordered) and found for found in targets.PLAN.values())
     cells = targets.plan_cells([], [], [])
     assert len(set(cells)) == len(cells) == sum(map(len, targets.PLAN.values()))
-
-
-@pytest.fixture
-def compiled(targets, monkeypatch):
-    """Makes cells without a compiler; returns the list of those that were asked for."""
-    asked = []
-
-    def compile_apart(cells):
-        for cell in cells:
-            asked.append((cell.recipe, cell.target))
-            yield {"error": "refused"} if cell.target == "h200:1" else {"found": FOUND}
-
-    monkeypatch.setattr(targets, "compile_apart", compile_apart)
-    return asked
-
-
-def test_finished_cells_are_not_compiled_again(targets, compiled, tmp_path):
-    output, names = tmp_path / "cells.jsonl", ["v5e:4x4", "v5e:1x1"]
-    first = targets.run_cells(targets.plan_cells(["a"], names[:1], []), output, minutes=1)
-    assert first == [{"recipe": "a", "target": "v5e:4x4", "flags": [], "found": FOUND}]
-    wanted = targets.plan_cells(["a", "b"], [*names, "h200:1"], [])
-    found = targets.run_cells(wanted, output, minutes=1)
-    assert compiled == [  # round by round
-        ("a", "v5e:4x4"),
-        ("a", "v5e:1x1"),
-        ("b", "v5e:1x1"),
-        ("a", "h200:1"),
-        ("b", "h200:1"),
-        ("b", "v5e:4x4"),
-    ]
-    assert [(cell["recipe"], cell["target"]) for cell in found] == [cell[:2] for cell in wanted]
-    assert found[2]["error"] == "refused" and found[0] == first[0]
-    lines = output.read_text(encoding="utf-8").strip().split("\n")
-    assert len(lines) == 6 and all(json.loads(line) in found for line in lines)
-    targets.run_cells(targets.plan_cells(["a"], ["v5e:1x1"], ["--config.seed=1"]), output, minutes=1)
-    assert compiled[6:] == [("a", "v5e:1x1")]  # with other flags
 
 
 def test_a_crash_of_the_compiler_is_the_result_of_one_cell(targets, monkeypatch):

@@ -611,18 +611,16 @@ def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
 
 @pytest.mark.parametrize(
     ("line", "answer"),
-    [
-        ("train --src=de", "here it is --config.data.source_language"),
-        ("translate runs/a --src=x.de", "here it is --input"),
-        ("translate runs/a --output_dir=x", "here it is --output"),
-        ("evaluate runs/a --output_dir=x", "here it is --run"),
-        ("show --config.model.layers=6", "here it is --config.model.num_encoder_layers"),
-        ("train RUN", "RUN is a run directory, not a config file; give --run=RUN"),
-        ("import Helsinki-NLP/opus-mt-de-en --run=x", "hf:Helsinki-NLP/opus-mt-de-en"),
-        ("import a/b/c --run=x", "give the folder of the model as --input=PATH\n"),
-        ("export RUN --format=huggingface --output=x", "did you mean hf?"),
-    ],
-)
+    [("train --src=de", "here it is --config.data.source_language"),
+     ("translate runs/a --src=x.de", "here it is --input"),
+     ("translate runs/a --output_dir=x", "here it is --output"),
+     ("evaluate runs/a --output_dir=x", "here it is --run"),
+     ("show --config.model.layers=6", "here it is --config.model.num_encoder_layers"),
+     ("train RUN", "RUN is a run directory, not a config file; give --run=RUN"),
+     ("import Helsinki-NLP/opus-mt-de-en --run=x", "hf:Helsinki-NLP/opus-mt-de-en"),
+     ("import a/b/c --run=x", "give the folder of the model as --input=PATH\n"),
+     ("export RUN --format=huggingface --output=x", "did you mean hf?")],
+)  # fmt: skip
 def test_what_users_of_other_toolkits_write_is_answered_with_what_they_mean(
     capfd, tmp_path, monkeypatch, line, answer
 ):
@@ -660,11 +658,9 @@ def test_every_command_has_help(capfd, name):
     assert COMMANDS[name].summary in " ".join(capfd.readouterr().out.split())
 
 
-def run_process(*arguments, **kwargs):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, env=environment, timeout=300, **kwargs
-    )
+def run_process(*arguments, stdout=subprocess.PIPE, **options):
+    options |= {"stdout": stdout, "stderr": subprocess.PIPE, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    return subprocess.run([sys.executable, *arguments], timeout=300, **options)
 
 
 def test_the_launcher_runs_from_anywhere(tmp_path):
@@ -677,9 +673,7 @@ def test_a_reader_who_leaves_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as broken:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "flaxformer_mt", "--help"]
-        done = subprocess.run(command, stdout=broken, stderr=subprocess.PIPE, env=environment, timeout=300)
+        done = run_process("-m", "flaxformer_mt", "--help", stdout=broken)
     assert (done.returncode, done.stderr) == (141, b"")
 
 
@@ -805,9 +799,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
 @pytest.mark.parametrize("flags", [["--version"], ["--print-completion", "bash"]])
 def test_a_full_disk_behind_standard_output_is_one_line(flags):
     with open("/dev/full", "wb") as full:
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "flaxformer_mt", *flags]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, timeout=300)
+        done = run_process("-m", "flaxformer_mt", *flags, stdout=full)
     message = b"error: standard output: No space left on device; free some space and run the command again\n"
     assert (done.returncode, done.stderr) == (2, message)
 

@@ -185,10 +185,8 @@ def check_attention(run, result, drawn):
     model = trained.make_model()
     maps = jax.jit(lambda params: attention_maps(model, params, batch))(trained.params)
     sizes = {
-        "cross": (len(target), len(source)),
-        "encoder": 2 * (len(source),),
-        "decoder": 2 * (len(target),),
-    }
+        "cross": (len(target), len(source)), "encoder": 2 * (len(source),), "decoder": 2 * (len(target),),
+    }  # fmt: skip
     for part, size in sizes.items():
         shown = weights_of(drawn[f"attention_{part}.png"])
         assert shown.shape == (2, *size)

@@ -81,10 +81,8 @@ def test_the_summary_of_an_experiment_has_its_size_memory_and_time():
 
 def test_columns_are_aligned_numbers_on_the_right():
     assert align([["name", "count"], ["a", "7"], ["bcdef", "1,000"]]) == [
-        "  name   count",
-        "  a          7",
-        "  bcdef  1,000",
-    ]
+        "  name   count", "  a          7", "  bcdef  1,000",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", ["prepare", "show"])

@@ -33,16 +33,12 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
+from tiny_toolkits import PAIRS as TEXT
+
 from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = [
-    ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),
-    ("die alte Katze trinkt heute Milch .", "the old cat drinks milk today ."),
-    ("wir lesen ein gutes Buch .", "we read a good book ."),
-    ("Anna kauft zwei rote Äpfel .", "Anna buys two red apples ."),
-]
 TINY = {
     "num_encoder_layers": 1, "num_decoder_layers": 1, "model_dim": 12, "num_heads": 2, "ffn_dim": 20,
     "max_positions": 60,
@@ -108,11 +104,9 @@ def padded_batch(weights):
         return [[*random.integers(4, vocab.size, length).tolist(), vocab.eos_id] for length in lengths]
 
     return make_batch(
-        sentences(vocabs.source, [5, 1, 11, 0, 20]),
-        sentences(vocabs.target, [3, 9, 0, 14, 1]),
-        vocabs,
+        sentences(vocabs.source, [5, 1, 11, 0, 20]), sentences(vocabs.target, [3, 9, 0, 14, 1]), vocabs,
         config=weights.config,
-    )
+    )  # fmt: skip
 
 
 def export(weights, folder, quantization="none"):
@@ -336,13 +330,6 @@ def test_sentences_that_are_cut_are_compared_too(vocabs_of, tmp_path):
     found = measure(weights, FORMAT.open(export(weights, tmp_path / "out")), quantity="log_probs")
     assert found.checked_on.startswith("random tokens")
     assert found.largest_difference < 1e-4
-
-
-def test_sentences_without_an_end_are_no_input_of_the_check(vocabs_of, tmp_path):
-    weights = make_weights(vocabs_of, **SHALLOW)
-    batch = make_batch([[5, 6]], [[7, 0]], weights.vocabs, config=weights.config)
-    with pytest.raises(ValueError, match=r"must end in eos, 0, but got \[5, 6\]"):
-        FORMAT.open(export(weights, tmp_path / "out"))(batch)
 
 
 def test_pytorch_is_not_needed(vocabs_of, tmp_path):

@@ -46,7 +46,7 @@ from flaxformer_mt.training.optimizers import learning_rate, make_hyperparameter
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.trees import flatten_tree
-from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab import Vocabs
 
 FORMATS = {m.FORMAT.name: m.STATE_DICT for m in (aiayn, decoder_only, handbuilt, kokoyi)}
 
@@ -81,34 +81,16 @@ CASES = {
     "handbuilt_fc": Case("handbuilt", SHALLOW | {"ffn_layer": "dense"}),
     "kokoyi": Case("kokoyi", {}, is_joint=False),
     "language_model": Case(
-        "decoder-only", {"padding_mask": "source", "num_decoder_layers": 1}, source_language=""
-    ),
-    "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
+        "decoder-only", {"padding_mask": "source", "num_decoder_layers": 1}, source_language="",
+    ), "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
     "aiayn_all": Case("aiayn", SHALLOW),
     "aiayn_target_output": Case(
-        "aiayn", SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True}, is_joint=False
-    ),
-    "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
+        "aiayn", SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True}, is_joint=False,
+    ), "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
     "aiayn_none": Case(
-        "aiayn", SHALLOW | UNSCALED | {"tying": "none", "ffn_layer": "convolution"}, is_joint=False
+        "aiayn", SHALLOW | UNSCALED | {"tying": "none", "ffn_layer": "convolution"}, is_joint=False,
     ),
-}
-
-
-class Text(NamedTuple):
-    source: str
-    target: str
-
-
-@pytest.fixture(scope="module")
-def vocabs(tmp_path_factory) -> dict[bool, Vocabs]:
-    """By whether they are joint; two that are not have different sizes."""
-    pairs = [Text(f"ab{c} {c}de fa", f"g{c}h ih {c}{c}") for c in "abcdefgh"] * 4
-    made = [
-        make_vocabs(VocabConfig(size=size, byte_fallback=False), pairs, tmp_path_factory.mktemp("vocab"))
-        for size in (20, 23)
-    ]
-    return {True: made[1], False: Vocabs(made[0].source, made[1].target, joint=False)}
+}  # fmt: skip
 
 
 def make_config(case: Case) -> Config:
@@ -560,13 +542,11 @@ def translate_as_the_script(module: Any, source: Any, target: Any) -> Any:
 
 
 SCRIPT_CASES = {
-    "all": CASES["aiayn_all"],
-    "untied": CASES["aiayn_none"],
-    "embeddings": CASES["aiayn_embeddings"],
+    "all": CASES["aiayn_all"], "untied": CASES["aiayn_none"], "embeddings": CASES["aiayn_embeddings"],
     "long": Case("aiayn", SHALLOW | {"max_positions": 300, "tying": "target_output"}, is_joint=False),
     "emb": Case("aiayn", SHALLOW | UNSCALED | {"embedding_scale": True}),
     "none": Case("aiayn", SHALLOW | UNSCALED),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SCRIPT_CASES.values(), ids=SCRIPT_CASES)

@@ -355,14 +355,12 @@ def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_p
         with pytest.raises(UserError, match=re.escape(words)):
             import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")
     for change, words in [
-        (
-            {"arguments": stored["arguments"] | {"d_ff": 10**12}},
-            "d_ff is 1000000000000, but the config implies",
-        ),
+        ({"arguments": stored["arguments"] | {"d_ff": 10**12}},
+         "d_ff is 1000000000000, but the config implies"),
         ({"arguments": None}, "does not describe the arguments of the foreign model"),
         ({"flaxformer_mt": []}, "its entry flaxformer_mt has no config"),
         ({"flaxformer_mt": {"config": 3}}, "its entry flaxformer_mt has no config"),
-    ]:
+    ]:  # fmt: skip
         (folder / "config.json").write_text(json.dumps(stored | change))
         with pytest.raises(UserError, match=re.escape(words)):
             import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")

@@ -117,17 +117,13 @@ def test_ours_that_no_file_can_hold_are_named():
         stopping="inexact", patience=2.0, coverage_penalty=0.2, diversity_groups=2, min_length_ratio=0.5
     )
     assert lost_options(search) == [
-        "search.min_length_ratio=0.5",
-        "search.coverage_penalty=0.2",
-        "search.diversity_groups=2",
+        "search.min_length_ratio=0.5", "search.coverage_penalty=0.2", "search.diversity_groups=2",
         "search.patience=2",
-    ]
+    ]  # fmt: skip
     assert lost_options(dataclasses.replace(search, method="greedy")) == ["search.min_length_ratio=0.5"]
     assert constraining_options(SearchConfig()) == []
     search = SearchConfig(suppress=("a", "b"), allow_unknown=False, no_repeat_ngram=3, min_length_offset=2)
     assert constraining_options(search) == [
-        "search.suppress=a,b",
-        "search.allow_unknown=False",
-        "search.no_repeat_ngram=3",
+        "search.suppress=a,b", "search.allow_unknown=False", "search.no_repeat_ngram=3",
         "search.min_length_offset=2",
-    ]
+    ]  # fmt: skip

@@ -24,12 +24,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 
-TEXT = [
-    ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),
-    ("die alte Katze trinkt heute Milch .", "the old cat drinks milk today ."),
-    ("wir lesen ein gutes Buch .", "we read a good book ."),
-    ("Anna kauft zwei rote Äpfel .", "Anna buys two red apples ."),
-]
+from tiny_toolkits import PAIRS as TEXT
+
 LINES = [
     *(source for source, _ in TEXT),
     "  führend  und   folgend ",
@@ -379,17 +375,15 @@ def edited(folder: Path, tmp_path: Path, **changes) -> Path:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"model_type": "m2m_100"}, "has model_type m2m_100; marian reads marian"),
-        ({"decoder_ffn_dim": 17}, "encoder_ffn_dim is 16 and decoder_ffn_dim is 17; they must be equal"),
-        ({"activation_function": "quick_gelu"}, "activation_function is quick_gelu"),
-        ({"decoder_start_token_id": 0}, "decoder_start_token_id equals eos_token_id"),
-        ({"eos_token_id": 5}, "says eos_token_id 5, but the vocabulary has </s> at 0"),
-        ({"vocab_size": 20}, "outside the 20 rows"),
-        ({"encoder_layers": 2}, "model.encoder.layers.1.fc1.weight: missing"),
-        ({"d_model": 18}, r"model.shared.weight: has shape \[\d+, 12\], expected \[\d+, 18\]"),
-    ],
-)
+    [({"model_type": "m2m_100"}, "has model_type m2m_100; marian reads marian"),
+     ({"decoder_ffn_dim": 17}, "encoder_ffn_dim is 16 and decoder_ffn_dim is 17; they must be equal"),
+     ({"activation_function": "quick_gelu"}, "activation_function is quick_gelu"),
+     ({"decoder_start_token_id": 0}, "decoder_start_token_id equals eos_token_id"),
+     ({"eos_token_id": 5}, "says eos_token_id 5, but the vocabulary has </s> at 0"),
+     ({"vocab_size": 20}, "outside the 20 rows"),
+     ({"encoder_layers": 2}, "model.encoder.layers.1.fc1.weight: missing"),
+     ({"d_model": 18}, r"model.shared.weight: has shape \[\d+, 12\], expected \[\d+, 18\]")],
+)  # fmt: skip
 def test_folders_that_cannot_be_a_model_of_ours_are_refused(opus, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         find_format("marian").read(edited(opus[1], tmp_path, **changes), Given())

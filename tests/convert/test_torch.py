@@ -25,7 +25,7 @@ from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, load_tensors, sa
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab import Vocabs
 
 TOLERANCE = 1e-4
 TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12)
@@ -56,16 +56,14 @@ class Case(NamedTuple):
 ONE_STACK = {"architecture": "decoder_only"}
 TORCH = standalone_format.FORMAT
 TORCH_CASES = {
-    "pre": Case(TORCH, {"num_decoder_layers": 2}),
-    "post": Case(TORCH, POST, is_joint=False),
-    "rotary": Case(TORCH, ROTARY, is_joint=False),
-    "learned": Case(TORCH, LEARNED),
+    "pre": Case(TORCH, {"num_decoder_layers": 2}), "post": Case(TORCH, POST, is_joint=False),
+    "rotary": Case(TORCH, ROTARY, is_joint=False), "learned": Case(TORCH, LEARNED),
     "one_vector": Case(TORCH, {"positions": "one_vector", "max_positions": 5, "activation": "silu"}),
     "recurrent": Case(TORCH, {"num_decoder_layers": 2, "decoder_self_attention": "ssru"}),
     "one_stack": Case(TORCH, ONE_STACK | LEARNED | {"tying": "all", "padding_mask": "both"}),
     "one_stack_rotary": Case(TORCH, ONE_STACK | ROTARY),
     "language_model": Case(TORCH, ONE_STACK | {"padding_mask": "none"}, source_language=""),
-}
+}  # fmt: skip
 NN = nn_transformer.FORMAT
 PLAIN = {
     name: value
@@ -85,22 +83,6 @@ NN_CASES = {
     ),
 }
 CASES = TORCH_CASES | NN_CASES
-
-
-class Text(NamedTuple):
-    source: str
-    target: str
-
-
-@pytest.fixture(scope="module")
-def vocabs(tmp_path_factory) -> dict[bool, Vocabs]:
-    """By whether they are joint; two that are not have different sizes."""
-    pairs = [Text(f"ab{c} {c}de fa", f"g{c}h ih {c}{c}") for c in "abcdefgh"] * 4
-    made = [
-        make_vocabs(VocabConfig(size=size, byte_fallback=False), pairs, tmp_path_factory.mktemp("vocab"))
-        for size in (20, 23)
-    ]
-    return {True: made[1], False: Vocabs(made[0].source, made[1].target, joint=False)}
 
 
 def make_config(case: Case) -> Config:

@@ -19,17 +19,13 @@ from safetensors.torch import save_file
 from toolkit_twins import Fairseq, Joey, Marian, Onmt, as_eole, randomize
 
 GERMAN = [
-    "der kleine Hund schläft im Garten .",
-    "die alte Katze trinkt heute Milch .",
-    "wir lesen ein gutes Buch .",
-    "Anna kauft zwei rote Äpfel .",
-]
+    "der kleine Hund schläft im Garten .", "die alte Katze trinkt heute Milch .",
+    "wir lesen ein gutes Buch .", "Anna kauft zwei rote Äpfel .",
+]  # fmt: skip
 ENGLISH = [
-    "the small dog sleeps in the garden .",
-    "the old cat drinks milk today .",
-    "we read a good book .",
+    "the small dog sleeps in the garden .", "the old cat drinks milk today .", "we read a good book .",
     "Anna buys two red apples .",
-]
+]  # fmt: skip
 
 
 def train_pieces(lines: list[str], kind: str = "bpe", **options: Any) -> bytes:
@@ -211,11 +207,9 @@ def eole_model(**changes: Any) -> dict:
         "architecture": "transformer",
         "embeddings": {"word_vec_size": 16, "position_encoding_type": "SinusoidalInterleaved"},
         "encoder": {"encoder_type": "transformer", **stack},
-        "decoder": {"decoder_type": "transformer", **stack, "layers": 2},
-        "hidden_size": 16,
-        "share_embeddings": False,
-        "share_decoder_embeddings": True,
-    }
+        "decoder": {"decoder_type": "transformer", **stack, "layers": 2}, "hidden_size": 16,
+        "share_embeddings": False, "share_decoder_embeddings": True,
+    }  # fmt: skip
     for name, value in changes.items():
         if name in ("encoder", "decoder", "embeddings"):
             model[name] = model[name] | value
@@ -226,11 +220,9 @@ def eole_model(**changes: Any) -> dict:
 
 def write_eole(folder: Path, model: dict, *, spm: bool = True) -> Any:
     onmt = onmt_options(
-        enc_layers=1,
-        dec_layers=2,
-        pos_ffn_activation_fn="silu",
+        enc_layers=1, dec_layers=2, pos_ffn_activation_fn="silu",
         share_decoder_embeddings=model["share_decoder_embeddings"],
-    )
+    )  # fmt: skip
     twin = write_onmt(folder, onmt, spm=spm)
     checkpoint = torch.load(folder / "model_step_10.pt", weights_only=False)
     (folder / "model_step_10.pt").unlink()

@@ -24,12 +24,10 @@ NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht"
 PAIRS = [(f"{a} und {b}", f"{NUMBERS[b]} and {NUMBERS[a]}") for a in NUMBERS for b in NUMBERS]
 # 33 different words, as many as the Chinese pairs have: equal shapes share their compiled programs.
 FIVE = [
-    ("der Hund schläft heute", "the dog sleeps today"),
-    ("die Katze trinkt", "the cat drinks"),
-    ("wir lesen ein Buch", "we read a book"),
-    ("Anna kauft Äpfel", "Anna buys apples"),
+    ("der Hund schläft heute", "the dog sleeps today"), ("die Katze trinkt", "the cat drinks"),
+    ("wir lesen ein Buch", "we read a book"), ("Anna kauft Äpfel", "Anna buys apples"),
     ("kommt ihr morgen", "will you come tomorrow"),
-]
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -114,12 +114,10 @@ COMMANDS = {
     "train": (40, ["train", "--run={run}"]),
     "translate": (40, ["translate", "--run={run}", "--input={text}/test.xx"]),
     "score": (20, ["score", "--run={run}", "--source={text}/test.xx", "--target={text}/test.yy"]),
-    "evaluate": (20, ["evaluate", "--run={run}"]),
-    "average": (20, ["average", "--run={run}", "--last=2"]),
+    "evaluate": (20, ["evaluate", "--run={run}"]), "average": (20, ["average", "--run={run}", "--last=2"]),
     "export": (20, ["export", "--run={run}", "--format=torch", "--output={output}"]),
-    "show": (20, ["show", "--run={run}"]),
-    "plot": (20, ["plot", "--run={run}", "--output={output}"]),
-}
+    "show": (20, ["show", "--run={run}"]), "plot": (20, ["plot", "--run={run}", "--output={output}"]),
+}  # fmt: skip
 
 
 @large_only

@@ -72,13 +72,11 @@ APART = "audio button canvas datalist iframe noscript object select svg template
 
 @pytest.mark.parametrize(
     ("names", "start", "lines"),
-    [
-        (VOID, "Der Mann <{0}> liest", ["Der Mann liest ein Buch."]),
-        (UNSPOKEN, "Der Mann <{0}>x</{0}> liest", ["Der Mann liest ein Buch."]),
-        (SPOKEN, "Der Mann <{0}>liest</{0}>", ["Der Mann liest ein Buch."]),
-        (APART, "Der Mann <{0}>rot</{0}> liest", ["Der Mann liest ein Buch.", "rot"]),
-    ],
-)
+    [(VOID, "Der Mann <{0}> liest", ["Der Mann liest ein Buch."]),
+     (UNSPOKEN, "Der Mann <{0}>x</{0}> liest", ["Der Mann liest ein Buch."]),
+     (SPOKEN, "Der Mann <{0}>liest</{0}>", ["Der Mann liest ein Buch."]),
+     (APART, "Der Mann <{0}>rot</{0}> liest", ["Der Mann liest ein Buch.", "rot"])],
+)  # fmt: skip
 def test_inline_elements_of_html_stay_in_their_sentence(names, start, lines):
     for name in names.split():
         document = f"<p>{start.format(name)} ein Buch.</p>"

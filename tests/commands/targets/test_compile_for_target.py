@@ -62,10 +62,8 @@ def test_a_config_is_compiled_and_described(two_cpus):
     assert result["memory_gib"] == 0.5 and result["fits"] and result["settings_tried"] is None
     assert result["batch"] == {"rows": 12, "source_length": 8, "target_length": 8}
     assert result["attention"] == {
-        "kernel": "plain",
-        "reason": "model.attention=auto has no fused kernel on cpu",
-        "calls": {},
-    }
+        "kernel": "plain", "reason": "model.attention=auto has no fused kernel on cpu", "calls": {},
+    }  # fmt: skip
     assert [program["name"] for program in result["programs"]] == ["update"]
     # The gradients of all parameters and two scalars are summed once.
     params = jax.eval_shape(

@@ -168,14 +168,12 @@ def test_collectives_of_one_channel_are_told_apart_by_their_chains():
 
 @pytest.mark.parametrize(
     "header, groups, devices",
-    [
-        ("HloModule x, num_partitions=8", "", 8),
-        ("HloModule x, num_partitions=8", "replica_groups={{0,1},{2,3},{4,5},{6,7}}, ", 2),
-        ("HloModule x", "replica_groups=[2,4]<=[8], ", 4),
-        ("HloModule x", "replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}, ", 4),
-        ("HloModule x", "replica_groups=mesh['x'=2,'y'=4,'z'=3] {'x','y':(1)2}, ", 4),
-    ],
-)
+    [("HloModule x, num_partitions=8", "", 8),
+     ("HloModule x, num_partitions=8", "replica_groups={{0,1},{2,3},{4,5},{6,7}}, ", 2),
+     ("HloModule x", "replica_groups=[2,4]<=[8], ", 4),
+     ("HloModule x", "replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}, ", 4),
+     ("HloModule x", "replica_groups=mesh['x'=2,'y'=4,'z'=3] {'x','y':(1)2}, ", 4)],
+)  # fmt: skip
 def test_a_device_sends_all_but_its_own_part(header, groups, devices):
     """Of 96 bytes; an all-reduce is a scatter of parts of the sum and a gathering of them."""
     found, _ = read_collectives(

@@ -189,12 +189,10 @@ def test_the_ladders_have_what_a_config_has_not_used_up():
         [({"train.loss_chunk_tokens": 1024}, 1)],
         [({"model.remat": "dots"}, 2), ({"model.remat": "full"}, 4)],
         [({"parallel.fsdp": 4, "parallel.data": 1}, 6)],
-        [
-            ({"data.batch_tokens": 4096, "optim.accumulation": 2}, 9),
-            ({"data.batch_tokens": 2048, "optim.accumulation": 4}, 12),
-            ({"data.batch_tokens": 1024, "optim.accumulation": 8}, 15),
-        ],
-    ]
+        [({"data.batch_tokens": 4096, "optim.accumulation": 2}, 9),
+         ({"data.batch_tokens": 2048, "optim.accumulation": 4}, 12),
+         ({"data.batch_tokens": 1024, "optim.accumulation": 8}, 15)],
+    ]  # fmt: skip
     for step in (step for ladder in LADDERS for step in ladder):
         changed = NEAREST_FIT_CONFIG.replace(step.changes)
         validate(changed)
