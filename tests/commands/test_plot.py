@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from tiny_experiment import random_params
+from tiny_experiment import write_untrained_run
 
 from flaxformer_mt.commands import plot as plot_module
 from flaxformer_mt.commands.main import main
@@ -29,13 +29,11 @@ from flaxformer_mt.evaluation.plots import (
     draw_position_tables,
     draw_training,
 )
-from flaxformer_mt.model import make_model
 from flaxformer_mt.model.positions import sinusoidal_table
-from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.translator import Translation, Translator
-from flaxformer_mt.vocab import load_vocabs, make_vocabs
+from flaxformer_mt.vocab import load_vocabs
 
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
 SOURCE = "zwei acht"
@@ -60,7 +58,6 @@ METRICS = [
 
 def make_run(folder, model, *, source_language="de"):
     """A run of an untrained model, evaluated at step 7; what it says stops within a few tokens."""
-    folder.mkdir()
     config = Config(
         data=DataConfig(
             dataset="parallel_text", source_language=source_language, cache_dir=str(folder.parent / "cache"),
@@ -69,17 +66,10 @@ def make_run(folder, model, *, source_language="de"):
         vocab=VocabConfig(kind="char", size=22, byte_fallback=False), model=model,
         search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=0.0, max_length_offset=5),
     )  # fmt: skip
-    save_config(config, folder / "config.json")
     pairs = [
         SimpleNamespace(source=f"{a} {b}", target=f"{WORDS[a]} {WORDS[b]}") for a in WORDS for b in WORDS
     ]
-    vocabs = make_vocabs(config.vocab, pairs, folder / "vocab")
-    network = make_model(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    params = random_params(network)
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(7, {"params": params}, {"step": 7, "metrics": {"bleu": 1.0}})
-    checkpoints.wait()
-    return folder
+    return write_untrained_run(folder, config, pairs)
 
 
 @pytest.fixture(scope="module")

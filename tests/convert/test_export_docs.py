@@ -18,17 +18,14 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 ctranslate2 = pytest.importorskip("ctranslate2")
 
-from tiny_experiment import random_params
+from tiny_experiment import write_untrained_run
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig, VocabConfig
-from flaxformer_mt.config.files import save_config
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import NAMES
 from flaxformer_mt.corpus.pairs import Pair
-from flaxformer_mt.model import make_model
-from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.vocab import load_vocabs, make_vocabs
+from flaxformer_mt.vocab import load_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
@@ -63,13 +60,7 @@ def make_run(folder: Path, root: Path, **model: object) -> Config:
         vocab=VocabConfig(size=320), model=dataclasses.replace(TINY, **model),
         train=TrainConfig(tensorboard=False),
     )  # fmt: skip
-    folder.mkdir(parents=True)
-    save_config(config, folder / "config.json")
-    vocabs = make_vocabs(config.vocab, [Pair(*text) for text in TEXT * 3], folder / "vocab")
-    network = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(1, {"params": random_params(network)}, {"step": 1, "metrics": {"bleu": 1.0}})
-    checkpoints.wait()
+    write_untrained_run(folder, config, [Pair(*text) for text in TEXT * 3], step=1)
     return config
 
 

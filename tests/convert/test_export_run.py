@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tiny_experiment import random_params
+from tiny_experiment import write_untrained_run
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import (
@@ -35,7 +35,6 @@ from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.runs.run_directory import check_run
@@ -43,7 +42,7 @@ from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.trees import flatten_tree
-from flaxformer_mt.vocab import load_vocabs, make_vocabs
+from flaxformer_mt.vocab import load_vocabs
 
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
 
@@ -80,15 +79,7 @@ def run(tmp_path_factory):
         parallel=ParallelConfig(devices=1),
         search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=1.0, max_length_offset=4),
     )  # fmt: skip
-    folder = root / "run"
-    folder.mkdir()
-    save_config(config, folder / "config.json")
-    vocabs = make_vocabs(config.vocab, pairs, folder / "vocab")
-    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(7, {"params": random_params(model)}, {"step": 7, "metrics": {"bleu": 1.0}})
-    checkpoints.wait()
-    return folder
+    return write_untrained_run(root / "run", config, pairs)
 
 
 def params_of(folder):

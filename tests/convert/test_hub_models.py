@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
+from test_huggingface import VARIANTS, assert_same, make_weights
 from tiny_experiment import mark_slow
 from tiny_hub import CORPUS, LINES, MAKERS, train_briefly
 
@@ -75,15 +76,6 @@ def tensors_of(batch: Batch) -> dict:
         "attention_mask": torch.from_numpy(np.asarray(batch.source_mask, np.int64)),
         "decoder_input_ids": torch.from_numpy(np.asarray(batch.target_in, np.int64)),
     }
-
-
-def assert_same(one: Weights, other: Weights) -> None:
-    assert one.config == other.config
-    assert one.vocabs.target.fingerprint == other.vocabs.target.fingerprint
-    assert one.leaves.keys() == other.leaves.keys()
-    for path, leaf in one.leaves.items():
-        assert leaf.dtype == np.float32
-        np.testing.assert_array_equal(leaf, other.leaves[path], err_msg=path)
 
 
 @pytest.mark.parametrize("lines", [LINES, LINES[5:7]], ids=["long", "short"])
@@ -464,8 +456,6 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
 
 @pytest.mark.parametrize(("variant", "model_type"), [("all", "marian"), ("pre", "pegasus")])
 def test_runs_that_were_not_imported_go_out_as_their_own_class(variant, model_type, tmp_path):
-    from test_huggingface import VARIANTS, make_weights
-
     _, model, vocab = VARIANTS[variant]
     weights = make_weights(tmp_path, model, vocab)
     assert not FORMAT.problems(weights.config)
