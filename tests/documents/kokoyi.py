@@ -7,6 +7,7 @@ compare with it.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,10 @@ class MHAttn(nn.Module):
             weights_list.append(weights)
         return (weights @ v).transpose(-3, -2).flatten(-2) @ self.Wo
 
+    def get_parameters(self):
+        """In the order of the declaration."""
+        return self.Wq, self.Wk, self.Wv, self.Wo
+
 
 class MaskedMHAttn(MHAttn):
     """The same, where row i attends to rows 0 to i."""
@@ -76,6 +81,10 @@ class FFN(nn.Module):
         """From [..., D] to [..., D]."""
         return self.Linears[1](self.Linears[0](x).relu())
 
+    def get_parameters(self):
+        """In the order of the declaration."""
+        return self.Linears
+
 
 class EncLayer(nn.Module):
     """Self-attention and feed-forward, each added and then normalised."""
@@ -90,6 +99,10 @@ class EncLayer(nn.Module):
         """From [..., S, D] to [..., S, D]."""
         u = self.norm1(x + self.attn(x, x, weights_list))
         return self.norm2(u + self.ffn(u))
+
+    def get_parameters(self):
+        """In the order of the declaration, which is not that of the members."""
+        return self.attn, [self.norm1, self.norm2], self.ffn
 
 
 class DecLayer(nn.Module):
@@ -108,6 +121,10 @@ class DecLayer(nn.Module):
         v = self.norm2(u + self.attn(u, h, weights_list))
         return self.norm3(v + self.ffn(v))
 
+    def get_parameters(self):
+        """In the order of the declaration."""
+        return self.mask_attn, self.attn, self.ffn, [self.norm1, self.norm2, self.norm3]
+
 
 def with_positions(vectors: Tensor) -> Tensor:
     """Vectors [..., T, D] and the sines and cosines of 0 to T - 1, added in the vectors' type."""
@@ -124,12 +141,22 @@ class Transformer(nn.Module):
         self.DecLayers = nn.ModuleList(DecLayer(*sizes) for _ in range(L))
         self.W = nn.Parameter(nn.init.xavier_uniform_(torch.empty(embed_dim, out_dim), gain=math.sqrt(2)))
 
-    def forward(self, x: Tensor, y: Tensor, weights_list: list[Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        batch_level: Sequence[int] | None = None,
+        weights_list: list[Tensor] | None = None,
+    ) -> Tensor:
         """Logits [..., T, V] from embedded sources [..., S, D] and targets [..., T, D].
 
         Weights [..., H, Q, M] are appended to `weights_list`: every encoder layer's, then each decoder
-        layer's causal ones and those of its attention to the encoder.
+        layer's causal ones and those of its attention to the encoder. ValueError: x and y have not as many
+        axes before their last two as `batch_level` says.
         """
+        axes = [x.dim() - 2, y.dim() - 2]
+        if batch_level is not None and list(batch_level) != axes:
+            raise ValueError(f"batch_level is {list(batch_level)} where x and y have {axes} batch axes")
         h = with_positions(x)
         for layer in self.EncLayers:
             h = layer(h, weights_list)
@@ -137,3 +164,7 @@ class Transformer(nn.Module):
         for layer in self.DecLayers:
             k = layer(k, h, weights_list)
         return k @ self.W
+
+    def get_parameters(self):
+        """In the order of the declaration."""
+        return self.EncLayers, self.DecLayers, self.W
