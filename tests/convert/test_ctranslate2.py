@@ -242,15 +242,11 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
     def translate(sources, **options):
         found = translator.translate_batch(
-            [vocabs.source.pieces(source[:-1]) for source in sources],
-            beam_size=1,
-            min_decoding_length=0,
-            max_input_length=0,
-            max_decoding_length=limit,
-            suppress_sequences=[[piece] for piece in vocabs.target.pieces(never)],
-            return_end_token=True,
+            [vocabs.source.pieces(source[:-1]) for source in sources], beam_size=1, min_decoding_length=0,
+            max_input_length=0, max_decoding_length=limit,
+            suppress_sequences=[[piece] for piece in vocabs.target.pieces(never)], return_end_token=True,
             **options,
-        )
+        )  # fmt: skip
         return [result.hypotheses[0] for result in found]
 
     assert translate(sources) == [vocabs.target.pieces(tokens) for tokens in ours]

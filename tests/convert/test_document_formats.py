@@ -382,14 +382,9 @@ def is_key_bias(name: str) -> bool:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        CASES["handbuilt_fc"],
-        Case("kokoyi", SHALLOW, is_joint=False),
-        CASES["language_model"],
-        CASES["aiayn_all"],
-    ],
-    ids=lambda case: case.format,
-)
+    [CASES["handbuilt_fc"], Case("kokoyi", SHALLOW, is_joint=False), CASES["language_model"],
+     CASES["aiayn_all"]], ids=lambda case: case.format,
+)  # fmt: skip
 def test_ten_updates_by_adam_end_in_the_documents_parameters(case, vocabs, tmp_path):
     weights = make_weights(case, vocabs)
     module = BUILD[case.format](write(weights, case.format, tmp_path))

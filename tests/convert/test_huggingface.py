@@ -27,13 +27,10 @@ safetensors = pytest.importorskip("safetensors.numpy")
 from tiny_toolkits import PAIRS as TEXT
 
 LINES = [
-    *(source for source, _ in TEXT),
-    "  führend  und   folgend ",
-    "",
-    "unbekannt: 漢字 👍 <s> </s> <pad> <unk> xyz",
-    "Ätz\u00a0weiß\tTab",
+    *(source for source, _ in TEXT), "  führend  und   folgend ", "",
+    "unbekannt: 漢字 👍 <s> </s> <pad> <unk> xyz", "Ätz\u00a0weiß\tTab",
     "\ufeffun\u00adsicht\u200bbar\u2060 \u202a\u202c me\u200ckham",
-]
+]  # fmt: skip
 TINY = {
     "num_encoder_layers": 1, "num_decoder_layers": 1, "model_dim": 12, "num_heads": 2, "ffn_dim": 20,
     "max_positions": 60, "norm_position": "post",

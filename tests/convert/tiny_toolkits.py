@@ -49,30 +49,15 @@ def fairseq_args(**changes: Any) -> argparse.Namespace:
     sizes = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2, "normalize_before": False}
     sizes |= {"learned_pos": False}
     args = {
-        "arch": "transformer_iwslt_de_en",
-        "task": "translation",
-        "source_lang": "de",
-        "target_lang": "en",
-        "activation_fn": "relu",
-        "dropout": 0.2,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "relu_dropout": 0.0,
-        "max_source_positions": 50,
-        "max_target_positions": 50,
-        "share_all_embeddings": False,
-        "share_decoder_input_output_embed": True,
-        "layernorm_embedding": False,
-        "no_scale_embedding": False,
-        "adaptive_softmax_cutoff": None,
-        "adaptive_input": False,
-        "no_token_positional_embeddings": False,
-        "encoder_layerdrop": 0,
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "data": "data-bin/iwslt14",
+        "arch": "transformer_iwslt_de_en", "task": "translation", "source_lang": "de", "target_lang": "en",
+        "activation_fn": "relu", "dropout": 0.2, "attention_dropout": 0.0, "activation_dropout": 0.0,
+        "relu_dropout": 0.0, "max_source_positions": 50, "max_target_positions": 50,
+        "share_all_embeddings": False, "share_decoder_input_output_embed": True, "layernorm_embedding": False,
+        "no_scale_embedding": False, "adaptive_softmax_cutoff": None, "adaptive_input": False,
+        "no_token_positional_embeddings": False, "encoder_layerdrop": 0, "encoder_layers": 2,
+        "decoder_layers": 1, "data": "data-bin/iwslt14",
         **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()},
-    }
+    }  # fmt: skip
     for name, value in changes.items():
         both = name in sizes
         args |= {f"{side}_{name}": value for side in ("encoder", "decoder")} if both else {name: value}

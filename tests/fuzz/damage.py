@@ -41,18 +41,12 @@ def _insert(content: bytes, draw: random.Random) -> bytes:
 
 
 BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "truncated": _truncate,
-    "last byte lost": lambda content, draw: content[:-1],
-    "zeroed in part": _zero,
-    "all zeroed": lambda content, draw: bytes(len(content)),
-    "flipped bit": _flip,
-    "another flipped bit": _flip,
-    "bytes inserted": _insert,
-    "empty": lambda content, draw: b"",
-    "random": lambda content, draw: draw.randbytes(100),
-    "nested": lambda content, draw: b"[" * 50_000,
+    "truncated": _truncate, "last byte lost": lambda content, draw: content[:-1], "zeroed in part": _zero,
+    "all zeroed": lambda content, draw: bytes(len(content)), "flipped bit": _flip,
+    "another flipped bit": _flip, "bytes inserted": _insert, "empty": lambda content, draw: b"",
+    "random": lambda content, draw: draw.randbytes(100), "nested": lambda content, draw: b"[" * 50_000,
     "mark of UTF-16": lambda content, draw: b"\xff\xfe" + content,
-}
+}  # fmt: skip
 
 
 class Payload:

@@ -108,16 +108,12 @@ def _save_arrays(arrays: dict[str, Any], path: Path) -> None:
 
 
 _ARRAYS: dict[str, Any] = {
-    "missing": None,
-    "whole": lambda array: array.astype(np.int32),
-    "complex": lambda array: array + 1j,
+    "missing": None, "whole": lambda array: array.astype(np.int32), "complex": lambda array: array + 1j,
     "half": lambda array: array.astype(np.float16),
     "nan": lambda array: np.full(array.shape, np.nan, np.float32),
-    "large": lambda array: np.full(array.shape, 3e38, np.float32),
-    "scalar": lambda array: np.float32(1),
+    "large": lambda array: np.full(array.shape, 3e38, np.float32), "scalar": lambda array: np.float32(1),
     "no elements": lambda array: array[:0],
     "transposed": lambda array: array.T if array.ndim == 2 else array[None],
     "one more": lambda array: np.concatenate([array, array[:1]]),
-    "code": lambda array: np.array([{"a": 1}], object),
-    "text": lambda array: np.array(["text"]),
-}
+    "code": lambda array: np.array([{"a": 1}], object), "text": lambda array: np.array(["text"]),
+}  # fmt: skip

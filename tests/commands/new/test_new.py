@@ -195,15 +195,12 @@ def write_run(folder):
 
 @pytest.mark.parametrize(
     ("change", "flags", "message"),
-    [
-        (shorten, [], "corpus.yy has 599; correct them, or .* --drop_invalid"),
-        (spoil, [], "600 pairs are refused: not UTF-8 .* --drop_invalid"),
-        (leave_few, [], "90 pairs after cleaning; a model needs at least 500"),
-        (write_config, [], "a.py exists; give --overwrite"),
-        (write_run, [], "a is a run already"),
-        (lambda folder: None, ["--bogus=1"], "unknown flag --bogus"),
-    ],
-)
+    [(shorten, [], "corpus.yy has 599; correct them, or .* --drop_invalid"),
+     (spoil, [], "600 pairs are refused: not UTF-8 .* --drop_invalid"),
+     (leave_few, [], "90 pairs after cleaning; a model needs at least 500"),
+     (write_config, [], "a.py exists; give --overwrite"), (write_run, [], "a is a run already"),
+     (lambda folder: None, ["--bogus=1"], "unknown flag --bogus")],
+)  # fmt: skip
 def test_mistakes_are_told(corpus, change, flags, message, capfd):
     change(corpus)
     assert main(["new", "corpus.xx", "corpus.yy", "--run=a", *flags]) == 2
