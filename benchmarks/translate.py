@@ -2,12 +2,15 @@
 
     PYTHONPATH=. python benchmarks/translate.py --setting=captions --run=RUN  # a trained run's test set
     PYTHONPATH=. python benchmarks/translate.py --setting=news --news=DIR  # test.en, test.de of newstest2014
+    PYTHONPATH=. python benchmarks/translate.py --setting=many --text_dir=DIR  # train.de: 10,000 lines
 
 captions: a trained run on its own test set, where hypotheses end with the end symbol, so that the BLEU of all
 three systems can be compared as well. A short training is enough, for example of configs/multi30k_de_en.py.
 news: a Transformer-base with random weights and 32,000 subwords on the first 500 lines. All translations of a
 batch are as long as its longest source, since the peers have one length per batch; ours has no batches, and
 gets the same lengths. Without --news, the sentences are random words.
+
+many: see many_lines.py; of our system alone, from text to text, with `--width=64` a minute on a CPU.
 
 The model is exported with our formats `marian` or, with norms first, `hf-pre-norm`, for `generate` of
 transformers, and `ctranslate2`, for `translate_batch`. Each system translates in the precisions of
@@ -50,6 +53,7 @@ from flaxformer_mt.convert.export_run import write_checked
 from flaxformer_mt.convert.formats import Weights, find_format
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.metrics import score_translations
+from flaxformer_mt.parallel import use_cpu_cores_as_devices
 from flaxformer_mt.runs.target_lengths import read_target_lengths
 
 PEERS = ("hugging_face", "ctranslate2")
@@ -249,14 +253,14 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--setting", choices=("captions", "news"), default="news")
+    parser.add_argument("--setting", choices=("captions", "news", "many"), default="news")
     parser.add_argument("--run", type=Path, help="captions: the directory of a trained run")
     parser.add_argument("--checkpoint", help="captions: best, last, average or a step")
     parser.add_argument("--text_dir", type=Path, help="captions: folder of the test set; else the run's own")
     parser.add_argument("--news", type=Path, help="news: a folder with test.en and test.de")
     parser.add_argument("--work", type=Path, help="folder that keeps the vocabulary of news for later runs")
     parser.add_argument("--lines", type=int, default=0, help="sentences; 0: 1000 captions, 500 news")
-    parser.add_argument("--batch_tokens", type=int, default=SearchConfig().batch_tokens)
+    parser.add_argument("--batch_tokens", type=int, default=8192)
     parser.add_argument(
         "--systems", default="ours,hugging_face,ctranslate2", help="systems to measure, comma-separated"
     )
@@ -266,6 +270,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall", help="time of the rates")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--width", type=int, choices=(64, 512), default=64, help="many: of the model")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -273,13 +278,19 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     options.precisions = options.precisions.split(",")
     if unknown := set(options.precisions) - {"float32", "bfloat16", "int8"}:
         parser.error(f"unknown precisions {', '.join(unknown)}; known: float32, bfloat16, int8")
-    options.lines = options.lines or {"captions": 1000, "news": 500}[options.setting]
+    options.lines = options.lines or {"captions": 1000, "news": 500, "many": 10_000}[options.setting]
     return options
 
 
 def main() -> None:
     """Print the comparison as JSON; with --worker, run one of the systems."""
     options = parse_options()
+    if options.setting == "many":
+        from many_lines import measure as measure_many
+
+        use_cpu_cores_as_devices()
+        print(json.dumps(measure_many(options), indent=2))
+        return
     if options.worker:
         from translation_worker import serve
 

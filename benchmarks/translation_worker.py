@@ -41,11 +41,12 @@ def make_ours(task: dict[str, Any]) -> System:
 
     from flaxformer_mt.config.files import from_dict
     from flaxformer_mt.decoding.engine import SearchEngine
+    from flaxformer_mt.decoding.scheduler import search_all
     from flaxformer_mt.decoding.sentences import Sentence
     from flaxformer_mt.kernels.bfloat16 import cast_kernels
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
     from flaxformer_mt.translation.constraints import make_symbols
-    from flaxformer_mt.translation.placed_parameters import quantize_params
+    from flaxformer_mt.translation.translator import quantize_params
     from flaxformer_mt.trees import nest_leaves
     from flaxformer_mt.vocab import load_vocabs
     from flaxformer_mt.vocab.shortlist import Shortlist
@@ -80,7 +81,7 @@ def make_ours(task: dict[str, Any]) -> System:
 
         def translate(batches: list[Batch]) -> list[Ids]:
             results: list[Ids] = [[] for _ in sentences]
-            for index, found in searcher.search_all(sentences, n_best=1, params=(kernels,)):
+            for index, found in search_all(searcher, sentences, n_best=1, params=(kernels,)):
                 tokens = found.tokens[0, : found.lengths[0]].tolist()
                 results[index] = [token for token in tokens if token not in special]
             return results

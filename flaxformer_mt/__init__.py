@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flaxformer_mt.config import Config
     from flaxformer_mt.config.files import load_config
+    from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.convert.export_run import export_run
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
     from flaxformer_mt.evaluation.evaluate import evaluate_run
     from flaxformer_mt.training.loop import fit
-    from flaxformer_mt.translation.scorer import Scorer
-    from flaxformer_mt.translation.text_generator import generate_text
+    from flaxformer_mt.translation.requests import Request
+    from flaxformer_mt.translation.scorer import Scorer, generate_text
     from flaxformer_mt.translation.translator import Translator
 
 __version__ = "0.2.0"
@@ -28,6 +29,8 @@ __version__ = "0.2.0"
 __all__ = [
     "Config",
     "FlaxformerWarning",
+    "LoadOptions",
+    "Request",
     "Scorer",
     "TrainingInterrupted",
     "Translator",
@@ -45,6 +48,8 @@ __all__ = [
 _HOMES = {
     "Config": "config",
     "FlaxformerWarning": "errors",
+    "LoadOptions": "config.load_options",
+    "Request": "translation.requests",
     "Scorer": "translation.scorer",
     "TrainingInterrupted": "errors",
     "Translator": "translation.translator",
@@ -52,7 +57,7 @@ _HOMES = {
     "evaluate_run": "evaluation.evaluate",
     "export_run": "convert.export_run",
     "fit": "training.loop",
-    "generate_text": "translation.text_generator",
+    "generate_text": "translation.scorer",
     "import_run": "convert.import_run",
     "load_config": "config.files",
 }

@@ -31,7 +31,7 @@ from flaxformer_mt.config.checks import candidate_search, search_width
 from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.sentences import SentenceArrays
-from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
+from flaxformer_mt.decoding.sizes import MOST_TOKENS, StateSizes, make_length_rule
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
@@ -346,7 +346,7 @@ class TargetCompiler:
         longest = config.data.max_source_length if config.data.source_language else 1
         lengths = make_length_rule(search, [config.model], longest)
         width = max(1, search_width(search, 1))
-        size = StateSizes(lengths, width, search.batch_tokens).many()[-1]
+        size = StateSizes(lengths, width, search.batch_tokens or MOST_TOKENS).many()[-1]
         arrays = SentenceArrays(search, lengths, source_pad_id=special.pad_id)
         sources = arrays.lay_out([()], arrays.find_form([]), rows=size.rows, source_length=size.source_length)
         mesh = Mesh(np.asarray(self._devices[:1]), ("data",))

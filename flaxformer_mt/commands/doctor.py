@@ -125,7 +125,7 @@ def summarize_doctor(report: dict[str, Any]) -> str:
 
 def _list_programs(run: str | Path) -> list[dict[str, Any]]:
     from flaxformer_mt.config.files import read_config
-    from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
+    from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
     from flaxformer_mt.object_store.working_copies import open_copy
     from flaxformer_mt.runs.target_lengths import read_target_lengths
     from flaxformer_mt.search import search_width
@@ -136,7 +136,8 @@ def _list_programs(run: str | Path) -> list[dict[str, Any]]:
         return []  # a language model
     learned, _ = read_target_lengths(run_dir)
     lengths = make_length_rule(config.search, [config.model], config.data.max_source_length, learned)
-    return StateSizes(lengths, search_width(config.search, 1), config.search.batch_tokens).describe()
+    tokens = choose_batch_tokens(config.search, [config.model], config.vocab.size)
+    return StateSizes(lengths, search_width(config.search, 1), tokens).describe()
 
 
 def _check_packages() -> tuple[dict[str, str | None], list[str]]:

@@ -255,7 +255,7 @@ def _prepare(options: command_options.PrepareOptions) -> object:
 
 
 def _generate(options: command_options.GenerateOptions) -> None:
-    from flaxformer_mt.translation.text_generator import generate_text
+    from flaxformer_mt.translation.scorer import generate_text
 
     texts = generate_text(
         options.run,

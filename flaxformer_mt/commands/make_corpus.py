@@ -17,7 +17,12 @@ from flaxformer_mt.commands.options import (
     TranslateOptions,
     find_declaration,
 )
-from flaxformer_mt.commands.translate import check_line_flags, choose_search, translate_file
+from flaxformer_mt.commands.translate import (
+    check_line_flags,
+    choose_search,
+    translate_file,
+    translate_with_ctranslate2,
+)
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
@@ -33,8 +38,6 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
     if options.tag != "".join(options.tag.split()):
         raise UserError(f"--tag is {options.tag!r}; a tag is one symbol without spaces, such as <BT>")
     if options.backend == "ctranslate2":
-        from flaxformer_mt.commands.ctranslate2_text import translate_with_ctranslate2
-
         translate_with_ctranslate2(_translate_options(options))
     else:
         translate_file(_translate_options(options), keep_record=True)

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.commands.options import DistilOptions
-from flaxformer_mt.commands.translate import choose_search
-from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.commands.translate import choose_loading, choose_search
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.score_files import ScoreFile, join_parts, open_score_file, write_part
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.object_store.working_copies import open_copy, to_url
+from flaxformer_mt.object_store.working_copies import to_url
 from flaxformer_mt.text_io.lines import count_lines, open_lines
 from flaxformer_mt.text_io.pair_table import TABLE
 from flaxformer_mt.vocab import load_vocabs
@@ -50,9 +50,6 @@ def write_scores(options: DistilOptions, *, record: Path) -> dict[str, Any]:
 
     Args:
       record: file that says what the translations were made from.
-
-    Raises:
-      UserError: with --resume, there are scores of other pairs, another teacher or another number of tokens.
     """
     file = options.output / NAME
     parts = options.output / f".{NAME}.parts"
@@ -119,29 +116,13 @@ _Scored = list[tuple[np.ndarray, np.ndarray, np.ndarray] | None]
 
 
 class ChunkScorer:
-    """Scores chunks of pairs by a teacher that it loads; see `BlockTranslator`."""
+    """Scores chunks of pairs by a teacher that it loads; see `Work`."""
 
-    def __init__(self, warn: Callable[[str], None], options: DistilOptions, search: SearchConfig) -> None:
+    def __init__(self, warn: Callable[[str], None], run: Path, loading: LoadOptions, top_k: int) -> None:
         """Load the run and the other members of the ensemble."""
-        import jax
+        from flaxformer_mt.translation.translator import Translator
 
-        from flaxformer_mt.decoding.forced_decoding import TokenScorer
-        from flaxformer_mt.kernels.bfloat16 import cast_kernels
-        from flaxformer_mt.runs.load_run import check_same_vocabularies, load_named, load_trained
-        from flaxformer_mt.translation.language_tags import choose_line_tags
-        from flaxformer_mt.translation.scorer import find_longest
-
-        assert options.teacher_scores is not None
-        load: dict[str, Any] = {"dtype": options.dtype, "allow_nonfinite": options.allow_nonfinite}
-        first = load_trained(open_copy(options.run), checkpoint=options.checkpoint, **load)
-        teacher = [first, *(load_named(name, **load) for name in options.ensemble)]
-        check_same_vocabularies(first.vocabs, teacher[1:])
-        self._vocabs, self._top_k = first.vocabs, options.teacher_scores
-        self._longest = find_longest(first.config)
-        self._tags = choose_line_tags(first.config.data, None, None)
-        models = [member.config.model for member in teacher]
-        self._scorer = TokenScorer(models, search, first.vocabs, longest=self._longest, warn=warn)
-        self._params = [jax.device_put(cast_kernels(one.params, one.config.model.dtype)) for one in teacher]
+        self._teacher, self._top_k = Translator.load(run, loading, warn=warn), top_k
 
     def describe(self) -> dict[str, Any]:
         """Return what scores depend on besides the options."""
@@ -152,21 +133,25 @@ class ChunkScorer:
     def __call__(self, block: _Chunk) -> tuple[int, _Scored]:
         """Return the number of a chunk, and the scores of its pairs."""
         from flaxformer_mt.decoding.forced_decoding import Pair
+        from flaxformer_mt.translation.language_tags import choose_line_tags
+        from flaxformer_mt.translation.scorer import find_longest
 
+        teacher, vocabs = self._teacher, self._teacher.vocabs
+        tags = choose_line_tags(teacher.config.data, None, None)
         sources, targets = ([row[side] for row in block.rows] for side in (0, 1))
-        if added := self._tags.find(sources, first_line=block.number * _CHUNK + 1):
+        if added := tags.find(sources, first_line=block.number * _CHUNK + 1):
             sources = [tag + line for tag, line in zip(added, sources, strict=True)]
-        targets = [self._tags.lead + line for line in targets]
-        vocabs, longest = self._vocabs, self._longest
+        targets = [tags.lead + line for line in targets]
         ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
-        pairs = [Pair(*pair) for pair in ids]
+        longest = find_longest(teacher.config)
+        pairs = {index: Pair(*pair) for index, pair in enumerate(ids)}
         fits = {
             index: pair
-            for index, pair in enumerate(pairs)
+            for index, pair in pairs.items()
             if len(pair.source) <= longest[0] and len(pair.target) <= longest[1]
         }
         scored: _Scored = [None] * len(pairs)
-        readings = self._scorer.read_all([*fits.values()], params=self._params, top_k=self._top_k)
+        readings = teacher.scorer.read_all([*fits.values()], params=teacher.all_params, top_k=self._top_k)
         for (index, pair), reading in zip(fits.items(), readings, strict=True):
             assert reading.top_ids is not None and reading.top_probs is not None
             scored[index] = (np.asarray(pair.target), reading.top_ids, reading.top_probs)
@@ -181,8 +166,12 @@ def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
     assert options.teacher_scores is not None
     rows = count_lines(str(options.output / TABLE)) or 0
     made = [parts / f"{number:06}.npz" for number in range(-(-rows // _CHUNK))]
-    anywhere = dataclasses.replace(options, run=Path(to_url(options.run)))
-    make = functools.partial(ChunkScorer, options=anywhere, search=choose_search(options))
+    make = functools.partial(
+        ChunkScorer,
+        run=Path(to_url(options.run)),  # workers of other machines make copies of their own
+        loading=dataclasses.replace(choose_loading(options, choose_search(options)), spread=False),
+        top_k=options.teacher_scores,
+    )
     with (
         open_crew(make, workers=options.workers, ray=options.ray) as crew,
         Throughput(total=rows, quiet=False) as progress,

@@ -27,7 +27,9 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.config.load_options import LoadOptions
+from flaxformer_mt.config.schema import MbrConfig
+from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.working_copies import to_url
 from flaxformer_mt.text_io.lines import (
     STANDARD,
@@ -42,14 +44,14 @@ from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumab
 from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
-    from flaxformer_mt.translation.annotation import Notes
-    from flaxformer_mt.translation.output_formats import TranslationFormat
+    from flaxformer_mt.translation.engine import LineEngine
+    from flaxformer_mt.translation.requests import Request
+    from flaxformer_mt.translation.result import Annotations, TranslationFormat
 
 
-def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]":
+def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annotations]":
     """Return the output format of each translation, and the annotations that the format needs."""
-    from flaxformer_mt.translation.annotation import Notes
-    from flaxformer_mt.translation.output_formats import TranslationFormat
+    from flaxformer_mt.translation.result import Annotations, TranslationFormat
 
     form = TranslationFormat(
         n_best=options.n_best is not None,
@@ -58,14 +60,14 @@ def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Notes]
         alignments=options.alignments is not None,
         json=options.json,
     )
-    notes = Notes(
+    annotations = Annotations(
         token_log_probs=options.token_scores or options.json,
         alignments=options.alignments or ("words" if options.json else None),
         layer=options.alignment_layer,
         head=options.alignment_head,
         markup=options.markup,
     )
-    return form, notes
+    return form, annotations
 
 
 def describe_output(
@@ -81,13 +83,13 @@ def describe_output(
       inputs: the names of the inputs in the record.
       languages: those of the flags.
     """
-    form, notes = choose_format(options)
+    form, annotations = choose_format(options)
     description = {name: value for name, value in describe().items() if name != "device_kind"}
     return {
         "run": to_url(options.run.resolve()),
         **description,
         "format": dataclasses.asdict(form),
-        "notes": notes._asdict(),
+        "notes": annotations._asdict(),
         "n_best": options.n_best,
         "long_lines": options.long_lines,
         "invalid_utf8": options.invalid_utf8,
@@ -150,20 +152,6 @@ def open_one_output(
             raise
 
 
-class Block(NamedTuple):
-    """Lines that are translated together, and what constrains the translation of each."""
-
-    # The number of the first line, counted from 1.
-    first_line: int
-    lines: list[str]
-    # Prefixes and required phrases, by the names of these parameters in `translate_stream`.
-    constraints: dict[str, list[Any]]
-
-    def name(self) -> str:
-        """Return what messages call it."""
-        return f"lines {self.first_line:,} to {self.first_line + len(self.lines) - 1:,}"
-
-
 class TranslatedBlock(NamedTuple):
     """The output lines of each line of a block, and the number of target tokens in all of them."""
 
@@ -178,13 +166,16 @@ def read_blocks(
     *,
     first_line: int,
     is_ready: Callable[[], bool] | None,
-) -> Iterator[Block]:
-    """Yield blocks of `size` lines; of fewer at the end, and where the next line is not ready.
+    fields: Mapping[str, Any],
+) -> "Iterator[list[Request]]":
+    """Yield requests for `size` lines; for fewer at the end, and where the next line is not ready.
 
-    Raises:
-      UserError: a line cannot be read, and those before have been yielded; or there are more constraints of
-        one kind than lines. Too few are found when the block is translated.
+    Args:
+      constraints: prefixes and required phrases, by the names of their flags.
+      fields: of all requests.
     """
+    from flaxformer_mt.translation.requests import Request
+
     problems: list[UserError] = []
 
     def read() -> Iterator[str]:
@@ -193,89 +184,131 @@ def read_blocks(
         except UserError as problem:
             problems.append(problem)
 
-    readable = read()
+    readable, done = read(), first_line - 1
     while chunk := take_window(readable, size, is_ready):
-        own = {name: list(itertools.islice(each, len(chunk))) for name, each in constraints.items()}
-        yield Block(first_line, chunk, own)
-        first_line += len(chunk)
+        block = []
+        for number, line in enumerate(chunk, start=done + 1):
+            own: dict[str, Any] = {name: next(each, None) for name, each in constraints.items()}
+            if missing := [name for name, value in own.items() if value is None]:
+                raise UserError(
+                    f"--{missing[0]} has {number - 1} lines, but there are {number} or more to translate; "
+                    "give one for each line, an empty one for a line without constraint"
+                )
+            block.append(Request(line, seed=number, **own, **fields))
+        yield block
+        done += len(chunk)
     if problems:
         raise problems[0]
     for name, each in constraints.items():
         if next(each, None) is not None:
-            raise UserError(f"--{name} has more than the {first_line - 1} lines; give one for each line")
+            raise UserError(f"--{name} has more than the {done} lines; give one for each line")
+
+
+def name_block(block: "list[Request]") -> str:
+    """Return what messages call the lines of a block."""
+    return f"lines {block[0].seed:,} to {block[-1].seed:,}"
 
 
 class BlockTranslator:
-    """Translates blocks by a model that it loads; what it is made of can be sent to another process."""
+    """Translates blocks of lines by an engine, which it makes; see `Work`."""
+
+    # Whether the next block is read while one is translated.
+    ahead = False
 
     def __init__(
         self,
         warn: Callable[[str], None],
         *,
-        run: Path,
-        load: Mapping[str, Any],
-        call: Mapping[str, Any],
-        warm_up: bool,
+        make_engine: "Callable[[Callable[[str], None]], LineEngine]",
         form: "TranslationFormat",
+        unique: bool = False,
     ) -> None:
-        """Load the model.
+        """Make the engine.
 
         Args:
-          warn: receives warnings.
-          run: path of the run, or its URL, which other machines read too.
-          load: the other arguments of `Translator.load`.
-          call: the arguments of `translate_stream` that are the same for all blocks, n_best among them.
+          make_engine: takes what receives warnings; can be sent to another process.
           form: of the output lines.
+          unique: whether hypotheses with the text of a better one are left out.
         """
-        from flaxformer_mt.translation.translator import Translator
-
-        self.translator = Translator.load(run, **load, warn=warn)
-        self._form, self._call = form, call
-        if warm_up:
-            self.translator.warm_up(n_best=call["n_best"])
+        self.engine, self._warn, self._form, self._unique = make_engine(warn), warn, form, unique
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on besides the options of the command."""
-        import jax
+        return self.engine.describe()
 
-        import flaxformer_mt
-        from flaxformer_mt.parallel import default_device_kind, local_device_count
-        from flaxformer_mt.parallel.processes import process_count
-
-        return {
-            **self.translator.describe(),
-            # Devices share batches, so that another number of devices rounds differently.
-            "devices": [process_count(), local_device_count()],
-            "device_kind": default_device_kind(),
-            # Other versions may compute, round or split lines otherwise.
-            "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
-        }
-
-    def watch(self, count: Callable[..., object]) -> None:
-        """From now on call `count` with the numbers of `lines` and `tokens` of each batch that is found."""
-        self.translator.on_found = count
-
-    def __call__(self, block: Block) -> TranslatedBlock:
+    def __call__(self, block: "list[Request]") -> TranslatedBlock:
         """Translate the lines of a block."""
-        first_line, lines, constraints = block
-        translations = self.translator.translate_stream(
-            lines, window=len(lines), first_line=first_line, **{**self._call, **constraints}
+        (translated,) = self.map([block])
+        return translated
+
+    def map(self, blocks: "Iterable[list[Request]]") -> Iterator[TranslatedBlock]:
+        """Translate the lines of blocks."""
+        from flaxformer_mt.translation.requests import run_windows
+        from flaxformer_mt.translation.result import drop_repeated
+
+        windows, kept = itertools.tee(blocks)
+        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
+        pieces = self.engine.vocabs.target.pieces
+        for found, block in zip(translated, kept, strict=False):
+            found = list(map(drop_repeated, found)) if self._unique else found
+            outputs = [
+                self._form.lines(request.seed - 1, request.text, translation, pieces)
+                for request, translation in zip(block, found, strict=True)
+            ]
+            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found))
+
+
+def _make_jax_engine(
+    warn: Callable[[str], None], *, run: Path, loading: LoadOptions, warm_up: int
+) -> "LineEngine":
+    """Load a run; `warm_up` is the number of hypotheses for which programs are prepared, or 0."""
+    from flaxformer_mt.translation.translator import Translator
+
+    translator = Translator.load(run, loading, warn=warn)
+    if warm_up:
+        translator.warm_up(n_best=warm_up)
+    return translator.engine()
+
+
+def translate_with_ctranslate2(options: TranslateOptions) -> None:
+    """Translate --input by the model folder --run, line by line, and keep the record of the output."""
+    from flaxformer_mt.translation.result import TranslationFormat
+
+    with importing("ctranslate2", what="--backend=ctranslate2"):
+        from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+    changes = _find_search_changes(options)
+    folder, split = options.run.expanduser(), options.split_sentences
+    make = functools.partial(
+        BlockTranslator,
+        make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, **changes),
+        form=TranslationFormat(),
+    )
+    write_translations(options, make, fields={}, languages={}, keep_record=True)
+
+
+# The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
+WITHOUT_EFFECT = ("coverage_layer", "diversity_strength", "length_bound", "ensemble_mean", "batch_tokens")
+
+
+def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
+    """Return the search options that are given. Raises UserError for flags that CTranslate2 does not have."""
+    fields = dataclasses.fields
+    shared = {field.name for field in fields(SearchOptions)} & {field.name for field in fields(SearchConfig)}
+    names = ["checkpoint", *WITHOUT_EFFECT, *(field.name for field in fields(MbrConfig))]
+    names += ["dtype", "quantization", "coordinator", "processes", "process", "workers", "ray"]
+    given = [name for name in names if getattr(options, name) is not None]
+    given += ["stopping"] if options.stopping == "exact" else []
+    given += [name for name in ("ensemble", "allow_nonfinite", "distributed") if getattr(options, name)]
+    if given:
+        raise UserError(
+            f"--{given[0]} has no effect with --backend=ctranslate2, whose model folder is one model in one "
+            "process, and whose search has no such option; leave it out, or give --backend=jax"
         )
-        outputs, tokens = [], 0
-        for number, (line, translation) in enumerate(
-            zip(lines, translations, strict=True), start=first_line - 1
-        ):
-            outputs.append(self._form.lines(number, line, translation, self.translator.pieces))
-            tokens += len(translation.tokens)
-        return TranslatedBlock(outputs, tokens)
+    return {name: value for name in sorted(shared) if (value := getattr(options, name)) is not None}
 
 
 def check_workers(options: WorkerOptions) -> bool:
-    """Return whether workers translate; then this process leaves the accelerators to them.
-
-    Raises:
-      UserError: --workers or --ray excludes another flag.
-    """
+    """Return whether workers translate; then this process leaves the accelerators to them."""
     if options.workers is None and options.ray is None:
         return False
     flag = "ray" if options.ray is not None else "workers"
@@ -322,31 +355,44 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     check_n_best(search, n_best, where="--")
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
-    form, notes = choose_format(options)
-    loaded = "checkpoint ensemble long_lines split_sentences dtype allow_nonfinite shortlist quantization"
+    form, annotations = choose_format(options)
     make = functools.partial(
         BlockTranslator,
-        run=Path(to_url(options.run)),  # workers of other machines make copies of their own
-        load={"search": search, **{name: getattr(options, name) for name in loaded.split()}},
-        call={"n_best": n_best, "unique": options.unique, "notes": notes, **languages},
-        warm_up=options.warm_up,
+        make_engine=functools.partial(
+            _make_jax_engine,
+            run=Path(to_url(options.run)),  # workers of other machines make copies of their own
+            loading=choose_loading(options, search),
+            warm_up=n_best * options.warm_up,
+        ),
         form=form,
+        unique=options.unique,
     )
-    write_translations(options, make, languages=languages, keep_record=keep_record)
+    fields = {"n_best": n_best, "annotations": annotations, **languages}
+    write_translations(options, make, fields=fields, languages=languages, keep_record=keep_record)
+
+
+def choose_loading(options: TranslateOptions | CorpusOptions, search: SearchConfig) -> LoadOptions:
+    """Return the options of loading that the flags give."""
+    names = {field.name for field in dataclasses.fields(LoadOptions)} & vars(options).keys()
+    given = {name: getattr(options, name) for name in names}
+    return LoadOptions(**(given | {"search": search, "ensemble": tuple(options.ensemble)}))
 
 
 def write_translations(
-    options: TranslateOptions, make: MakeWork, *, languages: Mapping[str, str], keep_record: bool
+    options: TranslateOptions,
+    make: MakeWork,
+    *,
+    fields: Mapping[str, Any],
+    languages: Mapping[str, str],
+    keep_record: bool,
 ) -> None:
     """Translate --input by blocks of lines, and write the output of each in order.
 
     Args:
       make: makes the work on a block, as `BlockTranslator`.
+      fields: of all requests.
       languages: those of the flags, as `read_languages` returns them.
       keep_record: see `open_resumable`.
-
-    Raises:
-      UserError: an input is absent or has another number of lines, or the output cannot be written.
     """
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.workers.worker_pool import Alone, open_crew
@@ -371,14 +417,18 @@ def write_translations(
             name: output.read(name, text.lines) for name, text in texts.items()
         }
         sources = constraints.pop("input")
+        if "prefixes" in constraints:
+            constraints["prefix"] = constraints.pop("prefixes")
         if "required" in constraints:
-            constraints["required"] = (line.split("\t") for line in constraints["required"])
-        blocks = read_blocks(sources, constraints, window, first_line=output.done + 1, is_ready=is_ready)
+            constraints["required"] = (tuple(line.split("\t")) for line in constraints["required"])
+        reading: dict[str, Any] = {"first_line": output.done + 1, "is_ready": is_ready, "fields": fields}
+        blocks = read_blocks(sources, constraints, window, **reading)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(crew, Alone):
-            crew.work.watch(progress.add)  # line by line
-        for block in crew.map(blocks, name=Block.name):
+            crew.work.engine.on_progress = progress.add  # line by line
+            crew.work.ahead = all(text.is_ready is None for text in texts.values())  # files
+        for block in crew.map(blocks, name=name_block):
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)
             if not isinstance(crew, Alone):
@@ -388,7 +438,7 @@ def write_translations(
 def score_file(options: ScoreOptions) -> None:
     """Run the command `score`."""
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.translation.output_formats import format_score
+    from flaxformer_mt.translation.result import format_score
     from flaxformer_mt.translation.scorer import Scorer
 
     if options.json and options.tokens:
@@ -443,11 +493,7 @@ def _is_on_screen(output: str) -> bool:
 
 
 def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> SearchConfig:
-    """Return the search options of the run's config, overridden by the flags that are given.
-
-    Raises:
-      UserError: the search options are invalid, or a flag has no effect on the search method.
-    """
+    """Return the search options of the run's config, overridden by the flags that are given."""
     stored = read_config(options.run / "config.json")
     names = [field.name for field in dataclasses.fields(SearchConfig)]
     flags = {

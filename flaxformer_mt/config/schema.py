@@ -670,8 +670,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- memory ----
 
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
-    # Halved automatically if the device runs out of memory.
-    batch_tokens: Annotated[int, at_least(1)] = 8192
+    # Halved automatically if the device runs out of memory. None: as its memory allows; 8192 on CPUs.
+    batch_tokens: Annotated[int | None, at_least(1)] = None
 
 
 @dataclass(frozen=True)

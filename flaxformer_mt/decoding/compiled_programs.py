@@ -19,7 +19,7 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.ensemble_members import Members, Sources, make_models
 from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN
-from flaxformer_mt.parallel import SplitParameters, compile_by_rows, local_device_count
+from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.parallel.compilation import compile_kept, keep_json
 from flaxformer_mt.parallel.independent_rows import split_rows
 from flaxformer_mt.search import (
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 Leaves = tuple[Array, ...]
 
 # Number of free rows that are refilled together, as a share of the rows: each refill takes time, and so do
-# steps with free rows.
-_REFILL_SHARE = 24
+# steps with free rows. On accelerators a refill takes more than half the time of a step whatever its rows.
+_REFILL_SHARE, _ACCELERATOR_REFILL_SHARE = 24, 5
 
 
 class StatePrograms:
@@ -172,6 +172,8 @@ class SearchPrograms:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
         layouts = functools.partial(self._find_layouts, shapes, line, n_best)
         facts = [self._facts, n_best, *map(_describe, (line, shapes))]
+        on_cpu = (self._platform or default_platform()) == "cpu"
+        share = _REFILL_SHARE if on_cpu else _ACCELERATOR_REFILL_SHARE
 
         def empty(_: Any, rows: Array) -> Leaves:
             return (*jax.tree.leaves(empty_rows(layouts()[0], size)),)
@@ -189,7 +191,7 @@ class SearchPrograms:
                 jax.tree.unflatten(others.structure, waiting),
                 count,
                 final_free_rows,
-                refill=max(1, size.rows // _REFILL_SHARE),
+                refill=max(1, size.rows // share),
                 max_steps=max_steps,
             )
             return (found.owners, *jax.tree.leaves(found.state), *jax.tree.leaves(found.results))

@@ -1,40 +1,223 @@
-"""The search engine: from the token ids of sentences to hypotheses of token ids.
+"""The search engine of one model, or of one ensemble: programs, sizes, length limits, memory, and states.
 
-Row 12 of the data path. Sentences go to states of a few sizes (sizes.py), whose slots they enter and leave
-(slots.py); each size has three programs (compiled_programs.py). What exceeds the likely length of a
-translation is searched again in a state with more room.
+Row 12 of the data path, from token ids to hypotheses of token ids. `scheduler.py` decides which sentences are
+searched when; each size of state has three programs (`compiled_programs.py`).
 """
 
 import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.cpu import core_count
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms
-from flaxformer_mt.decoding.memory_backoff import TokenBudget
+from flaxformer_mt.decoding.compiled_programs import Leaves, SearchPrograms, StatePrograms
+from flaxformer_mt.decoding.ensemble_members import Sources
 from flaxformer_mt.decoding.sentences import Candidates, Form, Sentence, SentenceArrays
-from flaxformer_mt.decoding.sizes import StateSizes, make_length_rule
-from flaxformer_mt.decoding.slots import Slots
+from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.parallel import SplitParameters
-from flaxformer_mt.search import OVER_CAPACITY, SearchResult, Size, Symbols, search_width
+from flaxformer_mt.search import NO_LINE, UNLIMITED, SearchResult, Size, Symbols, search_width
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 # Sentences that are read together, as a multiple of the slots for many: then devices wait for each other.
 _FILLS = 2
 # Programs of a size: free slots, read sources, decode.
 _PROGRAMS = 3
+# A state that has made this many steps takes no sentence until it is empty: then steps count from 0.
+_MAX_STEPS = 2**30
+# Occurs in XLA's message about a failed allocation on every backend.
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+# A batch of fewer tokens has one short sentence, so halving has no effect.
+_MIN_TOKENS = 8
 
 
-# The last sentences of a size, in this share of its slots, begin again in a larger size: steps for them alone
-# would take longer.
-_LEFT_SHARE = 4
+class TokenBudget:
+    """The number of tokens per batch: as requested until the device runs out of memory, then fewer."""
+
+    def __init__(self, tokens: int, *, warn: Callable[[str], None]) -> None:
+        self.tokens, self._requested, self._warn = tokens, tokens, warn
+
+    def halve_after(self, error: Exception) -> bool:
+        """Halve the tokens after an error by too little memory; return whether it was such an error.
+
+        Raises UserError if the device ran out of memory with the smallest batch. The first halving warns.
+        """
+        message = str(error)
+        if not isinstance(error, jax.errors.JaxRuntimeError) or _OUT_OF_MEMORY not in message:
+            return False
+        if self.tokens // 2 < _MIN_TOKENS:
+            raise UserError(
+                f"the device has too little memory for a batch of {self.tokens} tokens "
+                f"({message.strip()[:200]}); free device memory, or use a smaller beam"
+            )
+        if self.tokens == self._requested:
+            self._warn(
+                f"the device has too little memory for batches of {self.tokens} tokens; continuing with "
+                f"smaller batches. Give --batch_tokens={self.tokens // 2} or less next time"
+            )
+        self.tokens //= 2
+        return True
+
+
+class Call(NamedTuple):
+    """A call of `generate`: names of the sentences that entered each part, and its outputs."""
+
+    entered: list[list[Hashable]]
+    owners: Any
+    results: SearchResult
+    # Whether its steps are limited, so that sentences may enter afterwards.
+    is_limited: bool
+    # Whether no sentence is to come: those that are in slots afterwards are given up to a larger size.
+    is_last: bool
+
+
+class Slots:
+    """Sentences in the slots of one state; `start` begins some steps, `finish` reads their results.
+
+    Several calls may be started before the first is finished; they are finished in the same order.
+    """
+
+    def __init__(
+        self,
+        find_programs: Callable[[], StatePrograms],
+        params: tuple[Any, ...],
+        size: Size,
+        lay_out: Callable[[Sequence[Sequence[Sentence]]], Sources],
+        *,
+        parts: int,
+        lines: int,
+    ) -> None:
+        """Start without sentences.
+
+        Args:
+          find_programs: begins to compile programs that are new, when they are first needed.
+          lay_out: returns the arrays of up to `lines` sentences of each part, which are read together.
+        """
+        self.waiting: dict[Hashable, Sentence] = {}
+        self._find_programs, self._params, self._size, self._lay_out = find_programs, params, size, lay_out
+        self._lines = lines
+        self._state: Leaves | None = None
+        self._entered: Leaves | None = None  # the last sentences that were read
+        self._busy: list[dict[int, Hashable]] = [{} for _ in range(parts)]  # slot -> name, of each part
+        self._steps = 0
+        self.calls: collections.deque[Call] = collections.deque()
+
+    @functools.cached_property
+    def programs(self) -> StatePrograms:
+        """The programs of the state; those that are new are compiled in threads from now on."""
+        return self._find_programs()
+
+    def __len__(self) -> int:
+        entered = sum(len(own) for call in self.calls for own in call.entered)
+        return len(self.waiting) + self.num_busy + entered
+
+    @property
+    def num_busy(self) -> int:
+        """The number of sentences in slots, by the results that have been read."""
+        return sum(map(len, self._busy))
+
+    @property
+    def num_free(self) -> int:
+        """The number of slots that waiting sentences leave free."""
+        return self._size.rows * len(self._busy) - len(self)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many sentences wait as one call reads."""
+        return len(self.waiting) >= self._lines * len(self._busy)
+
+    def take_left(self) -> list[Hashable]:
+        """Return the names of the sentences in slots, which are given up."""
+        left = [name for busy in self._busy for name in busy.values()]
+        self._busy, self._state = [{} for _ in self._busy], None
+        return left
+
+    def start(self, max_steps: int = UNLIMITED, *, leave: int = 0, more: bool = False) -> Call:
+        """Let waiting sentences enter, and begin at most `max_steps` steps; the device computes on.
+
+        With a limit of steps, sentences enter only slots that are free now; without one, as slots become
+        free.
+
+        Args:
+          leave: number of slots of a part whose sentences may be left in the end, when none waits.
+          more: whether more sentences will come, so that the last ones need not end now.
+        """
+        unlimited, rows, parts = max_steps == UNLIMITED, self._size.rows, len(self._busy)
+        if not self.calls and not self.num_busy and self._steps > _MAX_STEPS:
+            self._state, self._steps = None, 0
+        names = list(self.waiting)
+        if self._steps > _MAX_STEPS:
+            names = []
+        entered: list[list[Hashable]] = [[] for _ in range(parts)]
+        if unlimited:  # in turn: sentences next to each other take equally long
+            names = names[: self._lines * parts]
+            entered = [names[part::parts] for part in range(parts)]
+            used = [0] * parts
+        else:
+            used = list(map(len, self._busy))
+            for name in names:
+                part = used.index(min(used))
+                if used[part] >= rows:
+                    break
+                entered[part].append(name)
+                used[part] += 1
+        sentences = [[self.waiting.pop(name) for name in own] for own in entered]
+        if any(entered):
+            self._entered = self.programs.prefill(self._params, self._lay_out(sentences))
+        assert self._entered is not None, "a state that has no sentences is not searched"
+        freed, is_last = max(1, rows // 16), unlimited and not (self.waiting or more)
+        if unlimited:
+            final_free_rows = [rows - leave if is_last else freed] * parts
+        else:  # those of a part that are used up come back soon
+            final_free_rows = [min(rows, rows - count + freed) if count else 0 for count in used]
+        found = self.programs.generate(
+            self._params,
+            self.programs.empty() if self._state is None else self._state,
+            self._entered,
+            counts=[len(own) for own in entered],
+            final_free_rows=final_free_rows,
+            max_steps=max_steps,
+        )
+        self._state = found.state
+        self._steps += 0 if unlimited else max_steps
+        call = Call(entered, found.owners, found.results, not unlimited, is_last)
+        self.calls.append(call)
+        return call
+
+    def finish(self, call: Call) -> list[tuple[Hashable, SearchResult]]:
+        """Wait for the steps of the oldest call; return the sentences that are done, with their results."""
+        assert self.calls.popleft() is call
+        rows, parts = self._size.rows, len(call.entered)
+        owners = np.asarray(call.owners).reshape(parts, rows)
+        before, self._busy = self._busy, []
+        done: list[tuple[int, Hashable]] = []
+        for part in range(parts):
+            # Place in the results -> name: of sentences that entered, and of those in slots before.
+            places = dict(enumerate(call.entered[part]))
+            places |= {self._lines + row: name for row, name in before[part].items()}
+            active = {
+                row: places.pop(owner) for row, owner in enumerate(owners[part].tolist()) if owner != NO_LINE
+            }
+            first = (self._lines + rows) * part
+            done += [(first + place, name) for place, name in places.items()]
+            self._busy.append(active)
+        if not done:
+            return []
+        found: list[Any] = [None if leaf is None else np.asarray(leaf) for leaf in call.results]
+        take = functools.partial(_take_row, found)
+        return [(name, take(place)) for place, name in done]
+
+
+def _take_row(leaves: list[Any], place: int) -> SearchResult:
+    """Return the results of one sentence, as views."""
+    row: list[Any] = [None if leaf is None else leaf[place] for leaf in leaves]
+    return SearchResult(*row)
 
 
 class SearchEngine:
@@ -59,11 +242,9 @@ class SearchEngine:
         warn: Callable[[str], None] = warn_user,
         **jit_options: Any,
     ) -> None:
-        """Store the configuration; networks are built when a program is traced.
+        """Build no network yet: that is done when a program is traced.
 
         Args:
-          models: config of one model, or of each member of an ensemble.
-          symbols: special symbols of the target vocabulary.
           sizes: number of entries of the source and the target vocabulary.
           longest_source: maximum source length in tokens, with eos.
           spread: whether each local device searches a part of the sentences, in batches of
@@ -78,13 +259,11 @@ class SearchEngine:
           warn: receives one warning, when the device first runs out of memory with options.batch_tokens.
           jit_options: of `jax.jit`, for all programs.
         """
-        self.options = options
-        self._symbols = symbols
-        self._keep_programs = keep_programs
-        self.budget = TokenBudget(options.batch_tokens, warn=warn)
+        self.options, self.shortlist = options, shortlist
+        self._symbols, self._keep_programs = symbols, keep_programs
+        self.budget = TokenBudget(choose_batch_tokens(options, models, sizes[1]), warn=warn)
         configs = tuple(dataclasses.replace(model, scan_layers=False) for model in models)
         self.lengths = make_length_rule(options, configs, longest_source, target_lengths)
-        self.shortlist = shortlist
         self._candidates = None
         if shortlist is not None:
             self._candidates = Candidates(shortlist, symbols, sizes[1], longest_source=longest_source)
@@ -101,22 +280,27 @@ class SearchEngine:
             **jit_options,
         )
 
-    def sizes(self, n_best: int, *, batch_tokens: int | None = None) -> StateSizes:
+    def sizes(self, n_best: int) -> StateSizes:
         """Return the sizes of states, as far as the memory of the device has turned out to allow."""
         width = search_width(self.options, n_best)
-        return StateSizes(self.lengths, width, batch_tokens or self.budget.tokens, self.programs.parts)
+        return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts)
 
     def make_slots(self, params: tuple[Any, ...], size: Size, form: Form, *, n_best: int) -> Slots:
-        """Return empty slots of a size; programs that are new are compiled in threads from now on."""
+        """Return empty slots of a size."""
         parts, is_few = self.programs.parts, size in self.sizes(n_best).few()
         lines = size.rows if is_few else _FILLS * size.rows
         lay_out = functools.partial(
             self.arrays.lay_out, form=form, rows=lines, source_length=size.source_length
         )
-        programs = self.programs.find(
-            params, size, lay_out([()] * parts), n_best=n_best, keep=self._keep_programs and is_few
+        find_programs = functools.partial(
+            self.programs.find,
+            params,
+            size,
+            lay_out([()] * parts),
+            n_best=n_best,
+            keep=self._keep_programs and is_few,
         )
-        return Slots(programs, params, size, lay_out, parts=parts, lines=lines)
+        return Slots(find_programs, params, size, lay_out, parts=parts, lines=lines)
 
     def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> int:
         """Load or compile the programs of all sizes, for sentences without constraints; return how many."""
@@ -130,65 +314,23 @@ class SearchEngine:
         sizes = self.sizes(n_best)
         sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)
         form = self.arrays.find_form([sentence])
-        made = (
-            self.make_slots(tuple(params), size, form, n_best=n_best)
-            for size in dict.fromkeys([*sizes.few(), *sizes.many()])
-        )
+        params = tuple(params)
+
+        def make_all() -> Iterator[Slots]:
+            for size in dict.fromkeys([*sizes.few(), *sizes.many()]):
+                slots = self.make_slots(params, size, form, n_best=n_best)
+                slots.waiting.update((part, sentence) for part in range(self.programs.parts))
+                _ = slots.programs  # compiled from now on
+                yield slots
+
         # As many sizes at a time as there are cores for: programs of a sentence that comes are next in turn.
-        slots = collections.deque(itertools.islice(made, max(1, core_count() // _PROGRAMS)))
-        while slots:
-            each = slots.popleft()
-            each.waiting = dict.fromkeys(range(self.programs.parts), sentence)
-            collections.deque(each.run(), maxlen=0)
+        made = make_all()
+        every = collections.deque(itertools.islice(made, max(1, core_count() // _PROGRAMS)))
+        while every:
+            slots = every.popleft()
+            slots.finish(slots.start())
             yield _PROGRAMS
-            slots.extend(itertools.islice(made, 1))
-
-    def search_all(
-        self, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
-    ) -> Iterator[tuple[int, SearchResult]]:
-        """Yield each sentence's index and hypotheses [N, ...], the shortest sources roughly first.
-
-        If the device runs out of memory, this call and all later ones use smaller batches.
-
-        Args:
-          params: the parameters of each model.
-
-        Raises:
-          UserError: the device runs out of memory with the smallest batch.
-        """
-
-        def search(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, SearchResult]]:
-            sizes = self.sizes(n_best, batch_tokens=batch_tokens)
-            return self._search([sentences[index] for index in indices], sizes, n_best, tuple(params))
-
-        yield from self.budget.run_all(search, len(sentences))
-
-    def _search(
-        self, sentences: Sequence[Sentence], sizes: StateSizes, n_best: int, params: tuple[Any, ...]
-    ) -> Iterator[tuple[int, SearchResult]]:
-        form = self.arrays.find_form(sentences)
-        needs = [(len(sentence.source), self.arrays.needed(sentence)) for sentence in sentences]
-        slots: dict[Size, Slots] = {}
-
-        def find(size: Size) -> Slots:
-            if size not in slots:
-                slots[size] = self.make_slots(params, size, form, n_best=n_best)
-            return slots[size]
-
-        # The smallest first: what exceeds them joins the sentences of larger ones.
-        for size, numbers in sorted(sizes.assign(needs).items(), key=lambda item: item[0].capacity):
-            numbers.sort(key=lambda number: needs[number], reverse=True)
-            find(size).waiting.update((number, sentences[number]) for number in numbers)
-        while slots:
-            size = min(slots, key=lambda size: size.capacity)
-            own, again = slots.pop(size), []
-            for name, result in own.run(leave=size.rows // _LEFT_SHARE if slots else 0):
-                if result.lengths[0] == OVER_CAPACITY:
-                    again.append(cast(int, name))
-                else:
-                    yield cast(int, name), result
-            for number in (*again, *cast(list[int], own.left)):
-                find(sizes.choose_again(*needs[number], others=slots)).waiting[number] = sentences[number]
+            every.extend(itertools.islice(made, 1))
 
     def check(self, sentence: Sentence, name: str) -> None:
         """Raise UserError if no translation can satisfy the constraints; the message begins with `name`."""

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.ensemble_members import make_models
-from flaxformer_mt.decoding.memory_backoff import TokenBudget
-from flaxformer_mt.decoding.sizes import round_up_coarsely
+from flaxformer_mt.decoding.sizes import choose_batch_tokens, round_up_coarsely
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import average_logits
@@ -112,7 +112,7 @@ class TokenScorer:
         """
         self.models, self.vocabs = models, vocabs
         self.options, self._longest = search, longest
-        self._budget = TokenBudget(search.batch_tokens, warn=warn)
+        self._budget = TokenBudget(choose_batch_tokens(search, models, vocabs.target.size), warn=warn)
         compile_program = spread.compile if isinstance(spread, SplitParameters) else jax.jit
         self.run = compile_program(self._read_batch, static_argnames=("watched", "top_k"))
 
@@ -173,22 +173,24 @@ class TokenScorer:
           top_k: number of most probable tokens to return for each position.
         """
 
-        def work(indices: Sequence[int], batch_tokens: int) -> Iterator[tuple[int, Reading]]:
-            run = functools.partial(self.run, tuple(params), watched=tuple(watched), top_k=top_k)
-            return self._read([pairs[index] for index in indices], batch_tokens, run)
-
-        found = dict(self._budget.run_all(work, len(pairs)))
+        run = functools.partial(self.run, tuple(params), watched=tuple(watched), top_k=top_k)
+        found: dict[int, Reading] = {}
+        while missing := [index for index in range(len(pairs)) if index not in found]:
+            try:
+                for position, reading in self._read([pairs[index] for index in missing], run):
+                    found[missing[position]] = reading
+            except jax.errors.JaxRuntimeError as error:
+                if not self._budget.halve_after(error):
+                    raise
         return [found[index] for index in range(len(pairs))]
 
-    def _read(
-        self, pairs: Sequence[Pair], batch_tokens: int, run: Callable[[Batch], Any]
-    ) -> Iterator[tuple[int, Reading]]:
+    def _read(self, pairs: Sequence[Pair], run: Callable[[Batch], Any]) -> Iterator[tuple[int, Reading]]:
         """Yield each pair's index and its reading, the longest pairs first."""
         lengths = [max(len(pair.source), len(pair.target), 1) for pair in pairs]
         waiting = sorted(range(len(pairs)), key=lambda index: -lengths[index])
         previous: tuple[list[int], list[Pair], Any] | None = None
         while waiting:
-            shape = self._fit(lengths[waiting[0]], len(waiting), batch_tokens)
+            shape = self._fit(lengths[waiting[0]], len(waiting), self._budget.tokens)
             indices, waiting = waiting[: shape[0]], waiting[shape[0] :]
             chosen = [pairs[index] for index in indices]
             outputs = run(self._make_batch(chosen, shape))

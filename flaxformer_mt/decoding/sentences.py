@@ -1,8 +1,9 @@
 """Sentences as inputs of a search: what constrains each translation, and the arrays that programs take."""
 
+import functools
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -111,19 +112,23 @@ class SentenceArrays:
 
     def needed(self, sentence: Sentence) -> int:
         """Return the minimum number of tokens of a translation, by its constraints and the options."""
-        return max(sentence.shortest, self._min_length(sentence))
+        return max(sentence.shortest, self._min_length(len(sentence.source)))
+
+    def find_need(self, sentence: Sentence) -> tuple[int, int]:
+        """Return the source length and `needed`: what the size of a sentence's state depends on."""
+        return len(sentence.source), self.needed(sentence)
 
     def find_form(self, sentences: Sequence[Sentence]) -> Form:
         """Return the form with inputs for the constraints of all sentences, rounded up so that it recurs."""
         prefix = max((len(one.prefix) + one.prefix_ends_word for one in sentences), default=0)
         if prefix:  # at least one position is left for the token after a prefix
             prefix = min(round_up_coarsely(prefix), (self._lengths.longest_target or prefix * 2) - 1)
-        phrases = [phrase for one in sentences for phrase in one.required]
         most = max((len(one.required) for one in sentences), default=0)
-        minimum = any(max(one.least, self._min_length(one)) > 1 for one in sentences)
-        if not phrases:
+        minimum = any(max(one.least, self._min_length(len(one.source))) > 1 for one in sentences)
+        if not most:
             return Form(prefix, minimum=minimum)
-        return Form(prefix, round_up_coarsely(most), round_up_coarsely(max(map(len, phrases))), minimum)
+        longest = max(len(phrase) for one in sentences for phrase in one.required)
+        return Form(prefix, round_up_coarsely(most), round_up_coarsely(longest), minimum)
 
     def lay_out(
         self, sentences: Sequence[Sequence[Sentence]], form: Form, *, rows: int, source_length: int
@@ -132,62 +137,59 @@ class SentenceArrays:
 
         Rows without a sentence have a limit of 0, which is not searched, and one position to attend to.
         """
-        placed = [
-            (part * rows + row, one) for part, own in enumerate(sentences) for row, one in enumerate(own)
-        ]
+        total = rows * len(sentences)
+        every = [one for own in sentences for one in own]
+        places = np.concatenate([part * rows + np.arange(len(own)) for part, own in enumerate(sentences)])
+        sources = [one.source for one in every]
+        lengths = np.zeros(total, np.int32)
+        lengths[places] = list(map(len, sources))
+        mask = np.arange(source_length) < lengths[:, None]
+        ids = np.full((total, source_length), self._pad_id, np.int32)
+        if every:
+            cells = np.full((len(every), source_length), self._pad_id, np.int32)
+            cells[mask[places]] = np.concatenate(sources)
+            ids[places] = cells
+        mask[:, 0] = True
 
-        def fill(
-            find: Callable[[Sentence], Any], *shape: int, blank: int = 0, dtype: Any = np.int32
-        ) -> np.ndarray:
-            """Return an array of `shape` for each row: what `find` returns for its sentence, then blanks."""
-            filled = np.full((rows * len(sentences), *shape), blank, dtype)
-            for row, one in placed:
-                found = find(one)
-                if shape:
-                    filled[row, : len(found)] = found
-                else:
-                    filled[row] = found
+        def fill(values: Iterable[Any], *shape: int, blank: int = 0, dtype: Any = np.int32) -> np.ndarray:
+            """Return an array of `shape` for each row: the value of its sentence, then blanks."""
+            filled = np.full((total, *shape), blank, dtype)
+            if not shape:
+                filled[places] = np.fromiter(values, dtype, len(every))
+                return filled
+            for row, value in zip(places, values, strict=True):
+                filled[row, : len(value)] = value
             return filled
 
         limits, options, candidates = self._lengths, self._options, self._candidates
-        lines = Lines(max_lengths=fill(lambda one: limits.limit(len(one.source), one.shortest)))
+        limit, likely = functools.cache(limits.limit), functools.cache(limits.likely)
+        lines = Lines(max_lengths=fill(limit(len(one.source), one.shortest) for one in every))
         if limits.learned is not None and options.method == "beam":
-            likely = fill(lambda one: limits.likely(len(one.source), self.needed(one)))
-            lines = lines._replace(likely_lengths=likely)
+            lines = lines._replace(likely_lengths=fill(likely(*self.find_need(one)) for one in every))
         if options.method == "sample":
-            lines = lines._replace(seeds=fill(self._find_seed, dtype=np.uint32))
+            lines = lines._replace(seeds=fill(map(self._find_seed, every), dtype=np.uint32))
         if form.minimum:
-            least = fill(lambda one: max(one.least, self._min_length(one)))
+            least = fill(max(one.least, self._min_length(len(one.source))) for one in every)
             lines = lines._replace(min_lengths=least)
         if form.prefix:
-            prefixes = fill(
-                lambda one: [*one.prefix, *[WORD_START] * one.prefix_ends_word][: form.prefix],
-                form.prefix,
-                blank=NO_TOKEN,
-            )
-            lines = lines._replace(prefixes=prefixes)
+            prefixes = ([*one.prefix, *[WORD_START] * one.prefix_ends_word][: form.prefix] for one in every)
+            lines = lines._replace(prefixes=fill(prefixes, form.prefix, blank=NO_TOKEN))
         if form.phrases:
-            required = fill(
-                lambda one: _pad_phrases(one, form.phrase), form.phrases, form.phrase, blank=NO_TOKEN
-            )
-            lines = lines._replace(required=required)
+            required = (_pad_phrases(one, form.phrase) for one in every)
+            lines = lines._replace(required=fill(required, form.phrases, form.phrase, blank=NO_TOKEN))
         if candidates is not None:
-            room = CANDIDATES_PER_TOKEN * source_length
-            listed = fill(lambda one: candidates.find(one.source, one.required), room)
-            lines = lines._replace(shortlist=listed)
-        lengths = np.maximum(1, fill(lambda one: len(one.source)))
-        mask = np.arange(source_length) < lengths[:, None]
-        return Sources(fill(lambda one: one.source, source_length, blank=self._pad_id), mask, lines)
+            listed = (candidates.find(one.source, one.required) for one in every)
+            lines = lines._replace(shortlist=fill(listed, CANDIDATES_PER_TOKEN * source_length))
+        return Sources(ids, mask, lines)
 
     def _find_seed(self, sentence: Sentence) -> int:
         """Return a seed that is a function of the sentence, not of its row."""
         seed = zlib.crc32(np.asarray(sentence.stream, np.int64).tobytes(), self._options.seed)
         return zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), seed)
 
-    def _min_length(self, sentence: Sentence) -> int:
+    def _min_length(self, source_length: int) -> int:
         """Return the number of tokens that the search options require of a translation."""
-        ratio, offset = self._options.min_length_ratio, self._options.min_length_offset
-        return int(ratio * len(sentence.source) + offset)
+        return int(self._options.min_length_ratio * source_length + self._options.min_length_offset)
 
 
 def _pad_phrases(sentence: Sentence, length: int) -> np.ndarray:

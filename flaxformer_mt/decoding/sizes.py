@@ -4,7 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.parallel import default_platform
+from flaxformer_mt.parallel.devices import device_memory
 from flaxformer_mt.search import Size
 
 # Maximum number of candidates of a shortlist for each source token, besides those of all sentences.
@@ -97,6 +101,31 @@ def make_length_rule(
     )
 
 
+# Tokens per batch on CPUs, and the most that are chosen for an accelerator, which gains nothing from more.
+_CPU_TOKENS, MOST_TOKENS = 8192, 131_072
+# Share of an accelerator's memory that a search may take, and tokens of a hypothesis, which has logits once.
+_MEMORY_SHARE, _TYPICAL_LENGTH = 0.25, 16
+# Memory that is assumed of a device that does not tell.
+_USUAL_MEMORY = 16 * 2**30
+
+
+def choose_batch_tokens(search: SearchConfig, models: Sequence[ModelConfig], target_size: int) -> int:
+    """Return search.batch_tokens, or if it is None, a power of two for the device and the models.
+
+    A token takes keys and values in each layer of a decoder, and its share of a hypothesis's logits, which
+    are in memory about four times.
+    """
+    if search.batch_tokens is not None:
+        return search.batch_tokens
+    if default_platform() == "cpu":
+        return _CPU_TOKENS
+    memory, _ = device_memory(jax.local_devices()[0]) or (_USUAL_MEMORY, 0)
+    bytes_each = 4 * 4 * target_size / _TYPICAL_LENGTH * len(models)
+    bytes_each += sum(2 * 4 * model.num_decoder_layers * model.model_dim for model in models)
+    tokens = max(_CPU_TOKENS, min(MOST_TOKENS, int(_MEMORY_SHARE * memory / bytes_each)))
+    return 1 << (tokens.bit_length() - 1)
+
+
 @dataclass(frozen=True)
 class StateSizes:
     """The sizes of an engine's states: up to five for many sentences, up to three for a few.
@@ -149,23 +178,9 @@ class StateSizes:
             found = self._fit_few(longest, self.lengths.within_positions(capacity))
         return found
 
-    def assign(self, sentences: Iterable[tuple[int, int]]) -> dict[Size, list[int]]:
-        """Assign sentences to sizes; return the numbers of each size's sentences.
-
-        Args:
-          sentences: source length and needed tokens of each sentence.
-        """
-        given = list(sentences)
-        assigned: dict[Size, list[int]] = {}
-        for number, sentence in enumerate(given):
-            assigned.setdefault(self.choose(*sentence), []).append(number)
-        few: dict[Size, list[int]] = {}
-        for size, numbers in list(assigned.items()):
-            length, needed = (max(given[number][axis] for number in numbers) for axis in (0, 1))
-            small = self.choose_few(length, needed)
-            if len(numbers) <= _FEW_FILLS * small.rows * self.parts:
-                few.setdefault(small, []).extend(assigned.pop(size))
-        return assigned | few
+    def fits_few(self, count: int, small: Size) -> bool:
+        """Whether so many sentences are searched in this size for a few, not in one for many."""
+        return count <= _FEW_FILLS * small.rows * self.parts
 
     def choose_again(self, source_length: int, needed: int, *, others: Iterable[Size]) -> Size:
         """Return the size of the second search of a sentence: one of `others` with room for all it may need.

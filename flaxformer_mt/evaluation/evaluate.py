@@ -113,11 +113,11 @@ def _show_progress(translator: Translator, total: int, stream: TextIO | None) ->
         said = f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})"
         print(said, file=stream, flush=True)
     with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
-        before, translator.on_found = translator.on_found, throughput.add
+        before, translator.on_progress = translator.on_progress, throughput.add
         try:
             yield
         finally:
-            translator.on_found = before
+            translator.on_progress = before
 
 
 def evaluate_run(

@@ -64,9 +64,6 @@ def read_lines(
 
     Only a line feed ends a line, so that the count agrees with `wc -l`: b"a\x85b\r\nc" is "a\x85b" and "c".
     A byte order mark before the first line is removed.
-
-    Raises:
-      UserError: a line is not UTF-8 and `invalid_utf8` is refuse, or the text is in UTF-16 or UTF-32.
     """
     where = "standard input" if name == STANDARD else name
     for number, line in enumerate(stream, start=1):
@@ -93,11 +90,7 @@ class Text(NamedTuple):
 
 @contextlib.contextmanager
 def open_lines(path: str, *, invalid_utf8: Literal["refuse", "replace"]) -> Iterator[Text]:
-    """Open a file, or standard input for `-`, and yield its lines, as `read_lines` does.
-
-    Raises:
-      UserError: see `open_input`; and when lines are read, `read_lines`.
-    """
+    """Open a file, or standard input for `-`, and yield its lines, as `read_lines` does."""
     with open_input(path) as stream:
         arriving = watch_arrival(stream)
         lines = read_lines(arriving or stream, name=path, invalid_utf8=invalid_utf8)
@@ -196,9 +189,6 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
 
     A file is called FILE.partial until it is complete, and FILE afterwards: a file whose name lacks
     .partial is always complete. A link is followed; a device or a pipe is written to as it is.
-
-    Raises:
-      UserError: see `check_output` and `open_locked`.
     """
     if path == STANDARD:
         yield _write_to(sys.stdout.buffer, "standard output")
@@ -216,11 +206,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
 
 
 def open_locked(path: Path) -> BinaryIO:
-    """Open a file for reading and writing, without changing it, and lock it until it is closed.
-
-    Raises:
-      UserError: another process has locked the file.
-    """
+    """Open a file for reading and writing, without changing it, and lock it until it is closed."""
     try:
         return file_lock.open_locked(path)
     except BlockingIOError:
@@ -239,10 +225,6 @@ def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
     """Return the path of an output file, device or pipe; a link to a file is followed.
 
     inputs: paths of the files that are read while the output is written; `-` and None are skipped.
-
-    Raises:
-      UserError: the path is a folder, its parent is absent or cannot be written to, or it or FILE.partial is
-        one of the inputs.
     """
     file = Path(path).expanduser()
     if is_device(path):
@@ -266,11 +248,7 @@ def check_output(path: str, *, inputs: Sequence[str | None] = ()) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Check, before work begins, that files can be made in an output folder, which may be created first.
-
-    Raises:
-      UserError: the folder, or the nearest existing one above it, cannot be written to or is a file.
-    """
+    """Check, before work begins, that files can be made in an output folder, which may be created first."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise UserError(f"output folder {folder}: {existing} is a file; give another path")

@@ -122,10 +122,6 @@ class ResumableOutput:
           resume: continue an existing FILE.partial.
           overwrite: discard an existing FILE.partial. Without either, one that holds output is refused.
           keep: keep the record of a complete output, and resume such an output at its end.
-
-        Raises:
-          UserError: another process writes FILE.partial, or the existing one cannot be resumed with this
-            origin or holds output that would be discarded.
         """
         self.file, self._keep = file, keep
         finished = file.is_file() and record_of(file).is_file() and not partial_of(file).exists()
@@ -154,12 +150,7 @@ class ResumableOutput:
         self._stream.seek(0, os.SEEK_END)
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines of an input whose output is still to be written, and skip the lines before.
-
-        Raises:
-          UserError: the skipped lines differ from those that the existing output was made from, or the output
-            is complete and there are more lines.
-        """
+        """Yield the lines of an input whose output is still to be written, and skip the lines before."""
         reader = self._readers[name] = _Reader(lines, self._step)
         for _ in range(self.done):
             if next(reader, None) is None:
@@ -297,12 +288,7 @@ def open_resumable(
     overwrite: bool = False,
     keep: bool = False,
 ) -> Iterator[ResumableOutput]:
-    """Open a resumable output file, which gets its final name once it is complete; see `ResumableOutput`.
-
-    Raises:
-      UserError: the parent folder does not exist, the path is a folder, or the existing file cannot be
-        resumed, would be discarded, or is being written by another process.
-    """
+    """Open a resumable output file, which gets its final name once it is complete; see `ResumableOutput`."""
     output = ResumableOutput(
         check_output(path), origin=origin, step=step, resume=resume, overwrite=overwrite, keep=keep
     )

@@ -9,10 +9,9 @@ import html
 import html.entities
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.unicode_text import WORD
 
@@ -414,22 +413,13 @@ def _best_run(linked: set[int], words: Sequence[int], sources: int, targets: int
     return ends[first], ends[last] + 1
 
 
-def translate_marked(
-    lines: Sequence[str],
-    notes: Notes,
-    translate: Callable[[list[str], Notes], list[Translation]],
-) -> list[Translation]:
-    """Translate lines without their markup, and put it into the translations and their alternatives."""
-    marked = [take_out(line) for line in lines]
-    inner = notes._replace(markup=False, for_markup=True, alignments="words")
-    found = translate([one.text for one in marked], inner)
-    return [_mark(one, translation, notes) for one, translation in zip(marked, found, strict=True)]
-
-
-def _mark(marked: MarkedLine, translation: Translation, notes: Notes) -> Translation:
+def put_back_all(marked: MarkedLine, translation: Translation, *, keep_alignment: bool) -> Translation:
+    """Put the markup of a line into its translation and the alternatives."""
     return replace(
         translation,
         text=put_back(marked, translation.text, translation.alignment or ()),
-        alignment=translation.alignment if notes.alignments else None,
-        alternatives=tuple(_mark(marked, other, notes) for other in translation.alternatives),
+        alignment=translation.alignment if keep_alignment else None,
+        alternatives=tuple(
+            put_back_all(marked, other, keep_alignment=keep_alignment) for other in translation.alternatives
+        ),
     )

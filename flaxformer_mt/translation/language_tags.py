@@ -31,11 +31,7 @@ class LineTags(NamedTuple):
     lead: str = ""
 
     def find(self, lines: Sequence[str], *, first_line: int = 1) -> list[str] | None:
-        """Return the tags to put before each line; None if no line gets one.
-
-        Raises:
-          UserError: a line that is not blank needs a tag, and the languages are not known.
-        """
+        """Return the tags to put before each line; None if no line gets one."""
         if not self.known:
             return None
         found = []
@@ -61,9 +57,6 @@ def choose_line_tags(
       data: the config that the model was trained with.
       source_language, target_language: None: the one that the model has, or that the tags of lines name.
       vocab_tags: the tags of a pretrained vocabulary, whose languages the model has besides those of `data`.
-
-    Raises:
-      UserError: the model does not have a language.
     """
     directions = find_directions(data)
     given = {"source": source_language, "target": target_language}
@@ -106,9 +99,6 @@ def check_language(language: str, flag: str, data: DataConfig, vocab_tags: Mappi
     Args:
       flag: that names the language, for the message.
       vocab_tags: the tags of the model's vocabulary.
-
-    Raises:
-      UserError: it has none; the message names the nearest ones.
     """
     try:
         tag = spell_tag(data.tag_style, language)

@@ -14,10 +14,9 @@ import numpy as np
 from jaxtyping import Float
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.search import SearchResult, search_width
+from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.bleu_tokenizers import choose_sentence_tokenizer, make_bleu
-from flaxformer_mt.translation.result import Translation, rank, read_result
-from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.translation.result import Translation, rank
 
 # The scores [N, N] of N texts: row i, column j is text i as a hypothesis and text j as its reference.
 Utility = Callable[[Sequence[str]], Float[np.ndarray, "N N"]]
@@ -100,14 +99,11 @@ def count_candidates(search: SearchConfig, n_best: int) -> int:
     return search_width(search, n_best) if search.method == "mbr" else n_best
 
 
-def read_best(result: SearchResult, vocab: Vocab, config: Config, n_best: int) -> Translation:
-    """Return the translation of a sentence from the hypotheses of its search, as the best of n_best.
-
-    Args:
-      result: the hypotheses [N, ...] of one sentence, candidates with the method mbr.
-      vocab: the target vocabulary.
-    """
-    found: Sequence[Translation] = read_result(result, vocab).n_best
+def rank_candidates(best: Translation, config: Config, n_best: int) -> Translation:
+    """Return the translation of a sentence as the best of n_best of its hypotheses, or mbr's candidates."""
+    if config.search.method != "mbr" and len(best.alternatives) < n_best:
+        return best
+    found: Sequence[Translation] = best.n_best
     if config.search.method == "mbr" and found[0].tokens:
         by_probability = config.search.mbr_candidates == "beam"
         found = choose_candidates(found, make_utility(config), by_probability=by_probability)

@@ -7,23 +7,28 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import Config, Dtype, SearchConfig
-from flaxformer_mt.config.checks import check_search
+from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, PairScore, TokenScorer
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.object_store.working_copies import open_copy
 from flaxformer_mt.parallel import enable_compilation_cache
-from flaxformer_mt.runs.load_run import Warn, load_trained
+from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_trained
+from flaxformer_mt.search import Lines, SearchResult, search_width
+from flaxformer_mt.search import search as run_search
+from flaxformer_mt.shapes import Array, Cache
 from flaxformer_mt.text_io.lines import format_line_numbers, take_window
+from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
-from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.vocab import Vocabs
 
 
 class Scorer:
@@ -178,49 +183,70 @@ class Scorer:
     def _score_window(
         self, sources: Sequence[str] | None, targets: Sequence[str], tags: LineTags, *, first_line: int
     ) -> list[PairScore]:
-        cut: set[int] = set()
-        tagged = [tags.lead + line for line in targets] if tags.lead else targets
-        target_ids = self._tokenize("target", self.vocabs.target, tagged, first_line, cut)
-        source_ids: list[Any] = [()] * len(targets)
-        if sources is not None:
-            if added := tags.find(sources, first_line=first_line):
-                sources = [tag + line for tag, line in zip(added, sources, strict=True)]
-            source_ids = self._tokenize("source", self.vocabs.source, sources, first_line, cut)
-        if len(source_ids) != len(target_ids):
-            _refuse_counts(len(source_ids), len(target_ids))
-        pairs = [Pair(source, target) for source, target in zip(source_ids, target_ids, strict=True)]
+        if sources is not None and len(sources) != len(targets):
+            _refuse_counts(len(sources), len(targets))
+        pairs, cut = tokenize_pairs(
+            sources,
+            targets,
+            tags,
+            self.vocabs,
+            self.config,
+            first_line=first_line,
+            refuse=self._long_lines == "refuse",
+            warn=self.warn,
+        )
         scores = self.tokens.score_all(pairs, params=(self._params,))
         return [
             dataclasses.replace(score, truncated=True) if index in cut else score
             for index, score in enumerate(scores)
         ]
 
-    def _tokenize(
-        self, side: str, vocab: Vocab, lines: Sequence[str], first_line: int, cut: set[int]
-    ) -> list[np.ndarray]:
-        """Return the ids of lines; refuse lines that are too long, or cut them and add them to `cut`."""
-        longest = self._longest[Pair._fields.index(side)]
-        ids = vocab.tokenize_all(lines)
-        too_long = [index for index, tokens in enumerate(ids) if len(tokens) > longest]
-        if too_long:
-            numbers = [first_line + index for index in too_long]
-            if self._long_lines == "refuse":
-                raise UserError(_too_long(side, numbers, longest) + ", or give --long_lines=cut")
-            self.warn(
-                f"{side} {format_line_numbers(numbers)}: longer than {longest} tokens; only the beginning is "
-                "scored"
-            )
-        for index in too_long:  # a source ends in eos; a cut target has not ended, so it is scored without
-            beginning = ids[index][: longest - (side == "source")]
-            ids[index] = np.append(beginning, vocab.eos_id) if side == "source" else beginning
-        cut.update(too_long)
-        return ids
-
     def _check_sources(self, sources: object) -> None:
         if self.is_language_model and sources is not None:
             raise UserError("a language model scores text alone; leave out the source")
         if not self.is_language_model and sources is None:
             raise UserError("scoring a translation needs its source; give it with --source=FILE")
+
+
+def tokenize_pairs(
+    sources: Sequence[str] | None,
+    targets: Sequence[str],
+    tags: LineTags,
+    vocabs: Vocabs,
+    config: Config,
+    *,
+    first_line: int,
+    refuse: bool = True,
+    warn: Warn = warn_user,
+) -> tuple[list[Pair], set[int]]:
+    """Return the ids of sources and their translations, and the indices of those that were cut.
+
+    Args:
+      sources: None for a language model.
+      refuse: whether lines that are too long raise UserError; if not, their beginnings are kept.
+    """
+    cut: set[int] = set()
+    ids: dict[str, list[Any]] = {"source": [()] * len(targets)}
+    texts = {"target": [tags.lead + line for line in targets] if tags.lead else targets}
+    if sources is not None:
+        added = tags.find(sources, first_line=first_line) or [""] * len(sources)
+        texts["source"] = [tag + line for tag, line in zip(added, sources, strict=True)]
+    for side, lines in texts.items():
+        longest, vocab = find_longest(config)[Pair._fields.index(side)], getattr(vocabs, side)
+        found: list[Any] = vocab.tokenize_all(lines)
+        too_long = [index for index, tokens in enumerate(found) if len(tokens) > longest]
+        numbers = [first_line + index for index in too_long]
+        if too_long and refuse:
+            raise UserError(_too_long(side, numbers, longest) + ", or give --long_lines=cut")
+        if too_long:
+            named = format_line_numbers(numbers)
+            warn(f"{side} {named}: longer than {longest} tokens; only the beginning is scored")
+        for index in too_long:  # a source ends in eos; a cut target has not ended, so it is scored without
+            beginning = found[index][: longest - (side == "source")]
+            found[index] = np.append(beginning, vocab.eos_id) if side == "source" else beginning
+        cut.update(too_long)
+        ids[side] = found
+    return [Pair(*pair) for pair in zip(ids["source"], ids["target"], strict=True)], cut
 
 
 def find_longest(config: Config) -> tuple[int, int]:
@@ -246,3 +272,98 @@ def _refuse_counts(sources: int, targets: int) -> None:
     raise UserError(
         f"there are {sources} source lines and {targets} target lines; give one translation for each line"
     )
+
+
+class GeneratedText(NamedTuple):
+    """One continuation: the text with its prompt, its log-probability, and whether it came to its end."""
+
+    text: str
+    log_prob: float
+    is_finished: bool
+
+
+def generate_text(
+    run_dir: str | Path,
+    *,
+    prompt: str = "",
+    n_best: int = 1,
+    length: int | None = None,
+    search: SearchConfig | None = None,
+    checkpoint: str | None = None,
+    warn: Warn = warn_user,
+) -> list[GeneratedText]:
+    """Continue a prompt with the language model of a run directory; the best texts first.
+
+    Args:
+      prompt: the beginning of every text; empty: texts from their beginning.
+      n_best: the number of texts.
+      length: the maximum number of tokens of a text, with the prompt and the end symbol. None:
+        data.max_target_length of the run's config.
+      search: search options that replace those of the run's config; max_length_* have no effect.
+      checkpoint: best, last, average or a step. None: as the run's config says.
+
+    Raises:
+      UserError: the run is not a language model, the checkpoint is absent, the options are invalid, or the
+        prompt is not shorter than the length or the length is more than the model has positions for.
+    """
+    run_dir = open_copy(run_dir)
+    trained = load_trained(run_dir, checkpoint=checkpoint, warn=warn)
+    if trained.config.data.source_language:
+        raise UserError(
+            f"{run_dir} is a translation model (data.source_language is "
+            f"{trained.config.data.source_language}), not a language model; use translate --run={run_dir}"
+        )
+    options = trained.config.search if search is None else search
+    check_search(options, model=trained.config.model)
+    check_n_best(options, n_best, where="--")
+    length = trained.config.data.max_target_length if length is None else length
+    prefix = trained.vocabs.target.tokenize(prompt)[:-1]
+    longest = trained.config.model.longest_input
+    if longest is not None and length > longest:
+        raise UserError(f"--length is {length}, but the model has positions for {longest} tokens; lower it")
+    if len(prefix) >= length:
+        raise UserError(
+            f"the prompt has {len(prefix)} tokens and the text at most {length}, with its end symbol; "
+            "shorten the prompt, or raise --length"
+        )
+    enable_compilation_cache(compiled_dir())
+    result = _search(trained, options, prefix, length, n_best)
+    return _read(result, trained)
+
+
+def _search(
+    trained: TrainedModel, options: SearchConfig, prefix: list[int], length: int, n_best: int
+) -> SearchResult:
+    # The padding mask concerns sources, of which there are none.
+    model = trained.make_model(padding_mask="source")
+    symbols = make_symbols(trained.vocabs.target, options)
+    width = search_width(options, n_best)
+
+    def run(params: dict, lines: Lines) -> SearchResult:
+        params = cast_kernels(params, model.config.dtype)  # once, not in each step
+        no_source = jnp.zeros((1, 0), jnp.int32), jnp.zeros((1, 0), bool)
+        cache = model.apply({"params": params}, *no_source, width, length, method="start_decoding")
+
+        def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+            return model.apply({"params": params}, tokens, cache, method="decode_step")
+
+        return run_search(
+            next_logits, cache, lines, options=options, symbols=symbols, max_length=length, n_best=n_best
+        )
+
+    lines = Lines(
+        max_lengths=np.array([length], np.int32),
+        min_lengths=np.array([options.min_length_offset], np.int32) if options.min_length_offset else None,
+        prefixes=np.array([prefix], np.int32) if prefix else None,
+        seeds=np.array([options.seed], np.uint32) if options.method == "sample" else None,
+    )
+    return jax.device_get(jax.jit(run)(trained.params, lines))
+
+
+def _read(result: SearchResult, trained: TrainedModel) -> list[GeneratedText]:
+    vocab, texts = trained.vocabs.target, []
+    for tokens, size, log_prob in zip(result.tokens[0], result.lengths[0], result.log_probs[0], strict=True):
+        if size:  # 0: there are fewer hypotheses
+            kept = tokens[:size]
+            texts.append(GeneratedText(vocab.detokenize(kept), float(log_prob), kept[-1] == vocab.eos_id))
+    return texts

@@ -12,7 +12,6 @@ import regex
 from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.unicode_text import is_blank, split_words
 from flaxformer_mt.vocab import Vocab
 
@@ -296,21 +295,3 @@ def check_lines(lines: Sequence[str], *, first_line: int) -> None:
     for number, line in enumerate(lines, start=first_line):
         if not isinstance(line, str):
             raise UserError(f"line {number} is {type(line).__name__}, not str; decode bytes to str first")
-
-
-def warn_of_long_lines(parts: Sequence[SourcePart], *, first_line: int, longest: int) -> list[str]:
-    """Return warnings that name the lines that were too long, counted from `first_line`."""
-    split = sorted({first_line + part.line for part in parts if part.continues})
-    cut = sorted({first_line + part.line for part in parts if part.cut})
-    messages = []
-    if split:
-        messages.append(
-            f"{format_line_numbers(split)}: longer than data.max_source_length {longest} tokens, so "
-            "translated in parts, which are joined again"
-        )
-    if cut:
-        messages.append(
-            f"{format_line_numbers(cut)}: longer than data.max_source_length {longest} tokens, so only the "
-            "beginning was translated; split long lines into sentences"
-        )
-    return messages

@@ -1,96 +1,107 @@
-"""Translation of text: lines are tokenized, searched in batches, and detokenized.
+"""Translation of text by the model of a run: lines in, translations out.
 
-Row 12 of the data path. Every line gives exactly one line, in order; all lines pass through
-`Translator._translate_window`. Batches and search are in decoding/.
+Row 12 of the data path. A `Translator` makes requests of lines and runs them through an engine
+(translation/engine.py), which also serves those that arrive one by one.
 """
 
-import collections
 import copy
 import dataclasses
-import functools
-import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
+import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
+from flaxformer_mt.config import Config, ModelConfig, Quantization
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
-from flaxformer_mt.config.directions import common_languages, find_directions, refuse_language_model
+from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
-from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.kernels.bfloat16 import cast_kernels
+from flaxformer_mt.kernels.int8 import quantize_matrix
+from flaxformer_mt.model.lora import matrix_axes
 from flaxformer_mt.object_store.working_copies import open_copy
-from flaxformer_mt.parallel import SplitParameters, use_cpu_cores_as_devices
+from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
-from flaxformer_mt.parallel.processes import exchange, process_count, process_index
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
-from flaxformer_mt.text_io.lines import format_line_numbers, take_window
-from flaxformer_mt.translation.annotation import NO_NOTES, Notes, annotate
-from flaxformer_mt.translation.assembly import join_parts
-from flaxformer_mt.translation.constraints import (
-    Constraints,
-    make_symbols,
-    mark_unsatisfied,
-    require_in_parts,
-)
-from flaxformer_mt.translation.inline_markup import translate_marked
-from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
-from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, read_best
-from flaxformer_mt.translation.placed_parameters import on_host, place_models
-from flaxformer_mt.translation.result import FAILED, Translation, drop_repeated, warn_of_failures
-from flaxformer_mt.translation.segmentation import (
-    LongLines,
-    SourcePart,
-    SplitSentences,
-    check_lines,
-    read_sources,
-    splits_sentences,
-    warn_of_long_lines,
-)
-from flaxformer_mt.trees import digest_leaves
+from flaxformer_mt.translation.annotation import check_annotations
+from flaxformer_mt.translation.constraints import check_constraints, make_symbols
+from flaxformer_mt.translation.engine import JaxEngine
+from flaxformer_mt.translation.minimum_bayes_risk import count_candidates
+from flaxformer_mt.translation.requests import Request, run
+from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
+from flaxformer_mt.translation.segmentation import LongLines, SplitSentences, splits_sentences
+from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
 
+# Where the output layer's table can be, the first that is there: of its own, tied, or one for all.
+_TABLES = (
+    "output_kernel",
+    "target_embedding/embedding",
+    "shared_embedding/embedding",
+    "token_embedding/embedding",
+)
 
-def own_share(*, together: bool = False) -> slice:
-    """Return the slice of a list of sentences that this process translates.
 
-    Of three processes, the second has sentences 1, 4, 7, ...; all have all sentences if they translate each
-    sentence `together`, with parameters that are split over them.
+def quantize_params(params: Any) -> Any:
+    """Quantise all projections and the output layer of a model's parameters, with one subtree per layer.
+
+    Args:
+      params: nested dicts of float arrays, numpy's or JAX's; what is quantised becomes numpy's.
     """
-    return slice(None) if together else slice(process_index(), None, process_count())
+    leaves = flatten_tree(params)
+    quantized = dict(leaves)
+    for path, leaf in leaves.items():
+        if path.endswith("/kernel"):
+            inputs, _ = matrix_axes(path, leaf.shape)
+            quantized[path], quantized[f"{path}_scale"] = quantize_matrix(leaf, range(len(inputs)))
+    table = next(path for path in _TABLES if path in leaves)
+    rows = np.asarray(leaves[table]).T if table == "output_kernel" else leaves[table]
+    quantized["output_int8"], quantized["output_scale"] = quantize_matrix(rows, [1])
+    return nest_leaves(quantized)
 
 
-def gather_translations(share: Sequence[Translation], *, together: bool = False) -> list[Translation]:
-    """Return the translations of all sentences, in order, given those of this process's `own_share`.
+def place_models(
+    models: Sequence[tuple[Any, ModelConfig]],
+    spread: bool | SplitParameters,
+    quantization: Quantization | None,
+) -> tuple[tuple[Any, ...], str]:
+    """Cast or quantize the matrices of models, and put the parameters where programs expect them.
 
-    All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
+    Returns the parameters of each model, and a digest of all of them if several processes hold them together,
+    which only these processes can compute together; otherwise an empty one.
+
+    Args:
+      models: parameters and config of each. Parameters may be None, and remain so.
+      spread, quantization: see `Translator`.
+
+    Raises:
+      UserError: quantized parameters would have to be split over devices.
     """
-    if process_count() == 1 or together:
-        return list(share)
-    message = json.dumps([dataclasses.asdict(translation) for translation in share]).encode()
-    shares = [[_from_json(values) for values in json.loads(text)] for text in exchange(message)]
-    all_translations: list[Translation] = [translation for part in shares for translation in part]
-    for number, part in enumerate(shares):
-        all_translations[number :: len(shares)] = part
-    return all_translations
+    if quantization and isinstance(spread, SplitParameters):
+        raise UserError(
+            f"quantization={quantization} is for models that fit on one device, but this one has to be split "
+            "over several; leave it out"
+        )
+    placed = []
+    for params, config in models:
+        if params is not None:
+            kernels = cast_kernels(quantize_params(params) if quantization else params, config.dtype)
+            params = place_parameters(kernels, spread)
+        placed.append(params)
+    digest = spread.digest((placed[0], tuple(placed[1:]))) if isinstance(spread, SplitParameters) else ""
+    return tuple(placed), digest
 
 
-def _from_json(values: dict[str, Any]) -> Translation:
-    alternatives = tuple(_from_json(alternative) for alternative in values.pop("alternatives"))
-    fields = {name: _to_tuples(value) for name, value in values.items()}
-    return Translation(**fields, alternatives=alternatives)
-
-
-def _to_tuples(value: Any) -> Any:
-    """Convert lists to tuples: JSON has lists only."""
-    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
+def on_host(trained: TrainedModel) -> TrainedModel:
+    """Take the parameters from the device, which would compile a program for each shape to cast them."""
+    return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
 def _read_translation_config(run_dir: Path) -> Config:
@@ -109,18 +120,14 @@ def _read_translation_config(run_dir: Path) -> Config:
 _MOST_KEPT = 8
 
 
-def _ignore(*, lines: int, tokens: int) -> None:
-    pass
-
-
 class Translator:
     """Translates lines with fixed vocabularies and search options, and with its own or given parameters.
 
     Compiles once for each shape of a batch; other parameters of the same shapes need no new compilation.
     """
 
-    # Receives the numbers of lines and target tokens that a search has just finished.
-    on_found: Callable[..., object] = staticmethod(_ignore)
+    # Receives the numbers of `lines` and target `tokens` that have just been translated.
+    on_progress: Callable[..., object] | None = None
 
     def __init__(
         self,
@@ -143,26 +150,17 @@ class Translator:
     ) -> None:
         """Build the search and the scorer from `config`, whose `search` section gives the search options.
 
+        What is not described here is in `LoadOptions`, or in `SearchEngine`.
+
         Args:
           params: None if every call provides its own parameters.
           checkpoint: name of the checkpoint that the parameters come from, for reports; `step`: its step.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
-          long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
-            only its beginning is translated.
-          split_sentences: always: each sentence of a line is translated apart; never: the line as a whole;
-            auto: apart, unless `several_sentences` says that the model was trained on such lines.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
-          keep_programs: whether the programs for a few sentences are kept on disk.
-          shortlist: restricts each translation to likely pieces, see `SearchEngine`.
-          quantization: how matrices are stored and multiplied; None: in the dtype of the activations.
-          target_lengths: what search.length_bound=learned means, see `SearchEngine`; None: it is unknown.
           several_sentences: share of the training lines with several sentences; None: it is unknown.
           warn: receives a warning per call or window that names the lines that were split or cut, or lack
             required phrases; and one when the device first runs out of memory.
-
-        Raises:
-          UserError: invalid search options, different vocabularies, or quantized parameters to be split.
         """
         self.models = [config.model, *(member.config.model for member in ensemble)]
         for model in self.models:
@@ -239,74 +237,82 @@ class Translator:
     def load(
         cls,
         run_dir: str | Path,
+        options: LoadOptions | None = None,
         *,
-        checkpoint: str | None = None,
-        search: SearchConfig | None = None,
-        ensemble: Sequence[str] = (),
-        long_lines: LongLines = "split",
-        split_sentences: SplitSentences = "auto",
-        spread: bool = True,
-        dtype: Dtype | None = None,
-        allow_nonfinite: bool = False,
-        shortlist: str | Path | None = None,
-        quantization: Quantization | None = None,
         warn: Warn = warn_user,
+        **changes: Any,
     ) -> "Translator":
         """Load a trained model from a run directory.
 
         Args:
           run_dir: the run directory.
-          checkpoint: best, last, average or a step. None: that of `train.final_checkpoint`.
-          search: search options that replace those of the run's config.
-          ensemble: further runs that form an ensemble with this one, as RUN or RUN@CHECKPOINT.
-          long_lines: split: what has more than data.max_source_length tokens is translated in parts; cut:
-            only its beginning is translated.
-          split_sentences: always: each sentence of a line is translated apart; never: the line as a whole;
-            auto: apart, unless the model was trained on lines of several sentences.
-          dtype: data type of activations and products, of the whole ensemble. None: that of the training, or
-            float32 on a CPU without instructions for bfloat16.
-          allow_nonfinite: whether parameters may be NaN or infinite.
-          shortlist: file of the pieces that may translate each source piece, as `prepare` writes it.
-          quantization: int8 multiplies matrices of 8-bit integers, of the whole ensemble.
+          options: how it is loaded. None: the defaults of `LoadOptions`.
           warn: receives a warning per call that names the lines that were split or cut, or lack required
             phrases; and one when the device first runs out of memory.
-          spread: whether to use all devices, each for a part of each batch, or, if the model is too large for
-            one of them, together for each sentence. The first four cores of a CPU become devices, unless JAX
-            has computed before. All callers share the programs compiled so.
+          changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that replace those of
+            `options`.
 
         Raises:
           UserError: see `load_trained`; or the run is a language model, the search options are invalid, or
             the vocabularies of an ensemble differ.
         """
-        if spread:
+        chosen = dataclasses.replace(options or LoadOptions(), **changes)
+        if chosen.spread:
             use_cpu_cores_as_devices()
         run_dir = open_copy(run_dir)
         config = _read_translation_config(run_dir)
         enable_compilation_cache(compiled_dir())
-        check_search(config.search if search is None else search, model=config.model)
-        load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
-        trained = load_trained(run_dir, checkpoint=checkpoint, may_split=spread, **load)
+        check_search(chosen.search or config.search, model=config.model)
+        load: dict[str, Any] = {name: getattr(chosen, name) for name in ("dtype", "allow_nonfinite")}
+        load["warn"] = warn
+        trained = load_trained(run_dir, checkpoint=chosen.checkpoint, may_split=chosen.spread, **load)
         if trained.split is None:
             trained = on_host(trained)
-        config = trained.config if search is None else dataclasses.replace(trained.config, search=search)
-        members = [on_host(load_named(name, **load)) for name in ensemble]
+        config = trained.config
+        if chosen.search is not None:
+            config = dataclasses.replace(config, search=chosen.search)
+        shortlist = chosen.shortlist
         return cls(
             config,
             trained.params,
             trained.vocabs,
             checkpoint=trained.checkpoint,
             step=trained.progress.get("step"),
-            ensemble=members,
-            long_lines=long_lines,
-            split_sentences=split_sentences,
-            spread=trained.split or spread,
+            ensemble=[on_host(load_named(name, **load)) for name in chosen.ensemble],
+            long_lines=chosen.long_lines,
+            split_sentences=chosen.split_sentences,
+            spread=trained.split or chosen.spread,
             keep_programs=trained.split is None,
             shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
-            quantization=quantization,
+            quantization=chosen.quantization,
             target_lengths=trained.target_lengths,
             several_sentences=trained.several_sentences,
             warn=warn,
         )
+
+    def engine(self, *, params: Any = None, arriving: bool = False) -> JaxEngine:
+        """Return an engine, to which requests are submitted; all engines of a translator share programs.
+
+        Args:
+          params: parameters that replace the translator's own.
+          arriving: whether requests arrive while others are translated, so that steps are short.
+        """
+        params = self.all_params[0] if params is None else params
+        if params is None:
+            raise ValueError("this translator has no parameters of its own; call it with params=...")
+        made = JaxEngine(
+            self.search,
+            self.scorer,
+            (params, *self.all_params[1:]),
+            self.config,
+            long_lines=self._long_lines,
+            sentences=self._sentences,
+            arriving=arriving,
+            together=self._together,
+            describe=self.describe,
+        )
+        made.on_progress = self.on_progress
+        return made
 
     def warm_up(self, *, n_best: int = 1) -> int:
         """Prepare all programs, for few lines and for many; return their number.
@@ -338,25 +344,6 @@ class Translator:
         """Return the pieces of a translation's tokens in the target vocabulary."""
         return self.vocabs.target.pieces(np.asarray(tokens, np.int32))
 
-    def read_parts(
-        self, lines: Sequence[str], *, tags: Sequence[str] | None = None, language: str | None = None
-    ) -> list[SourcePart]:
-        """Return the parts of lines that are translated apart, see `read_sources`.
-
-        Args:
-          language: None: the one that all sources of the model have.
-        """
-        data = self.config.data
-        return read_sources(
-            lines,
-            vocab=self.vocabs.source,
-            longest=data.max_source_length,
-            long_lines=self._long_lines,
-            sentences=self._sentences,
-            language=common_languages(find_directions(data)).source if language is None else language,
-            tags=tags,
-        )
-
     def __call__(self, lines: Sequence[str], **options: Any) -> list[Translation]:
         """Call `translate`."""
         return self.translate(lines, **options)
@@ -375,7 +362,7 @@ class Translator:
         unique: bool = False,
         prefixes: Sequence[str] | None = None,
         required: Sequence[Sequence[str]] | None = None,
-        notes: Notes = NO_NOTES,
+        notes: Annotations = NO_ANNOTATIONS,
         markup: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
@@ -404,12 +391,21 @@ class Translator:
             strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
             cannot be met.
         """
-        tags = self._choose_tags(source_language, target_language)
-        constraints = Constraints(n_best, prefixes, required, tags.lead)
-        notes = notes._replace(markup=markup or notes.markup)
         translator = self.with_search(**search) if search else self
         each = [lines] if isinstance(lines, str) else lines
-        found = translator._translate_window(each, constraints, notes, tags, first_line=1, params=params)
+        for what, given in (("prefixes", prefixes), ("lists of required phrases", required)):
+            _check_count(what, given, len(each), done=0)
+        requests = translator._make_requests(
+            each,
+            prefixes,
+            required,
+            n_best=n_best,
+            source_language=source_language,
+            target_language=target_language,
+            annotations=notes._replace(markup=markup or notes.markup),
+        )
+        engine = translator.engine(params=params)
+        found = list(run(engine, requests, max(1, len(each)), warn=self.warn))
         found = list(map(drop_repeated, found)) if unique else found
         return found[0] if isinstance(lines, str) else found
 
@@ -421,7 +417,7 @@ class Translator:
         unique: bool = False,
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
-        notes: Notes = NO_NOTES,
+        notes: Annotations = NO_ANNOTATIONS,
         source_language: str | None = None,
         target_language: str | None = None,
         params: Any = None,
@@ -433,7 +429,8 @@ class Translator:
         """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
-        lower latency. A window is read when all translations of the window before have been consumed.
+        lower latency. A window is read when all translations of the window before have been consumed; of a
+        sequence, while the one before is translated.
         Warnings count lines from `first_line`.
 
         Args:
@@ -446,110 +443,64 @@ class Translator:
         translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
-        tags = self._choose_tags(source_language, target_language)
         if isinstance(lines, Sequence):  # counted before the first line is translated
-            given: list[Any] = [each if isinstance(each, Sequence) else None for each in (prefixes, required)]
-            Constraints(n_best, *given).check(translator.config.search, len(lines), first_line)
-        lines = iter(lines)
-        prefix_lines = None if prefixes is None else iter(prefixes)
-        required_lines = None if required is None else iter(required)
-        while chunk := take_window(lines, window, is_ready):
-            own_prefixes, own_required = _take(prefix_lines, len(chunk)), _take(required_lines, len(chunk))
-            constraints = Constraints(n_best, own_prefixes, own_required, tags.lead)
-            found = translator._translate_window(
-                chunk, constraints, notes, tags, first_line=first_line, params=params
-            )
-            yield from map(drop_repeated, found) if unique else found
-            first_line += len(chunk)
-        for what, remaining in (("prefixes", prefix_lines), ("lists of required phrases", required_lines)):
-            if remaining is not None and next(remaining, None) is not None:
-                raise UserError(
-                    f"there are more {what} than the {first_line - 1} lines; give one for each line"
-                )
+            for what, given in (("prefixes", prefixes), ("lists of required phrases", required)):
+                _check_count(what, given if isinstance(given, Sequence) else None, len(lines), first_line - 1)
+        requests = translator._make_requests(
+            lines,
+            prefixes,
+            required,
+            first_line=first_line,
+            n_best=n_best,
+            source_language=source_language,
+            target_language=target_language,
+            annotations=notes,
+        )
+        engine, ahead = translator.engine(params=params), is_ready is None and isinstance(lines, Sequence)
+        found = run(engine, requests, window, is_ready=is_ready, ahead=ahead, warn=self.warn)
+        yield from map(drop_repeated, found) if unique else found
 
-    def _choose_tags(self, source_language: str | None, target_language: str | None) -> LineTags:
-        known = self.vocabs.target.tags
-        return choose_line_tags(self.config.data, source_language, target_language, vocab_tags=known)
-
-    def _translate_window(
+    def _make_requests(
         self,
-        lines: Sequence[str],
-        constraints: Constraints,
-        notes: Notes,
-        tags: LineTags,
+        lines: Iterable[str],
+        prefixes: Iterable[str] | None,
+        required: Iterable[Sequence[str]] | None,
         *,
-        first_line: int,
-        params: Any,
-    ) -> list[Translation]:
-        """Translate one window of lines; return one translation for each."""
-        check_n_best(self.config.search, constraints.n_best)
-        check_lines(lines, first_line=first_line)
-        constraints.check(self.config.search, len(lines), first_line)
-        notes.check(self.models)
-        if notes.markup:
-            again = functools.partial(self._translate_window, first_line=first_line, params=params)
-            return translate_marked(lines, notes, lambda plain, inner: again(plain, constraints, inner, tags))
-        params = self.all_params[0] if params is None else params
-        if params is None:
-            raise ValueError("this translator has no parameters of its own; call it with params=...")
-        all_params, longest = (params, *self.all_params[1:]), self.config.data.max_source_length
-        added = tags.find(lines, first_line=first_line)
-        parts = self.read_parts(lines, tags=added, language=tags.source_language)
-        for message in warn_of_long_lines(parts, first_line=first_line, longest=longest):
-            self.warn(message)
-        placing: dict[str, Any] = {"vocab": self.vocabs.target, "first_line": first_line}
-        sentences = constraints.make_sentences(parts, **placing, language=tags.target_language)
-        search = functools.partial(self._search, n_best=constraints.n_best, notes=notes, params=all_params)
-        translations = search(parts, sentences, count=len(lines))
-        translations = require_in_parts(constraints, parts, sentences, translations, **placing, search=search)
-        failed = [first_line + p.line for p, t in zip(parts, translations, strict=True) if not t.tokens]
-        for message in warn_of_failures(failed):
-            self.warn(message)
-        joining: dict[str, Any] = {"n_best": constraints.n_best, "notes": notes}
-        results = join_parts(lines, parts, translations, **joining, eos_id=self.vocabs.target.eos_id)
-        results, unsatisfied = mark_unsatisfied(results, constraints, [part.line for part in parts])
-        if unsatisfied:
-            named = format_line_numbers([first_line + index for index in unsatisfied])
-            self.warn(
-                f"{named}: the translation lacks some of the required phrases; require fewer phrases, or "
-                "allow longer translations or a larger beam"
-            )
-        return results
+        first_line: int = 1,
+        **fields: Any,
+    ) -> Iterator[Request]:
+        """Return requests of lines; what does not depend on lines is checked at once."""
+        check_n_best(self.config.search, fields["n_best"])
+        check_annotations(fields["annotations"], self.models)
+        if required is not None:
+            check_constraints(self.config.search)
+        columns = {"prefixes": prefixes, "lists of required phrases": required}
+        given = {what: iter(column) for what, column in columns.items() if column is not None}
 
-    def _search(
-        self,
-        parts: list[SourcePart],
-        sentences: list[Sentence],
-        *,
-        n_best: int,
-        notes: Notes,
-        params: tuple[Any, ...],
-        count: int = 0,
-    ) -> list[Translation]:
-        """Return the translations of parts; `FAILED` where the model's scores are NaN.
+        def make() -> Iterator[Request]:
+            number = first_line - 1
+            for number, line in enumerate(lines, start=first_line):
+                more: dict[str, Any] = {}
+                for what, column in given.items():
+                    if (value := next(column, None)) is None:
+                        before = number - 1
+                        raise UserError(_count_message(what, before, number))
+                    more |= {"prefix": value} if what == "prefixes" else {"required": tuple(value)}
+                yield Request(line, seed=number, **more, **fields)
+            for what, column in given.items():
+                if next(column, None) is not None:
+                    raise UserError(f"there are more {what} than the {number} lines; give one for each line")
 
-        Args:
-          sentences: the parts, with their constraints.
-          count: number of lines that are done when their last part is found. 0: they have been counted.
-        """
-        for sentence in sentences:
-            self.search.check(sentence, f"line {sentence.stream[0]}")
-        share = own_share(together=self._together)
-        parts, sentences = parts[share], sentences[share]
-        parts_left = collections.Counter(part.line for part in parts)
-        # Blank lines, and those of other processes.
-        self.on_found(lines=max(0, count - len(parts_left)), tokens=0)
-        translations = [FAILED] * len(sentences)
-        searched = count_candidates(self.config.search, n_best)
-        for index, result in self.search.search_all(sentences, n_best=searched, params=params):
-            best = translations[index] = read_best(result, self.vocabs.target, self.config, n_best)
-            line = parts[index].line
-            parts_left[line] -= 1
-            self.on_found(lines=int(count > 0 and parts_left[line] == 0), tokens=len(best.tokens))
-        if notes != NO_NOTES:
-            translations = annotate(parts, translations, notes, scorer=self.scorer, params=params)
-        return gather_translations(translations, together=self._together)
+        return make()
 
 
-def _take(items: Iterator[Any] | None, count: int) -> list[Any] | None:
-    return None if items is None else list(itertools.islice(items, count))
+def _check_count(what: str, given: Sequence[Any] | None, num_lines: int, done: int) -> None:
+    if given is not None and len(given) != num_lines:
+        raise UserError(_count_message(what, done + len(given), done + num_lines))
+
+
+def _count_message(what: str, given: int, num_lines: int) -> str:
+    return (
+        f"there are {given} {what} for {num_lines} lines; give one for each line, an empty one for a line "
+        "without constraint"
+    )

@@ -259,9 +259,11 @@ class PretrainedVocab(Vocab):
         number = self.tags.get(first)
         return ((), text) if number is None else ((number,), rest)
 
-    def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of `ids` up to the first eos, without pad, bos and tags."""
-        tokens = np.asarray(ids).tolist()
+    def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
+        """Return the texts of ids up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""
+        return [self._detokenize(ids) for ids in all_ids]
+
+    def _detokenize(self, tokens: list[int]) -> str:
         if self.eos_id in tokens:
             tokens = tokens[: tokens.index(self.eos_id)]
         plain = [token for token in tokens if token not in self._dropped]

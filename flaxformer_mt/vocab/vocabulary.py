@@ -170,15 +170,19 @@ class Vocab:
 
         A model with byte fallback can produce any byte, so "\n" and "\r" are replaced by spaces.
         """
-        plain = []
-        for token in np.asarray(ids).tolist():
-            if token == self.eos_id:
-                break
-            if token not in (self.pad_id, self.bos_id):
-                plain.append(token)
-        text = self._processor.decode(plain)
+        return self.detokenize_all([np.asarray(ids).tolist()])[0]
+
+    def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
+        """Return the text of each list of ids, see `detokenize`; other threads run meanwhile."""
+        eos_id, silent = self.eos_id, (self.pad_id, self.bos_id)
+        shown = [
+            [token for token in (ids[: ids.index(eos_id)] if eos_id in ids else ids) if token not in silent]
+            for ids in all_ids
+        ]
+        # Lists start threads, which take longer than a sentence.
+        texts = [self._processor.decode(shown[0])] if len(shown) == 1 else self._processor.decode(shown)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
-        return join_lines(text.removeprefix(SPACE).replace(SPACE, " "))
+        return [join_lines(text.removeprefix(SPACE).replace(SPACE, " ")) for text in texts]
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """Pieces as strings, with special symbols, and spaces as U+2581."""

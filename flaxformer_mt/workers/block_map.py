@@ -141,10 +141,6 @@ class Crew:
 
         Args:
           name: what messages call a block, as "lines 1 to 9".
-
-        Raises:
-          UserError: the blocks or the work raised it, workers describe their work differently, or several
-            have died with the same block.
         """
         unread = enumerate(blocks)
         open_blocks: dict[int, Any] = {}  # those without a result

@@ -64,9 +64,6 @@ class RayActors:
             if it has none.
           address: HOST:PORT or ray://HOST:PORT of the cluster; auto: the one that this machine belongs to;
             local: a new one on this machine, which ends with this process.
-
-        Raises:
-          UserError: there is no such cluster.
         """
         # Ray would report its use over the network.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -133,8 +133,8 @@ class Alone:
         return self.work.describe()
 
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yield the result of each block; see `Crew.map`."""
-        return map(self.work, blocks)
+        """Yield the result of each block; see `Crew.map`. Work may map blocks by itself, and read ahead."""
+        return getattr(self.work, "map", functools.partial(map, self.work))(blocks)
 
 
 def carry(work: Work) -> MakeWork:
@@ -153,9 +153,6 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
     Args:
       workers: number of workers. None: with Ray, one for each accelerator; without, the work is done here.
       ray: address of a Ray cluster, `auto` or `local`; see `RayActors`. None: processes of this machine.
-
-    Raises:
-      UserError: the package ray is missing, or there is no such cluster.
     """
     if workers is None and ray is None:
         yield Alone(make)

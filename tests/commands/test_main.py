@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_engine import FakeEngine
 
 from flaxformer_mt import cpu
 from flaxformer_mt.commands import doctor, launch, plot
@@ -61,46 +62,45 @@ def run_dir(tmp_path):
     return folder
 
 
-class FakeTranslator:
+class FakeTranslator(FakeEngine):
     """Turns text into capitals; offers as many hypotheses as it is asked for."""
 
     warmed: tuple[int, ...] = ()
+    vocabs = SimpleNamespace(target=SimpleNamespace(pieces=lambda tokens: [f"p{token}" for token in tokens]))
 
-    def describe(self):
-        return {"checkpoint": "best"}
+    def __init__(self):
+        super().__init__(self._shout, description={"checkpoint": "best"})
+        self.requests = []
 
     def warm_up(self, *, n_best):
         self.warmed = (*self.warmed, n_best)
 
-    def pieces(self, tokens):
-        return [f"p{token}" for token in tokens]
+    def engine(self):
+        return self
 
-    def translate_stream(
-        self, lines, *, n_best=1, unique, notes, window, first_line, is_ready=None, **constraints
-    ):
-        self.window, self.notes, self.first_line, self.unique = window, notes, first_line, unique
-        self.constraints = {name: list(items) for name, items in constraints.items()}
-        for line in lines:
-            best, *others = (
-                Translation(
-                    line.upper() + "!" * rank,
-                    -rank - 0.5,
-                    -rank - 1.0,
-                    (7, 2),
-                    token_log_probs=(-rank - 1.0, 0.0),
-                    alignment=((0, 0), (0, 1)),
-                )
-                for rank in range(n_best)
+    def _shout(self, request):
+        self.requests.append(request)
+        best, *others = (
+            Translation(
+                request.text.upper() + "!" * rank,
+                -rank - 0.5,
+                -rank - 1.0,
+                (7, 2),
+                token_log_probs=(-rank - 1.0, 0.0),
+                alignment=((0, 0), (0, 1)),
             )
-            yield dataclasses.replace(best, alternatives=tuple(others))
+            for rank in range(request.n_best)
+        )
+        return dataclasses.replace(best, alternatives=tuple(others))
 
 
 @pytest.fixture
 def translator(monkeypatch):
     fake = FakeTranslator()
 
-    def load(run_dir, *, checkpoint, search, ensemble=(), long_lines, **options):
-        fake.loaded, fake.ensemble, fake.long_lines = (run_dir, checkpoint, search), ensemble, long_lines
+    def load(run_dir, options, **more):
+        fake.loaded = (run_dir, options.checkpoint, options.search)
+        fake.ensemble, fake.long_lines = options.ensemble, options.long_lines
         return fake
 
     monkeypatch.setattr(Translator, "load", load)
@@ -370,7 +370,10 @@ def test_files_give_constraints_of_each_line(tmp_path, capfd, run_dir, translato
     (tmp_path / "phrases").write_bytes(b"\nred apples\tdog\n")
     files = ["--input=in", "--prefix=starts", "--required=phrases", "--ensemble=x@3,y"]
     assert main(["translate", f"--run={run_dir}", *files]) == 0
-    assert translator.constraints == {"prefixes": ["the", ""], "required": [[""], ["red apples", "dog"]]}
+    assert [(one.prefix, one.required) for one in translator.requests] == [
+        ("the", ("",)),
+        ("", ("red apples", "dog")),
+    ]
     assert translator.ensemble == ("x@3", "y")
     assert capfd.readouterr().out == "A\nB\n"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_engine import FakeEngine
 
 from flaxformer_mt.commands import make_corpus
 from flaxformer_mt.commands.main import main
@@ -25,32 +26,28 @@ from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.text_io.pair_table import PairRules, count_repetitions
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import Vocab
 
 
-class Reversing(Translator):
+class Reversing(FakeEngine):
     """Translates words into their reversals, without a model; ends at the given window as a kill does."""
 
-    windows = 0
+    ran = 0
     last = 1 << 30
 
     def __init__(self, search):
-        self.config = dataclasses.replace(Config(), search=search)
-        self.vocabs = SimpleNamespace(target=Vocab)
+        super().__init__(self._reverse, description={"search": dataclasses.asdict(search)})
 
-    def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
-        if Reversing.windows == Reversing.last:
+    def step(self, *, more=False):
+        if Reversing.ran == Reversing.last:
             raise KeyboardInterrupt
-        Reversing.windows += 1
-        return [self._translate_line(line, constraints.n_best) for line in lines]
+        Reversing.ran += 1
+        return super().step()
 
-    def _translate_line(self, line, n_best):
-        texts = [line[::-1], line.upper(), f"x {line} ||| y"][:n_best]
+    def _reverse(self, request):
+        line = request.text
+        texts = [line[::-1], line.upper(), f"x {line} ||| y"][: request.n_best]
         best, *others = [Translation(text, -1.0 - n, -1.0, (5, 2)) for n, text in enumerate(texts)]
         return dataclasses.replace(best, alternatives=tuple(others))
-
-    def describe(self):
-        return {"search": dataclasses.asdict(self.config.search)}
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +55,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     save_config(Config(search=SearchConfig(beam_size=3)), Path("run/config.json"))
-    monkeypatch.setattr(Translator, "load", lambda *arguments, search, **options: Reversing(search))
-    monkeypatch.setattr(Reversing, "windows", 0)
+    load = lambda run, options, **more: SimpleNamespace(engine=lambda: Reversing(options.search))  # noqa: E731
+    monkeypatch.setattr(Translator, "load", load)
+    monkeypatch.setattr(Reversing, "ran", 0)
     return "run"
 
 
@@ -98,20 +96,20 @@ def test_an_interrupted_command_resumes_with_the_same_bytes_wherever_it_stopped(
     command = [*COMMAND, "--window=2"]
     assert main([*command, "--output=whole"]) == 0
     for stop in range(5):
-        monkeypatch.setattr(Reversing, "windows", 0)
+        monkeypatch.setattr(Reversing, "ran", 0)
         monkeypatch.setattr(Reversing, "last", stop)
         again = [*command, "--output=out", "--resume"]
         assert main(again) == 130
         monkeypatch.setattr(Reversing, "last", 1 << 30)
         assert main(again) == 0
-        assert Reversing.windows == 5  # nothing is translated twice
+        assert Reversing.ran == 5  # nothing is translated twice
         found = files("out")
         assert found == files("whole")
         # A third time, nothing is translated; a lost table is written again, also beside a stale record.
         Path("out/train.tsv").unlink()
         Path("out/translations.txt.partial.json").write_text("{}")
         assert main(again) == 0
-        assert Reversing.windows == 5 and files("out") == found
+        assert Reversing.ran == 5 and files("out") == found
         for name in found:
             Path("out", name).unlink()
     capfd.readouterr()

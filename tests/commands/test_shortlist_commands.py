@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.translation.live_translator import LiveTranslator
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.shortlist import Shortlist
 
@@ -36,12 +36,12 @@ def test_translations_have_pieces_of_the_shortlist_alone(tiny_run, shortlist, tm
         outside += not set(other.tokens) <= allowed
     assert outside, "without the shortlist, translations have other pieces as well"
     # The server's search, to which lines come one by one.
-    live = LiveTranslator(translator)
+    live = translator.engine(arriving=True)
     for number, source in enumerate(SOURCES):
-        live.submit(number, source)
+        live.submit(Request(source, id=number))
     answers = {}
     while len(live):
-        answers |= {name: live.finish(line).text for name, line in live.advance()}
+        answers |= {name: answer.text for name, answer in live.step()}
     assert [answers[number] for number in range(len(SOURCES))] == [one["text"] for one in found]
 
 

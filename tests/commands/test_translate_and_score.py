@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_engine import FakeEngine
 from tiny_experiment import quick_environment, random_params
 
 from flaxformer_mt.commands.main import main
@@ -26,7 +27,7 @@ from flaxformer_mt.text_io import lines as lines_module
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import Vocab, make_vocabs
+from flaxformer_mt.vocab import make_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = ["der kleine Hund schläft .", "the small dog sleeps .", "wir lesen ein Buch .", "we read a book ."]
@@ -188,26 +189,14 @@ def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, capfd, monkey
     assert not Path("out.partial").exists() and not record.exists()
 
 
-class Shouting(Translator):
-    """Translates without a model, and keeps the sizes of its windows."""
-
-    def __init__(self):
-        self.config, self.windows, self.vocabs = Config(), [], SimpleNamespace(target=Vocab)
-
-    def _translate_window(self, lines, constraints, notes, tags, *, first_line, params):
-        self.windows.append(len(lines))
-        return [Translation(line.upper(), -1.0, -1.0, (5, 2)) for line in lines]
-
-    def describe(self):
-        return {}
-
-
 @pytest.mark.parametrize("output", ["-", "out"])
 def test_a_pipe_that_pauses_is_answered(untrained, monkeypatch, capfd, output):
     """With standard output, each line before the next is sent; a file has windows of fixed sizes."""
     monkeypatch.setattr("flaxformer_mt.text_io.lines._PAUSE", 0.05)
-    translator, written = Shouting(), []
-    monkeypatch.setattr(Translator, "load", lambda *arguments, **options: translator)
+    shouting = FakeEngine(lambda request: Translation(request.text.upper(), -1.0, -1.0, (5, 2)))
+    written = []
+    loaded = SimpleNamespace(engine=lambda: shouting)
+    monkeypatch.setattr(Translator, "load", lambda *arguments, **options: loaded)
     read_end, write_end = os.pipe()
 
     def talk():
@@ -215,9 +204,9 @@ def test_a_pipe_that_pauses_is_answered(untrained, monkeypatch, capfd, output):
             for number in range(3):
                 pipe.write(f"line {number}\nsecond {number}\nthi".encode())
                 deadline = time.monotonic() + (10 if output == "-" else 0.2)
-                while len(translator.windows) <= number and time.monotonic() < deadline:
+                while len(shouting.windows) <= number and time.monotonic() < deadline:
                     time.sleep(0.01)
-                written.append(len(translator.windows))
+                written.append(len(shouting.windows))
                 pipe.write(b"rd\n")
 
     talker = threading.Thread(target=talk)
@@ -233,9 +222,9 @@ def test_a_pipe_that_pauses_is_answered(untrained, monkeypatch, capfd, output):
     ]
     if output == "-":
         assert capfd.readouterr().out.split("\n")[:-1] == lines
-        assert written == [1, 2, 3] and translator.windows == [2, 3, 3, 1]
+        assert written == [1, 2, 3] and shouting.windows == [2, 3, 3, 1]
     else:
-        assert read_lines("out") == lines and translator.windows == [9]
+        assert read_lines("out") == lines and shouting.windows == [9]
 
 
 def test_parameters_that_are_not_finite_are_refused(run_dir, tmp_path, capfd):

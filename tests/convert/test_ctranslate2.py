@@ -26,7 +26,8 @@ from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import make_model
-from flaxformer_mt.translation.annotation import NO_NOTES
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
@@ -35,7 +36,7 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 
 from tiny_toolkits import PAIRS as TEXT
 
-from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -367,10 +368,7 @@ def test_language_tags_are_single_pieces_there_too(vocabs_of, tmp_path):
     pieces = spm.encode(line, out_type=str)
     assert pieces[:2] == ["\u2581>>fr<<", "\u2581<from:en>"]
     assert [names.index(piece) for piece in pieces] == vocabs.source.tokenize(line)[:-1]
-    batches = LiveBatches(folder)
-    batches.submit("added", "the dog", n_best=1, notes=NO_NOTES, tags=">>fr<< <from:en> ")
-    batches.submit("own", line, n_best=1, notes=NO_NOTES)
-    found = dict(batches.advance())
-    added, own = (batches.finish(found[name]) for name in ("added", "own"))
-    assert (added.text, added.score) == (own.text, own.score)
-    assert batches.source_pieces(found["added"]) == pieces[2:]
+    engine = CTranslate2Engine(folder)
+    engine.submit(Request(line, id="line", annotations=Notes(attention=True)))
+    ((_, found),) = engine.step()
+    assert list(found.source_pieces) == pieces

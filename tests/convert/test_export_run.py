@@ -195,7 +195,7 @@ def test_data_that_cannot_be_read_is_said(run, tmp_path):
     data = dataclasses.replace(config.data, text_dir=str(tmp_path / "gone"), cache_dir=str(tmp_path / "c"))
     save_config(dataclasses.replace(config, data=data), copy / "config.json")
     result = export_run(copy, format_name="handbuilt", output=tmp_path / "out", warn=print)
-    assert result["checked_on"].startswith("random tokens, as the data cannot be read: ")
+    assert result["checked_on"].startswith("random tokens instead of data: ")
     assert result["largest_difference"] < 1e-5
 
 

@@ -395,20 +395,20 @@ def test_ctranslate2_computes_the_same(name, tmp_path):
 
 def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
     pytest.importorskip("ctranslate2")
-    from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
-    from flaxformer_mt.translation.annotation import NO_NOTES
+    from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+    from flaxformer_mt.translation.requests import Request
 
     weights = FORMAT.read(folders / "nllb", Given())
     search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=12)
     weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, search=search))
     (tmp_path / "out").mkdir()
     find_format("ctranslate2").write(weights, tmp_path / "out", "none")
-    batches, (source, target) = LiveBatches(tmp_path / "out"), tags_of(weights)
+    engine = CTranslate2Engine(tmp_path / "out")
     for number, line in enumerate(LINES[:3]):
-        batches.submit(number, line, n_best=1, notes=NO_NOTES, tags=source, lead=target)
+        engine.submit(Request(line, id=number))
     found = {}
-    while len(batches):
-        found |= {number: batches.finish(one) for number, one in batches.advance()}
+    while len(engine):
+        found |= dict(engine.step())
     ours = Translator(weights.config, weights.params, weights.vocabs).translate(LINES[:3])
     for number, translation in enumerate(ours):
         tokens = tuple(one for one in translation.tokens if one != weights.vocabs.target.eos_id)
@@ -416,9 +416,9 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
 
 
 def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
-    from flaxformer_mt.commands.server.model_thread import ModelThread, direct
+    from flaxformer_mt.commands.server.translations import direct
     from flaxformer_mt.translation.annotation import NO_NOTES, Notes
-    from flaxformer_mt.translation.live_translator import LiveTranslator
+    from flaxformer_mt.translation.requests import EngineThread
     from flaxformer_mt.translation.scorer import Scorer
 
     weights = FORMAT.read(folders / "nllb", Given())
@@ -445,11 +445,11 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     assert scored.tokens[0] == tags["eng_Latn"] and scored.token_log_probs[0] == 0
     prefixed = translator.translate([line], prefixes=["the"])[0]
     assert prefixed.tokens[0] == tags["eng_Latn"] and prefixed.text.startswith("the")
-    thread = ModelThread(LiveTranslator(translator), "de-en")
+    thread = EngineThread(translator.engine(arriving=True), "de-en")
     try:
         model = direct(thread, config.data)["de", "en"]
-        answer = model.submit(line, n_best=1, notes=NO_NOTES).result(timeout=300)
-        assert answer.translation.tokens == short.tokens
+        answer = model.submit(line, n_best=1, annotations=NO_NOTES).result(timeout=300)
+        assert answer.tokens == short.tokens
     finally:
         thread.stop()
 

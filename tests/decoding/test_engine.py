@@ -9,16 +9,16 @@ import pytest
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
-from flaxformer_mt.decoding import compiled_programs, engine, sizes
+from flaxformer_mt.decoding import compiled_programs, scheduler, sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.engine import SearchEngine
+from flaxformer_mt.decoding.scheduler import search_all
 from flaxformer_mt.decoding.sentences import Form, Sentence
 from flaxformer_mt.decoding.sizes import LengthRule, StateSizes
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import replicate_locally
 from flaxformer_mt.search import (
     NO_TOKEN,
-    UNLIMITED,
     WORD_START,
     Size,
     Symbols,
@@ -50,7 +50,7 @@ def small_sizes(monkeypatch):
 
     The last sentences of a size, in half of its slots, begin again in a larger one.
     """
-    monkeypatch.setattr(engine, "_LEFT_SHARE", 2)
+    monkeypatch.setattr(scheduler, "_LEFT_SHARE", 2)
     monkeypatch.setattr(sizes, "_MANY_LENGTHS", (6,))
     monkeypatch.setattr(sizes, "_FEW_LENGTHS", ())
     monkeypatch.setattr(sizes, "_FEW_FILLS", 1)
@@ -92,8 +92,8 @@ class Searcher:
             slots = make_slots(params, size, form, n_best=n_best)
             start = slots.start
 
-            def start_and_note(max_steps, **more):
-                call = start(max_steps, **more)
+            def start_and_note(*args, **more):
+                call = start(*args, **more)
                 self.ran.append((size.rows, size.capacity, [len(part) for part in call.entered]))
                 return call
 
@@ -106,7 +106,7 @@ class Searcher:
         """The translations, and each call's size and how many sentences of a part entered with it."""
         self.engine.budget.tokens = batch_tokens
         self.ran.clear()
-        found = dict(self.engine.search_all(sentences, n_best=n_best, params=self.params))
+        found = dict(search_all(self.engine, sentences, n_best=n_best, params=self.params))
         ran = list(self.ran)
         assert sum(sum(counts) for _, _, counts in ran) >= len(sentences)
         return [found[index] for index in range(len(sentences))], ran
@@ -313,7 +313,7 @@ def test_programs_for_a_few_sentences_are_kept(tmp_path):
                 longest_source=8,
                 keep_programs=True,
             )
-            found.append(dict(engine.search_all(sentences, n_best=1, params=params)))
+            found.append(dict(search_all(engine, sentences, n_best=1, params=params)))
             traced = "_models" in vars(engine.programs)
             assert traced == (len(found) == 1)
         kept = sorted(path.name.split("-")[0] for path in (tmp_path / "kept").iterdir())
@@ -359,25 +359,16 @@ def test_what_constraints_need_is_counted():
     assert RULE.choose_few(10, 1000) == (1, 256, 1024)
 
 
-def test_a_few_sentences_of_a_size_go_to_a_state_for_a_few():
-    needs = [(10, 1)] * 100 + [(40, 1)] * 5 + [(200, 1)] * 17 + [(30, 1)] * 2
+def test_what_exceeds_a_state_joins_a_larger_one():
+    """With room for the limit of the sentence, if there is one; few sentences of a size are among a few."""
     many, few = RULE.many(), RULE.few()
-    assert RULE.assign(needs) == {
-        many[0]: [*range(100)],
-        many[4]: [*range(105, 122)],
-        few[0]: [122, 123],
-        few[1]: [*range(100, 105)],
-    }
-    both = dataclasses.replace(RULE, parts=2)
-    assert RULE.assign(needs[:17]) == {many[0]: [*range(17)]}
-    assert both.assign(needs[:17]) == {few[0]: [*range(17)]}
-    assert not RULE.assign([])
-    # What exceeds a state joins those of a larger one with room for its limit, if there is one.
     assert RULE.choose_again(10, 1, others=many[1:]) == many[1]
     assert RULE.choose_again(60, 1, others=many[3:]) == many[3]
     assert (
         RULE.choose_again(16, 1, others=[]) == few[-1] and RULE.choose_again(16, 1, others=[few[0]]) == few[0]
     )
+    assert RULE.fits_few(16, few[0]) and not RULE.fits_few(17, few[0])
+    assert dataclasses.replace(RULE, parts=2).fits_few(32, few[0])
 
 
 def test_each_part_is_dealt_like_lengths(monkeypatch):
@@ -385,12 +376,12 @@ def test_each_part_is_dealt_like_lengths(monkeypatch):
     searcher = Searcher([MODEL], SearchConfig(method="greedy", **FEW))
     slots = searcher.engine.make_slots(searcher.params, Size(2, 8, 12), Form(), n_best=1)
     slots._busy = [{}, {}]
-    slots._programs = SimpleNamespace(
+    slots.programs = SimpleNamespace(
         prefill=lambda params, sources: sources,
         empty=lambda: (),
         generate=lambda *arguments, **limits: SimpleNamespace(state=(), owners=None, results=limits),
     )
     slots.waiting = dict(zip("abcdefghi", make_sentences([8, 7, 6, 5, 4, 3, 3, 2, 2]), strict=True))
-    call = slots.start(UNLIMITED)
+    call = slots.start()
     assert call.entered == [["a", "c", "e", "g"], ["b", "d", "f", "h"]] and list(slots.waiting) == ["i"]
     assert call.results["counts"] == [4, 4] and call.results["final_free_rows"] == [1, 1]

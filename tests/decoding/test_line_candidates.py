@@ -8,7 +8,7 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.live_search import LiveSearch
+from flaxformer_mt.decoding.scheduler import Scheduler, search_all
 from flaxformer_mt.decoding.sentences import Candidates, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
@@ -93,20 +93,20 @@ def test_translations_are_those_of_a_model_without_other_tokens(fields, constrai
         numbers = [n for n, one in enumerate(sentences) if one.source[0] == first]
         alone = [only(own, first, *sum(constraints.get("required", ()), ())) for own in params]
         chosen = [sentences[n] for n in numbers]
-        for index, result in plain.search_all(chosen, n_best=1, params=alone):
+        for index, result in search_all(plain, chosen, n_best=1, params=alone):
             expected[numbers[index]] = result
     engine = make_engine(options, models, rules=Rules())
-    found = dict(engine.search_all(sentences, n_best=1, params=params))
+    found = dict(search_all(engine, sentences, n_best=1, params=params))
     assert_same([found[n] for n in range(len(sentences))], expected)
     assert len({result.tokens.tobytes() for result in expected}) > 3
     if constraints:
         assert all(result.satisfied[0] for result in found.values())
     else:
-        live = LiveSearch(engine, tuple(params))
-        live.submit("one", sentences[1], n_best=1)
+        live = Scheduler(engine, tuple(params))
+        live.submit({"one": sentences[1]}, n_best=1)
         results = {}
         while len(live):
-            results |= dict(live.advance())
+            results |= dict(live.step(8))
         assert_same([results["one"]], expected[1:2])
 
 

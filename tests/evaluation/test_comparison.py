@@ -120,7 +120,7 @@ def runs(tmp_path, monkeypatch, systems, references):
     (tmp_path / "bad.txt").write_text("".join(f"{line}\n" for line in systems["bad"]))
 
     class FakeTranslator:
-        on_found = None
+        on_progress = None
 
         def __init__(self, run, checkpoint, search):
             self.config = Config(search=search or SearchConfig())

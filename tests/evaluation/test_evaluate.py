@@ -29,7 +29,7 @@ ANSWERS = {SOURCES[0]: "One two three four five", SOURCES[1]: "six seven eight n
 
 
 class FakeTranslator:
-    on_found = None
+    on_progress = None
 
     def __init__(self, search=None):
         self.config = Config(search=search or SearchConfig(beam_size=5, length_penalty=0.6))
@@ -75,12 +75,12 @@ def test_evaluate_lines_scores_what_the_translator_says():
 def test_progress_is_said_at_once_and_only_if_asked(capfd):
     said = io.StringIO()
     translator = FakeTranslator()
-    translator.on_found = before = object()
+    translator.on_progress = before = object()
     evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a", progress=said)
     assert (
         said.getvalue() == "translating 3 sentences with checkpoint best (step 250) (beam search, beam 5)\n"
     )
-    assert translator.on_found is before
+    assert translator.on_progress is before
     evaluate_lines(translator, SOURCES, REFERENCES, lowercase=False, tokenize="13a")
     assert capfd.readouterr() == ("", "")
 

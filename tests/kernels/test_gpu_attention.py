@@ -77,7 +77,7 @@ for target in ("h100:1", "a100:1"):
     mesh = Mesh(np.asarray(find_devices(parse_target(target))), ("data",))
     place = NamedSharding(mesh, PartitionSpec())
     kind = mesh.abstract_mesh.abstract_device
-    for B, Q, M, H, K, rate, biased in ((32, 100, 100, 16, 64, 0.1, False), (16, 48, 200, 4, 64, 0.1, True)):
+    for B, Q, M, H, K, rate, biased in ((32, 100, 100, 16, 64, 0.1, False), (32, 48, 200, 4, 64, 0.1, True)):
         def shape(*axes, dtype=jnp.int32):
             return jax.ShapeDtypeStruct(axes, dtype, sharding=place)
 

@@ -289,7 +289,7 @@ def test_rows_are_refilled_without_a_conversion_of_what_they_keep():
     params = (cast_kernels(random_params(make_bfloat16({})), CONFIG.dtype),)
     size = Size(rows=3, source_length=11, capacity=13)
     slots = engine.make_slots(params, size, Form(), n_best=1)
-    programs = slots._programs
+    programs = slots.programs
     state, waiting = programs.empty(), programs.prefill(params, slots._lay_out([[]]))
     text = programs._programs["generate"].result().as_text()
     loops = computations_of_loops(text)

@@ -9,13 +9,13 @@ import pytest
 
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
 from flaxformer_mt.decoding.forced_decoding import Watched
-from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.assembly import combine_parts
-from flaxformer_mt.translation.constraints import Constraints, mark_unsatisfied
+from flaxformer_mt.translation.annotation import Notes, choose_watched
 from flaxformer_mt.translation.result import (
     Translation,
     align_pieces,
     align_words,
+    check_phrases,
+    combine_parts,
     format_pharaoh,
     rank,
     weigh_down_marks,
@@ -66,17 +66,25 @@ def test_alignments_come_from_the_head_that_has_learned_them():
     guided = ModelConfig(num_decoder_layers=3, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=2))
     other = dataclasses.replace(guided, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=1))
     notes = Notes(alignments="words")
-    assert notes.watched([guided]) == notes.watched([guided, guided]) == (Watched(-3, 2),)
+    assert choose_watched(notes, [guided]) == choose_watched(notes, [guided, guided]) == (Watched(-3, 2),)
     # Not without training, nor of models that differ, nor against what is asked for.
-    assert notes.watched([ModelConfig()]) == notes.watched([guided, other]) == (Watched(-2, None),)
-    assert notes._replace(layer=1).watched([guided]) == (Watched(1, None),)
-    assert notes._replace(head=0).watched([guided]) == (Watched(-2, 0),)
-    assert Notes().watched([guided]) == ()
+    assert (
+        choose_watched(notes, [ModelConfig()])
+        == choose_watched(notes, [guided, other])
+        == (Watched(-2, None),)
+    )
+    assert choose_watched(notes._replace(layer=1), [guided]) == (Watched(1, None),)
+    assert choose_watched(notes._replace(head=0), [guided]) == (Watched(-2, 0),)
+    assert choose_watched(Notes(), [guided]) == ()
     # The head that is asked for by its numbers is the one that has learned.
     reading = dataclasses.replace(guided, alignment=dataclasses.replace(guided.alignment, step="read"))
     learned = (Watched(-3, 2, reading=True),)
-    assert notes.watched([reading]) == notes._replace(layer=0, head=2).watched([reading]) == learned
-    assert notes._replace(layer=0, head=1).watched([reading]) == (Watched(0, 1),)
+    assert (
+        choose_watched(notes, [reading])
+        == choose_watched(notes._replace(layer=0, head=2), [reading])
+        == learned
+    )
+    assert choose_watched(notes._replace(layer=0, head=1), [reading]) == (Watched(0, 1),)
 
 
 def test_pairs_are_written_source_first_in_the_order_of_the_target():
@@ -216,13 +224,8 @@ def test_thousands_of_parts_take_linear_time():
 def test_every_hypothesis_says_whether_it_has_the_phrases():
     line = hypothesis("a dog", -1.0)
     both = dataclasses.replace(line, alternatives=(hypothesis("a cat", -2.0), hypothesis("the dog", -3.0)))
-    constraints = Constraints(3, None, [["dog"], ["dog"], []])
-    # The first line was translated in two parts; the search knew the phrases of the second.
-    marked, lacking = mark_unsatisfied([both, line, both], constraints, [0, 0, 1, 2, 2])
-    assert [one.satisfied for one in marked[0].n_best] == [True, False, True] and lacking == []
-    assert marked[1:] == [line, both]
-    marked, lacking = mark_unsatisfied([both], Constraints(3, None, [["cat"]]), [0, 0])
-    assert [one.satisfied for one in marked[0].n_best] == [False, True, False] and lacking == [0]
+    for phrase, expected in (("dog", [True, False, True]), ("cat ", [False, True, False])):
+        assert [one.satisfied for one in check_phrases(both, [phrase]).n_best] == expected
 
 
 def test_the_n_best_are_the_best_sums():

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from flaxformer_mt.translation import translator
-from flaxformer_mt.translation.result import EMPTY, FAILED, Translation
-from flaxformer_mt.translation.translator import gather_translations, own_share
+from flaxformer_mt.translation import engine
+from flaxformer_mt.translation.engine import gather_translations
+from flaxformer_mt.translation.result import FAILED, Translation
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def processes(monkeypatch):
 
     def pretend(number: int, messages: list[bytes] | None = None) -> list[bytes]:
         sent: list[bytes] = []
-        monkeypatch.setattr(translator, "process_count", lambda: 3)
-        monkeypatch.setattr(translator, "process_index", lambda: number)
-        monkeypatch.setattr(translator, "exchange", lambda own: sent.append(own) or messages or [own] * 3)
+        monkeypatch.setattr(engine, "process_count", lambda: 3)
+        monkeypatch.setattr(engine, "process_index", lambda: number)
+        monkeypatch.setattr(engine, "exchange", lambda own: sent.append(own) or messages or [own] * 3)
         return sent
 
     return pretend
@@ -29,16 +29,6 @@ def make(text: str) -> Translation:
     return Translation(
         text, -1 / 3, -1e-9, (5, 2), alternatives=(other,), token_log_probs=(-0.1, -0.2), alignment=((0, 1),)
     )
-
-
-def test_one_process_has_everything_and_sends_nothing():
-    assert list(range(5))[own_share()] == [0, 1, 2, 3, 4]
-    assert gather_translations((EMPTY, FAILED)) == [EMPTY, FAILED]
-
-
-def test_three_processes_take_every_third_sentence(processes):
-    processes(1)
-    assert list(range(8))[own_share()] == [1, 4, 7]
 
 
 def test_translations_travel_unchanged_and_come_back_in_order(processes):

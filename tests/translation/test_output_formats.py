@@ -6,8 +6,7 @@ import json
 import math
 
 from flaxformer_mt.decoding.forced_decoding import PairScore
-from flaxformer_mt.translation.output_formats import TranslationFormat, format_score
-from flaxformer_mt.translation.result import EMPTY, Translation
+from flaxformer_mt.translation.result import EMPTY, Translation, TranslationFormat, format_score
 
 NEXT = Translation("b\tc", -2.0, -3.0, (8, 2), token_log_probs=(-2.5, -0.5), alignment=((0, 0),))
 BEST = Translation(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.config import DataConfig
+from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
-from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.translation.scorer import Scorer, find_longest

@@ -127,7 +127,7 @@ def test_a_required_phrase_goes_to_the_sentence_that_it_costs_least(translator, 
 
 def test_lines_are_counted_once_while_phrases_are_searched(translator, monkeypatch):
     counted = []
-    monkeypatch.setattr(translator, "on_found", lambda *, lines, tokens: counted.append((lines, tokens)))
+    monkeypatch.setattr(translator, "on_progress", lambda *, lines, tokens: counted.append((lines, tokens)))
     found = translator.translate([LINES[0], "", "Milch"], required=[["cat"], [], []])
     assert sum(lines for lines, _ in counted) == 3
     assert sum(tokens for _, tokens in counted) > sum(len(one.tokens) for one in found)

@@ -17,8 +17,8 @@ from flaxformer_mt import cpu
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding.compiled_programs import StatePrograms
+from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.decoding.memory_backoff import TokenBudget
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
@@ -28,9 +28,8 @@ from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import make_sentence
-from flaxformer_mt.translation.placed_parameters import place_models
 from flaxformer_mt.translation.segmentation import read_sources
-from flaxformer_mt.translation.translator import Translation, Translator
+from flaxformer_mt.translation.translator import Translation, Translator, place_models
 
 TEXT = [
     ("der kleine Hund schläft im Garten .", "the small dog sleeps in the garden ."),
@@ -226,7 +225,9 @@ def test_odd_lines_give_one_line_each(translator, warnings, params):
 
 def test_characters_that_end_lines_become_spaces(translator, monkeypatch):
     spelled = "a\nb\rc\vd\fe\x1cf\x1dg\x1eh\x85i\u2028j\u2029k"
-    monkeypatch.setattr(type(translator.vocabs.target), "detokenize", lambda self, ids: spelled)
+    monkeypatch.setattr(
+        type(translator.vocabs.target), "detokenize_all", lambda self, ids: [spelled] * len(ids)
+    )
     assert translator.translate(["der Hund"])[0].text == "a b c d e f g h i j k"
 
 
@@ -293,7 +294,11 @@ def test_scores_that_are_not_numbers_are_warned_of(translator, warnings, params)
 
 def test_unique_keeps_the_best_hypothesis_of_each_text(translator, monkeypatch):
     """As if there were two texts, with many segmentations each."""
-    monkeypatch.setattr(type(translator.vocabs.target), "detokenize", lambda self, ids: "ab"[sum(ids) % 2])
+    monkeypatch.setattr(
+        type(translator.vocabs.target),
+        "detokenize_all",
+        lambda self, ids: ["ab"[sum(own) % 2] for own in ids],
+    )
     every = translator.translate(SENTENCES, n_best=3)
     assert any(len({one.text for one in found.n_best}) == 2 for found in every)
     found = translator.translate(SENTENCES, n_best=3, unique=True)
@@ -359,7 +364,7 @@ def test_a_stream_keeps_order_and_reads_no_more_than_a_window_ahead(translator, 
 
 def test_lines_are_counted_as_they_are_found(translator, monkeypatch):
     found = []
-    monkeypatch.setattr(translator, "on_found", lambda *, lines, tokens: found.append((lines, tokens)))
+    monkeypatch.setattr(translator, "on_progress", lambda *, lines, tokens: found.append((lines, tokens)))
     lines = ["eins zwei", "", "drei"]
     translations = translator.translate(lines)
     assert sum(count for count, _ in found) == len(lines)
@@ -766,15 +771,15 @@ def test_alignments_of_a_layer_or_head_there_is_not(translator):
 
 def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):
     expected = translator.translate(SENTENCES)
-    make_slots, tried = translator.search.make_slots, []
+    find, tried = translator.search.programs.find, []
 
-    def with_little_memory(params, size, form, *, n_best):
+    def with_little_memory(params, size, *args, **more):
         tried.append(size.rows)
         if size.rows > 3:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12345 bytes.")
-        return make_slots(params, size, form, n_best=n_best)
+        return find(params, size, *args, **more)
 
-    monkeypatch.setattr(translator.search, "make_slots", with_little_memory)
+    monkeypatch.setattr(translator.search.programs, "find", with_little_memory)
     monkeypatch.setattr(translator.search, "budget", TokenBudget(600, warn=warnings.append))
     found = translator.translate(SENTENCES)
     assert [t.text for t in found] == [t.text for t in expected]

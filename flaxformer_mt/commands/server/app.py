@@ -27,10 +27,10 @@ from starlette.routing import Route
 import flaxformer_mt
 from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.commands.server import request_fields
-from flaxformer_mt.commands.server.model_thread import DirectedModel, Stopped
 from flaxformer_mt.commands.server.request_fields import Pair, Refusal
-from flaxformer_mt.commands.server.translations import Translations
+from flaxformer_mt.commands.server.translations import DirectedModel, Translations
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.requests import Stopped
 
 # Of OpenAPI.
 _VERSION = "3.1.0"
@@ -339,7 +339,7 @@ class _Server:
                     for side, code in first.items()
                 },
                 "alternatives": {
-                    "-".join(pair): model.thread.system.most_hypotheses - 1
+                    "-".join(pair): model.thread.engine.most_hypotheses - 1
                     for pair, model in self._models.items()
                 },
                 "models": {"-".join(pair): model.title for pair, model in self._models.items()},
@@ -355,7 +355,7 @@ class _Server:
 
     async def tell_measurements(self, request: Request) -> Response:
         threads = {model.thread for model in self._models.values()}
-        active = sum(thread.system.num_active for thread in threads)
+        active = sum(thread.engine.num_active for thread in threads)
         gauges = {
             "waiting_lines": ("Lines that are not answered yet.", self._translations.num_waiting),
             "active_sentences": ("Sentences that are being searched.", active),

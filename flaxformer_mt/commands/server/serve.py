@@ -9,19 +9,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flaxformer_mt.commands.options import ServeOptions
-from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import split_checkpoint
 from flaxformer_mt.errors import UserError, find_url, importing
 from flaxformer_mt.object_store.working_copies import open_copy
 
 if TYPE_CHECKING:
-    from flaxformer_mt.commands.server.model_thread import DirectedModel, LineSystem
+    from flaxformer_mt.commands.server.translations import DirectedModel
+    from flaxformer_mt.translation.engine import LineEngine
 
 # Seconds that a connection may take to end after the last answer, once the server stops.
 _GRACE = 5.0
@@ -34,7 +34,8 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
-    from flaxformer_mt.commands.server.model_thread import ModelThread, direct
+    from flaxformer_mt.commands.server.translations import direct
+    from flaxformer_mt.translation.requests import EngineThread
 
     _check(options)
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
@@ -45,7 +46,8 @@ def serve(options: ServeOptions) -> None:
         models: dict[tuple[str, str], DirectedModel] = {}
         for path in options.run:
             run, named = split_checkpoint(str(path))
-            data, system, checkpoint = _load(open_copy(run), options, named or options.checkpoint)
+            engine, warm_up, checkpoint = _load(open_copy(run), options, named or options.checkpoint)
+            data = engine.config.data
             pairs = find_directions(data)
             if twice := [pair for pair in pairs if pair in models]:
                 raise UserError(
@@ -53,8 +55,8 @@ def serve(options: ServeOptions) -> None:
                     "serve it beside this one, by a command of its own with another --port"
                 )
             names = ", ".join(pair.name for pair in pairs)
-            preparation = _warm_up(system, f"{path}, {names}") if options.warm_up else ()
-            thread = ModelThread(system, names, preparation=preparation)
+            preparation = _warm_up(warm_up, f"{path}, {names}") if options.warm_up else ()
+            thread = EngineThread(engine, names, preparation=preparation)
             stack.callback(thread.stop)
             models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
         app = make_app(models, options, keys=keys, log=log)
@@ -80,12 +82,12 @@ def serve(options: ServeOptions) -> None:
         _say("all requests are answered; the server ends")
 
 
-def _warm_up(system: "LineSystem", name: str) -> Iterator[object]:
-    """Compile the programs of a system, and say when it begins and ends; yield in between."""
+def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
+    """Compile the programs of a model, and say when it begins and ends; yield in between."""
     start = time.monotonic()
     _say(f"{name}: compiling or loading programs; requests are answered meanwhile")
     try:
-        yield from system.warm_up()
+        yield from programs
     except UserError as error:  # a request that needs the same is told it too
         _say(f"{name}: {error}")
     else:
@@ -145,26 +147,28 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _load(path: Path, options: ServeOptions, checkpoint: str | None) -> "tuple[DataConfig, LineSystem, str]":
-    """Return the data section of a model's config, which names its languages; the model; its checkpoint."""
+def _load(
+    path: Path, options: ServeOptions, checkpoint: str | None
+) -> "tuple[LineEngine, Iterable[object], str]":
+    """Return the engine of a model, what compiles its programs, and the name of its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
-        from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+        from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
 
-        batches = LiveBatches(path, split_sentences=options.split_sentences, **changes)
-        return batches.config.data, batches, ""
+        split = options.split_sentences
+        return CTranslate2Engine(path, split_sentences=split, arriving=True, **changes), (), ""
     from flaxformer_mt.config.files import read_config
+    from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
-    from flaxformer_mt.translation.live_translator import LiveTranslator
     from flaxformer_mt.translation.translator import Translator
 
+    names = ("dtype", "quantization", "shortlist", "split_sentences")
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
-    loading: dict[str, Any] = {
-        name: getattr(options, name) for name in ("dtype", "quantization", "shortlist", "split_sentences")
-    }
-    translator = Translator.load(path, checkpoint=checkpoint, search=search, **loading)
+    loading: dict[str, Any] = {name: getattr(options, name) for name in names}
+    translator = Translator.load(path, LoadOptions(checkpoint=checkpoint, search=search, **loading))
+    engine = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
-    return translator.config.data, LiveTranslator(translator), name
+    return engine, engine.warm_up(), name
 
 
 class _LogOfUvicorn(logging.Handler):

@@ -4,13 +4,43 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
-from flaxformer_mt.commands.server.model_thread import Answer, DirectedModel
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
-from flaxformer_mt.translation.annotation import NO_NOTES, Notes
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.translation.requests import EngineThread, Request
+from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
+
+
+class DirectedModel(NamedTuple):
+    """What translates the lines of a pair of languages: a model in one of its directions."""
+
+    thread: EngineThread
+    source_language: str | None = None
+    target_language: str | None = None
+    # What names the model to its readers, such as its run and checkpoint.
+    title: str = ""
+
+    def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
+        """Add a line; see `EngineThread.submit`."""
+        languages = self.source_language, self.target_language
+        request = Request(
+            line,
+            n_best=n_best,
+            source_language=languages[0],
+            target_language=languages[1],
+            annotations=annotations,
+        )
+        return self.thread.submit(request)
+
+
+def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
+    """Return a model in each of its directions."""
+    return {pair: DirectedModel(thread, *pair, title) for pair in find_directions(data)}
+
 
 # Characters of a text from which its language is found, if several are possible.
 _SAMPLE = 200
@@ -33,20 +63,20 @@ class Translations:
           Refusal: no model has these languages, the texts have too many lines, or too many lines wait.
         """
         choices = find_models(self._models, request.source, request.target)
-        most = min(model.thread.system.most_hypotheses for model in choices.values())
+        most = min(model.thread.engine.most_hypotheses for model in choices.values())
         n_best, alternatives = request.n_best or 1, request.alternatives
         for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
             if asked > largest:
                 raise Refusal(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
         count = max(alternatives + 1, n_best)
-        notes = Notes(alignments=request.alignments, attention=request.attention)
+        annotations = Annotations(alignments=request.alignments, attention=request.attention)
         templates = [(read_html if request.format == "html" else read_text)(text) for text in request.texts]
 
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
             model = choices[most_likely["language"]]
-            answers = await _translate_lines(model, template.lines, n_best=count, notes=notes)
-            fields = _answer_text(template, answers, request)
+            answers = await _translate_lines(model, template.lines, n_best=count, annotations=annotations)
+            fields = _answer_text(model, template, answers, request)
             return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
 
         async with self._reserve(sum(len(template.lines) for template in templates)):
@@ -83,12 +113,14 @@ class Translations:
 
 
 async def _translate_lines(
-    model: DirectedModel, lines: Sequence[Line], *, n_best: int = 1, notes: Notes = NO_NOTES
-) -> list[Answer]:
+    model: DirectedModel, lines: Sequence[Line], *, n_best: int = 1, annotations: Annotations = NO_ANNOTATIONS
+) -> list[Translation]:
     """Translate lines together; if this is cancelled, so are they."""
-    for_markup = notes._replace(alignments="words", for_markup=True)
+    for_markup = annotations._replace(alignments="words", for_markup=True)
     futures = [
-        model.submit(line.text, n_best=n_best, notes=for_markup if line.needs_alignment else notes)
+        model.submit(
+            line.text, n_best=n_best, annotations=for_markup if line.needs_alignment else annotations
+        )
         for line in lines
     ]
     return await asyncio.gather(*map(asyncio.wrap_future, futures))
@@ -104,10 +136,7 @@ async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[
         return [{"confidence": 100.0, "language": language} for language in choices]
     sample = Line(" ".join(text.split())[:_SAMPLE])
     answers = await asyncio.gather(*(_translate_lines(model, [sample]) for model in choices.values()))
-    means = [
-        math.exp(answer.translation.log_prob / max(1, len(answer.translation.tokens)))
-        for (answer,) in answers
-    ]
+    means = [math.exp(answer.log_prob / max(1, len(answer.tokens))) for (answer,) in answers]
     found = [
         {"confidence": round(100 * mean / sum(means), 1), "language": language}
         for language, mean in zip(choices, means, strict=True)
@@ -115,18 +144,20 @@ async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[
     return sorted(found, key=lambda one: -one["confidence"])
 
 
-def _answer_text(template: Template, answers: Sequence[Answer], request: TextRequest) -> dict[str, Any]:
+def _answer_text(
+    model: DirectedModel, template: Template, answers: Sequence[Translation], request: TextRequest
+) -> dict[str, Any]:
     """Return the fields of the answer to one text."""
-    fields: dict[str, Any] = {"translatedText": template.fill([one.translation for one in answers])}
+    fields: dict[str, Any] = {"translatedText": template.fill(answers)}
     if request.alternatives:
         # Each alternative of the text has the alternatives of its lines, and the best where a line has fewer.
-        count = max((len(one.translation.alternatives) for one in answers), default=0)
+        count = max((len(one.alternatives) for one in answers), default=0)
         fields["alternatives"] = [
-            template.fill([_choose(one.translation, rank) for one in answers])
+            template.fill([_choose(one, rank) for one in answers])
             for rank in range(1, min(count, request.alternatives) + 1)
         ]
     if request.describes:
-        fields["hypotheses"] = [_describe_line(one, request) for one in answers]
+        fields["hypotheses"] = [_describe_line(model, one, request) for one in answers]
     return fields
 
 
@@ -135,10 +166,10 @@ def _choose(translation: Translation, rank: int) -> Translation:
     return hypotheses[rank] if rank < len(hypotheses) else translation
 
 
-def _describe_line(answer: Answer, request: TextRequest) -> list[dict[str, Any]]:
+def _describe_line(model: DirectedModel, answer: Translation, request: TextRequest) -> list[dict[str, Any]]:
     """Return the description of each hypothesis of a line, best first."""
     described = []
-    for hypothesis, pieces in zip(answer.translation.n_best, answer.pieces, strict=True):
+    for hypothesis in answer.n_best:
         fields: dict[str, Any] = {"text": hypothesis.text}
         if request.scores:
             fields |= {"score": _number(hypothesis.score), "log_prob": _number(hypothesis.log_prob)}
@@ -146,6 +177,7 @@ def _describe_line(answer: Answer, request: TextRequest) -> list[dict[str, Any]]
             fields["alignment"] = hypothesis.alignment or ()
         if request.attention:
             weights = hypothesis.attention
+            pieces = model.thread.engine.target_pieces(hypothesis)
             fields |= {"source_pieces": answer.source_pieces, "pieces": pieces}
             fields["attention"] = weights and [[round(weight, 4) for weight in row] for row in weights]
         described.append(fields)

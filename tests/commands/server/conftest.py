@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from flaxformer_mt.commands.options import ServeOptions
-from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread
+from flaxformer_mt.commands.server.translations import DirectedModel
 
 
 class Serving:
@@ -64,9 +64,9 @@ def translator(tiny_run):
 
 @pytest.fixture(scope="module")
 def model(translator):
-    from flaxformer_mt.translation.live_translator import LiveTranslator
+    from flaxformer_mt.translation.requests import EngineThread
 
-    thread = ModelThread(LiveTranslator(translator), "xx-yy")
+    thread = EngineThread(translator.engine(arriving=True), "xx-yy")
     yield DirectedModel(thread)
     thread.stop()
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.commands.server.app import TranslatedFiles
-from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread, direct
 from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, find_models, list_languages
+from flaxformer_mt.commands.server.translations import DirectedModel, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.requests import EngineThread, Request
 from flaxformer_mt.translation.result import Translation
 
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu"]
@@ -213,44 +214,42 @@ def test_the_page_asks_no_other_machine(serving):
     assert "//" not in "".join(line for line in page.split("\n") if not line.startswith("//"))
 
 
-class SlowSystem:
+class SlowEngine:
     """Translates a line to capitals when it is told to."""
 
     most_hypotheses = num_active = 1
 
     def __init__(self) -> None:
         self.lines, self.cancelled = {}, []
-        self.go, self.error = threading.Event(), None
+        self.go, self.error, self.answer = threading.Event(), None, self.shout
 
     def __len__(self):
         return len(self.lines)
 
-    def submit(self, name, line, *, n_best, notes, tags, lead):
-        self.lines[name] = line
+    def submit(self, request):
+        self.lines[request.id] = request.text
 
     def cancel(self, name):
         self.cancelled.append(self.lines.pop(name))
 
-    def advance(self):
+    def step(self):
         time.sleep(0.005)
         if self.error is not None:
             raise self.error
+        done = {}
         if self.go.is_set():
             done, self.lines = self.lines, {}
-            yield from done.items()
+        return [(name, self.answer(line)) for name, line in done.items()]
 
-    def finish(self, found):
-        return Translation(found.upper(), 0.0, -float(len(found)), (1,))
-
-    def source_pieces(self, found):
-        return [found]
+    def shout(self, line):
+        return Translation(line.upper(), 0.0, -float(len(line)), (1,))
 
     def target_pieces(self, translation):
         return [translation.text]
 
 
 def raising(error):
-    def fail(found):
+    def fail(request):
         raise error
 
     return fail
@@ -258,12 +257,12 @@ def raising(error):
 
 @pytest.fixture
 def slow():
-    return SlowSystem()
+    return SlowEngine()
 
 
 @pytest.fixture
 def slow_thread(slow):
-    thread = ModelThread(slow, "xx-yy")
+    thread = EngineThread(slow, "xx-yy")
     yield thread
     slow.go.set()
     thread.stop()
@@ -317,7 +316,7 @@ def test_what_is_begun_is_finished_when_the_server_ends(serve, slow, slow_thread
 
 def test_a_line_that_fails_ends_neither_the_model_nor_the_wait_of_others(serve, slow, slow_thread):
     server = serve({("xx", "yy"): DirectedModel(slow_thread)})
-    submit, slow.submit = slow.submit, lambda *line, **options: raising(ZeroDivisionError("a bug"))(line)
+    submit, slow.submit = slow.submit, raising(ZeroDivisionError("a bug"))
     assert server.translate("one")[0] == 500
     assert "a bug" in server.take_log()[0]
     slow.submit = submit
@@ -330,7 +329,7 @@ def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
     server = serve({("xx", "yy"): DirectedModel(slow_thread)})
     slow.go.set()
     for error in (UserError("NaN, as the operator must know"), ZeroDivisionError("a bug")):
-        slow.finish = raising(error)
+        slow.answer = lambda line, error=error: error
         assert server.translate("one")[0] == 500
         assert str(error) in server.take_log()[0]
     slow.go.clear()
@@ -397,22 +396,23 @@ def test_keys(serve, slow, slow_thread):
 
 
 def test_one_model_serves_several_pairs(serve):
-    system = SlowSystem()
+    system = SlowEngine()
 
-    def submit(name, line, *, n_best, notes, tags, lead):
-        system.lines[name] = f"{tags}|{lead}|{line}"
+    def submit(request):
+        languages = f"{request.source_language}-{request.target_language}"
+        system.lines[request.id] = f"{languages}|{request.text}"
 
     system.submit = submit
-    system.finish = lambda found: Translation(found, 0.0, -1.0, (1,))
+    system.answer = lambda line: Translation(line, 0.0, -1.0, (1,))
     system.go.set()
-    thread = ModelThread(system, "many")
+    thread = EngineThread(system, "many")
     data = DataConfig(dataset="a:en-de,a:en-fr,a:de-en")
     server = serve(direct(thread, data))
     languages = [(one["code"], one["targets"]) for one in server.ask("/languages")[1]]
     assert languages == [("en", ["de", "fr"]), ("de", ["en"])]
     for source, target in (("en", "fr"), ("en", "de"), ("de", "en")):
         _, answer = server.translate(">>xx<< a", source=source, target=target)
-        assert answer["translatedText"] == f">>{target}<< ||>>xx<< a"
+        assert answer["translatedText"] == f"{source}-{target}|>>xx<< a"
     assert server.translate("a", source="fr", target="en") == (
         400,
         {"error": "no model translates from 'fr' to 'en'; this server has en-de, en-fr, de-en"},
@@ -420,7 +420,7 @@ def test_one_model_serves_several_pairs(serve):
     with urllib.request.urlopen(server.url + "/metrics") as response:
         assert "active_sentences 1\n" in response.read().decode()  # of one thread
     thread.stop()
-    assert direct(thread, DataConfig()) == {("de", "en"): DirectedModel(thread)}
+    assert direct(thread, DataConfig()) == {("de", "en"): DirectedModel(thread, "de", "en")}
 
 
 def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
@@ -434,14 +434,14 @@ def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
                 arrived.wait(30)
             yield part
 
-    thread = ModelThread(slow, "xx-yy", preparation=prepare())
+    thread = EngineThread(slow, "xx-yy", preparation=prepare())
     try:
         while len(prepared) < 2:
             time.sleep(0.01)
-        answer = thread.submit("One", n_best=1, notes=Notes())
+        answer = thread.submit(Request("One"))
         answer.add_done_callback(lambda done: prepared.append("answer"))
         arrived.set()
-        assert answer.result(30).translation.text == "ONE"
+        assert answer.result(30).text == "ONE"
         while 2 not in prepared:
             time.sleep(0.01)
     finally:
@@ -450,9 +450,9 @@ def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
 
 
 def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_thread):
-    other = SlowSystem()
-    other.finish = lambda found: Translation(found.lower(), 0.0, -1.0, (1, 2, 3))
-    thread = ModelThread(other, "zz-yy")
+    other = SlowEngine()
+    other.answer = lambda line: Translation(line.lower(), 0.0, -1.0, (1, 2, 3))
+    thread = EngineThread(other, "zz-yy")
     slow.go.set(), other.go.set()
     server = serve({("xx", "yy"): DirectedModel(slow_thread), ("zz", "yy"): DirectedModel(thread)})
     _, answer = server.translate("One", source="auto")

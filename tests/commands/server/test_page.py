@@ -2,9 +2,10 @@
 
 import pytest
 from browser import Browser, missing_programs
-from test_app import SlowSystem
+from test_app import SlowEngine
 
-from flaxformer_mt.commands.server.model_thread import DirectedModel, ModelThread
+from flaxformer_mt.commands.server.translations import DirectedModel
+from flaxformer_mt.translation.requests import EngineThread
 
 pytestmark = pytest.mark.skipif(
     bool(missing_programs()), reason=f"without a browser: {missing_programs()} (Debian: chromium-driver)"
@@ -48,8 +49,8 @@ def test_a_reader_types_sees_hovers_and_opens_the_picture(browser, serving, tran
 
 
 def test_a_page_that_waits_says_for_what(browser, serve):
-    slow = SlowSystem()
-    thread = ModelThread(slow, "xx-yy")
+    slow = SlowEngine()
+    thread = EngineThread(slow, "xx-yy")
     try:
         serving = serve({("xx", "yy"): DirectedModel(thread)})
         browser.open(serving.url)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ctranslate2")
-from flaxformer_mt.commands.ctranslate2_text import _WITHOUT_EFFECT
+from flaxformer_mt.commands.translate import WITHOUT_EFFECT
 from flaxformer_mt.config import MbrConfig, SearchConfig
-from flaxformer_mt.convert.ctranslate2.live_batches import LiveBatches
+from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.annotation import NO_NOTES, Notes
+from flaxformer_mt.translation.requests import Request
+from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -22,41 +23,41 @@ def folder(tiny_run, tmp_path_factory):
     return path
 
 
-def translate(system, lines, *, n_best=1, notes=NO_NOTES):
-    for name, line in enumerate(lines):
-        system.submit(name, line, n_best=n_best, notes=notes)
+def translate(system, lines, *, n_best=1, annotations=NO_ANNOTATIONS):
+    for number, line in enumerate(lines):
+        system.submit(Request(line, id=number, n_best=n_best, annotations=annotations))
     found = {}
     while len(system):
-        found |= dict(system.advance())
+        found |= dict(system.step())
     assert system.num_active == 0
-    return [system.finish(found[name]) for name in range(len(lines))], found
+    return [found[number] for number in range(len(lines))]
 
 
 def test_lines_are_translated_as_by_greedy_search_of_the_run(folder, tiny_run):
     lines = ["ba do fi", "", "gu ka", "ba do fi gu ka lo mi nu ba do fi gu ka lo", *(["lo"] * 80)]
-    system = LiveBatches(folder, beam_size=1)
+    system = CTranslate2Engine(folder, beam_size=1)
     assert system.most_hypotheses == 1
-    translations, _ = translate(system, lines)
+    translations = translate(system, lines)
     greedy = dataclasses.replace(system.config.search, method="greedy", beam_size=1)
     ours = Translator.load(tiny_run, search=greedy, spread=False, warn=lambda message: None)
     assert [one.text for one in translations] == [one.text for one in ours.translate(lines)]
     assert translations[3].parts > 1
     several = ["ba do. fi gu!  ka"]
-    (apart,), _ = translate(system, several)
+    (apart,) = translate(system, several)
     assert apart.parts == 3 and apart.text == ours.translate(several)[0].text
-    (whole,), _ = translate(LiveBatches(folder, beam_size=1, split_sentences="never"), several)
+    (whole,) = translate(CTranslate2Engine(folder, beam_size=1, split_sentences="never"), several)
     assert whole.parts == 1
 
 
 def test_hypotheses_alignments_and_attention(folder):
-    system = LiveBatches(folder)
-    notes = Notes(alignments="words", attention=True)
-    (translation, plain), found = translate(system, ["ba do fi", "gu"], n_best=2, notes=notes)
+    system = CTranslate2Engine(folder)
+    asked = Annotations(alignments="words", attention=True)
+    translation, plain = translate(system, ["ba do fi", "gu"], n_best=2, annotations=asked)
     assert len(translation.n_best) == 2 and translation.score >= translation.alternatives[0].score
     pieces = system.target_pieces(translation)
-    assert np.shape(translation.attention) == (len(pieces), len(system.source_pieces(found[0])))
+    assert np.shape(translation.attention) == (len(pieces), len(translation.source_pieces))
     assert {target for _, target in translation.alignment} == set(range(len(translation.text.split())))
-    system.submit("left", "ba", n_best=1, notes=NO_NOTES)
+    system.submit(Request("ba", id="left"))
     system.cancel("left")
     assert not len(system) and plain.alignment is not None
 
@@ -66,13 +67,13 @@ LINES = ["ba do fi", "gu ka", "lo mi nu ba", "do", "fi fi gu"]
 
 @pytest.fixture(scope="module")
 def plain(folder):
-    return translate(LiveBatches(folder, method="greedy"), LINES)[0]
+    return translate(CTranslate2Engine(folder, method="greedy"), LINES)
 
 
 @pytest.fixture(scope="module")
 def our_search(folder, tiny_run):
     """Gives the texts by greedy search of this package, which this option changes."""
-    config = LiveBatches(folder).config
+    config = CTranslate2Engine(folder).config
 
     def search(**options):
         greedy = dataclasses.replace(config.search, method="greedy", **options)
@@ -89,33 +90,30 @@ def our_search(folder, tiny_run):
     ids=str,
 )  # fmt: skip
 def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, plain, our_search, options):
-    found, _ = translate(LiveBatches(folder, method="greedy", **options), LINES)
+    found = translate(CTranslate2Engine(folder, method="greedy", **options), LINES)
     assert [one.tokens for one in found] != [one.tokens for one in plain], "the option has no effect"
-    eos = LiveBatches(folder)._vocabs.target.eos_id
+    eos = CTranslate2Engine(folder).vocabs.target.eos_id
     expected = [tuple(token for token in tokens if token != eos) for tokens in our_search(**options)]
     assert [one.tokens for one in found] == expected
 
 
 def test_samples_depend_on_the_seed_and_on_their_options(folder, plain):
     def sample(**options):
-        system = LiveBatches(folder, method="sample", **options)
-        return [one.tokens for one in translate(system, LINES * 4)[0]]
+        system = CTranslate2Engine(folder, method="sample", **options)
+        return [one.tokens for one in translate(system, LINES * 4)]
 
     greedy = [one.tokens for one in plain] * 4
     assert sample(seed=3) == sample(seed=3) != sample(seed=4)
     assert sample(top_k=1) == greedy != sample()
     assert sample(top_p=1e-6) == greedy
     assert sample(temperature=0.001) == greedy
-    continued = LiveBatches(folder, method="sample", seed=3)
-    continued.seed(1)  # as a text that goes on at its second line
-    assert [one.tokens for one in translate(continued, LINES * 4)[0]] == sample(seed=4)
 
 
 def test_arguments_of_a_beam_search(folder):
     asked = []
 
     def record(**options):
-        system = LiveBatches(folder, **options)
+        system = CTranslate2Engine(folder, **options)
 
         class Model:
             def translate_batch(self, *args, **arguments):
@@ -123,9 +121,9 @@ def test_arguments_of_a_beam_search(folder):
                 raise KeyboardInterrupt
 
         system._model = Model()
-        system.submit("line", "ba do", n_best=1, notes=NO_NOTES)
+        system.submit(Request("ba do", id="line"))
         with pytest.raises(KeyboardInterrupt):
-            list(system.advance())
+            system.step()
         return asked[-1]
 
     found = record(beam_size=3, length_penalty=0.6, length_penalty_kind="length", patience=2.0)
@@ -144,7 +142,7 @@ def test_arguments_of_a_beam_search(folder):
 )  # fmt: skip
 def test_options_that_it_lacks_are_refused_by_name(folder, options, named):
     with pytest.raises(UserError, match=f"{named}: CTranslate2 does not have this"):
-        LiveBatches(folder, **options)
+        CTranslate2Engine(folder, **options)
 
 
 def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
@@ -154,9 +152,9 @@ def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
     passed |= {"min_length_ratio", "min_length_offset", "max_length_ratio", "max_length_offset"}
     refused = {"coverage_penalty", "diversity_groups", "min_p"}
     refused |= {field.name for field in dataclasses.fields(MbrConfig)}  # by the method
-    assert {field.name for field in dataclasses.fields(SearchConfig)} == passed | refused | {*_WITHOUT_EFFECT}
+    assert {field.name for field in dataclasses.fields(SearchConfig)} == passed | refused | {*WITHOUT_EFFECT}
 
 
 def test_a_folder_that_is_no_model(tiny_run):
     with pytest.raises(UserError, match=r"no model\.bin"):
-        LiveBatches(tiny_run)
+        CTranslate2Engine(tiny_run)

@@ -5,9 +5,9 @@ import pytest
 from test_engine import FEW, MODEL, Searcher, assert_same_translations, make_sentences
 
 from flaxformer_mt.config import SearchConfig
-from flaxformer_mt.decoding import live_search, sizes
+from flaxformer_mt.decoding import sizes
 from flaxformer_mt.decoding.compiled_programs import StatePrograms
-from flaxformer_mt.decoding.live_search import LiveSearch
+from flaxformer_mt.decoding.scheduler import Scheduler
 
 
 @pytest.fixture(scope="module")
@@ -18,18 +18,17 @@ def searcher():
 @pytest.fixture
 def live(searcher, monkeypatch):
     """Two slots for a few sentences, and 17 for many, some of which need more room and are searched again."""
-    monkeypatch.setattr(live_search, "_STEPS", 2)
     monkeypatch.setattr(sizes, "_FEW_HYPOTHESES", 4)
     monkeypatch.setattr(sizes, "_DEFAULT_SHARE", 0.5)
     monkeypatch.setattr(sizes, "_DEFAULT_EXTRA", 0)
     searcher.engine.budget.tokens = 400
-    return LiveSearch(searcher.engine, tuple(searcher.params))
+    return Scheduler(searcher.engine, tuple(searcher.params))
 
 
 def finish(live):
     found = {}
     while len(live):
-        found |= live.advance()
+        found |= live.step(2)
     assert not live.num_active
     return found
 
@@ -38,9 +37,9 @@ def test_warm_up_compiles_what_sentences_need(searcher, live):
     assert searcher.engine.warm_up(live._params) == len(searcher.engine.programs._found) * 3
     found = dict(searcher.engine.programs._found)
     for number, sentence in enumerate(make_sentences([8, 3, 6, 8, 2, 5])):
-        live.submit(number, sentence, n_best=1)
+        live.submit({number: sentence}, n_best=1)
         for _ in range(number % 3):
-            dict(live.advance())
+            dict(live.step(2))
     finish(live)
     assert len(live._slots) == 2 and searcher.engine.programs._found == found
 
@@ -50,21 +49,21 @@ def test_sentences_join_and_leave_a_running_search(searcher, live):
     sentences = make_sentences([8, 3, 6, 8, 2, 5, 7, 4, 8, 6])
     expected, _ = searcher.search(sentences, 1000)
     found = {}
-    live.submit(0, sentences[0], n_best=1)
-    found |= live.advance()
+    live.submit({0: sentences[0]}, n_best=1)
+    found |= live.step(2)
     assert live.num_active == 1 and not found
     for number in range(1, 8):
-        live.submit(number, sentences[number], n_best=1)
+        live.submit({number: sentences[number]}, n_best=1)
     live.cancel(7)
-    found |= live.advance()
+    found |= live.step(2)
     assert live.num_active > 1
     active = {name for slots in live._slots.values() for busy in slots._busy for name in busy.values()}
     cancelled = min(active)
     live.cancel(cancelled)
     live.cancel("unknown")
-    live.submit(8, sentences[8], n_best=1)
+    live.submit({8: sentences[8]}, n_best=1)
     found |= finish(live)
-    live.submit(9, sentences[9], n_best=1)
+    live.submit({9: sentences[9]}, n_best=1)
     found |= finish(live)
     assert sorted(found) == [number for number in range(10) if number not in (7, cancelled)]
     assert_same_translations(
@@ -87,16 +86,16 @@ def test_a_device_that_fails(searcher, live, monkeypatch):
     monkeypatch.setattr(StatePrograms, "generate", fail)
     monkeypatch.setattr(searcher.engine.budget, "_warn", lambda message: None)
     for number, sentence in enumerate(sentences):
-        live.submit(number, sentence, n_best=1)
+        live.submit({number: sentence}, n_best=1)
     found = finish(live)
     assert searcher.engine.budget.tokens == 500 and not messages
     assert_same_translations([found[number] for number in range(3)], expected)
     messages.append("INTERNAL: broken")
     for number, sentence in enumerate(sentences):
-        live.submit(number, sentence, n_best=1)
+        live.submit({number: sentence}, n_best=1)
     found = finish(live)
     # Two of them were in the same state; the third one is in another, where nothing failed.
     assert sorted(found) == [0, 1, 2] and all("broken" in str(found[number]) for number in (0, 1))
     assert_same_translations([found[2]], expected[2:])
-    live.submit(0, sentences[0], n_best=1)
+    live.submit({0: sentences[0]}, n_best=1)
     assert_same_translations([finish(live)[0]], expected[:1])

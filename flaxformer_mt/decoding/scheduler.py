@@ -1,0 +1,291 @@
+"""The one scheduler of searches: which sentences enter which state when, and which calls the device makes.
+
+Sentences enter and leave the slots of states of a few sizes (`sizes.py`); a slot is a row of the state, and
+`search/continuous_batching.py` assigns rows to sentences on the device. A result is the same as if its
+sentence were searched alone.
+"""
+
+import collections
+import functools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from flaxformer_mt.decoding.engine import Call, SearchEngine, Slots
+from flaxformer_mt.decoding.sentences import Form, Sentence
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.search import OVER_CAPACITY, UNLIMITED, SearchResult, Size
+
+# Calls that are given to the device before the results of the first are read, so that it never waits.
+_IN_FLIGHT = 2
+# The last sentences of a size, in this share of its slots, begin again in a larger size: steps for them alone
+# would take longer.
+_LEFT_SHARE = 4
+
+# The name of a sentence, and its hypotheses [N, ...], or why there are none.
+Finished = tuple[Any, SearchResult | Exception]
+
+
+class _Key(NamedTuple):
+    """What the sentences of some slots have in common."""
+
+    size: Size
+    form: Form
+    n_best: int
+
+
+class Scheduler:
+    """Searches sentences that are submitted at any time; `step` makes the device go on, and reads results.
+
+    The methods must be called by one thread. Which sentences share a call depends on the order of the calls
+    of these methods alone, not on time: the same calls give the same bytes.
+    """
+
+    def __init__(self, engine: SearchEngine, params: tuple[Any, ...]) -> None:
+        """Start without sentences; `params` are those of each model of the engine."""
+        self._engine, self._params = engine, params
+        self._slots: dict[_Key, Slots] = {}
+        self._turn: collections.deque[_Key] = collections.deque()
+        # All sentences that are not done, and their number of hypotheses.
+        self._sentences: dict[Hashable, tuple[Sentence, int]] = {}
+        # Those without a state, by their inputs and numbers of hypotheses.
+        self._unassigned: dict[tuple[Form, int], dict[Hashable, Sentence]] = {}
+        # Those in states: what they are in.
+        self._keys: dict[Hashable, _Key] = {}
+        self._in_flight: collections.deque[tuple[_Key, Call]] = collections.deque()
+        # Whether sizes with few sentences are known; what the device does, should it fail.
+        self._all_assigned = True
+        self._current: _Key | None = None
+
+    @property
+    def num_active(self) -> int:
+        """Number of sentences in slots of the device; may be asked by any thread."""
+        return sum(slots.num_busy for slots in list(self._slots.values()))
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def submit(self, sentences: Mapping[Any, Sentence], *, n_best: int) -> None:
+        """Add sentences by name, which the results have; those of a call have inputs of one form."""
+        form = self._engine.arrays.find_form(list(sentences.values()))
+        self._sentences.update((name, (sentence, n_best)) for name, sentence in sentences.items())
+        self._unassigned.setdefault((form, n_best), {}).update(sentences)
+
+    def cancel(self, name: Hashable) -> None:
+        """Remove a sentence, if it is not done yet; one that has a slot keeps it until its search ends."""
+        if self._sentences.pop(name, None) is not None:
+            for waiting in self._unassigned.values():
+                waiting.pop(name, None)
+            if (key := self._keys.pop(name, None)) is not None:
+                self._slots[key].waiting.pop(name, None)
+
+    def step(self, max_steps: int | None, *, more: bool = False) -> Iterator[Finished]:
+        """Let the device go on; yield the names and results of sentences that are done.
+
+        If the device fails, the result of the sentences that it searched is the error.
+
+        Args:
+          max_steps: number of decoding steps after which waiting sentences may enter. None: nothing arrives
+            meanwhile, so that the device goes as far as it can without the host.
+          more: with None, whether `submit` will be called again before the last sentences are wanted: then
+            only states that have a full call are searched. Nothing is done once none has.
+        """
+        try:
+            yield from self._search_all(more=more) if max_steps is None else self._search_some(max_steps)
+        except (jax.errors.JaxRuntimeError, UserError) as error:
+            yield from self._recover(error)
+
+    @property
+    def has_full_call(self) -> bool:
+        """Whether `step(None, more=True)` may have something to do."""
+        return bool(self._unassigned) or any(slots.is_full for slots in self._slots.values())
+
+    # ---- sentences as they come, a few steps at a time ----
+
+    def _search_some(self, max_steps: int) -> Iterator[Finished]:
+        """Make steps in some slots; those with sentences take turns."""
+        for (_, n_best), sentences in self._take_unassigned():
+            for name, sentence in sentences.items():
+                self._enter(name, sentence, n_best)
+        while self._turn:
+            key = self._turn.popleft()
+            if len(self._slots[key]):
+                self._turn.append(key)
+                self._start(key, max_steps)
+                yield from self._finish_oldest()
+                return
+
+    def _enter(self, name: Hashable, sentence: Sentence, n_best: int, *, again: bool = False) -> None:
+        """Let a sentence wait for a slot: among a few sentences, or among many where all slots are taken."""
+        sizes, arrays = self._engine.sizes(n_best), self._engine.arrays
+        form, need = arrays.find_form([sentence]), arrays.find_need(sentence)
+        key = _Key(sizes.choose_few(*need), form, n_best)
+        if not again and not self._find(key).num_free:
+            key = _Key(sizes.choose(*need), form, n_best)
+        self._wait(key, {name: sentence})
+
+    # ---- many sentences at once ----
+
+    def _search_all(self, *, more: bool) -> Iterator[Finished]:
+        """Start calls until two are in flight, or no more can be started; then finish the oldest.
+
+        With `more`, a single call stays in flight, while the next sentences are submitted.
+        """
+        self._assign(all_of_them=not more)
+        for slots in (self._slots[key] for key in sorted(self._slots, key=_capacity)):
+            if slots.is_full or (slots.waiting and not more):
+                _ = slots.programs  # what is needed first is compiled first
+        while len(self._in_flight) < _IN_FLIGHT and (key := self._choose(more=more)) is not None:
+            larger = any(self._is_larger(other, key) and len(slots) for other, slots in self._slots.items())
+            self._start(key, leave=key.size.rows // _LEFT_SHARE if larger else 0, more=more)
+        if len(self._in_flight) == _IN_FLIGHT or (self._in_flight and not more):
+            yield from self._finish_oldest()
+
+    def _choose(self, *, more: bool) -> _Key | None:
+        """Return the state whose next call is started: the first with a full call, or the smallest.
+
+        What exceeds the smallest joins the sentences of larger ones, whose calls are not full until then.
+        """
+        keys = sorted((key for key, slots in self._slots.items() if len(slots)), key=_capacity)
+        if not more and keys:
+            slots = self._slots[keys[0]]
+            if slots.waiting or (slots.num_busy and not slots.calls):
+                return keys[0]
+        return next((key for key in keys if self._slots[key].is_full), None)
+
+    def _assign(self, *, all_of_them: bool) -> None:
+        """Let sentences wait in states, the longest first; those of a size with few of them, among a few.
+
+        Args:
+          all_of_them: whether no more sentences are to come, so that it is known which sizes have few.
+        """
+        if not self._unassigned and (self._all_assigned or not all_of_them):
+            return
+        self._all_assigned, find_need = all_of_them, self._engine.arrays.find_need
+        changed = set()
+        for (form, n_best), sentences in self._take_unassigned():
+            choose = functools.cache(self._engine.sizes(n_best).choose)
+            assigned: dict[Size, dict[Hashable, Sentence]] = collections.defaultdict(dict)
+            for name, sentence in sentences.items():
+                assigned[choose(*find_need(sentence))][name] = sentence
+            for size, own in assigned.items():
+                changed.add(key := _Key(size, form, n_best))
+                self._wait(key, own)
+        for key in list(self._slots) if all_of_them else ():
+            slots, sizes = self._slots[key], self._engine.sizes(key.n_best)
+            if slots.waiting and len(slots) == len(slots.waiting) and key.size not in sizes.few():
+                needs = list(map(find_need, slots.waiting.values()))
+                small = sizes.choose_few(max(need[0] for need in needs), max(need[1] for need in needs))
+                if sizes.fits_few(len(needs), small):
+                    changed.add(few := key._replace(size=small))
+                    self._forget([key])
+                    self._wait(few, slots.waiting)
+        for key in changed & self._slots.keys():
+            waiting = self._slots[key].waiting
+            order = sorted(waiting.items(), key=lambda item: find_need(item[1]), reverse=True)
+            self._slots[key].waiting = dict(order)
+
+    def _search_again(self, key: _Key, names: Iterable[Hashable]) -> None:
+        """Let sentences that found no room, or are the last of a size, begin anew in a larger size."""
+        sizes = self._engine.sizes(key.n_best)
+        for name in names:
+            if (sentence := self._find_sentence(name)) is not None:
+                others = [other.size for other in self._slots if self._is_larger(other, key)]
+                size = sizes.choose_again(*self._engine.arrays.find_need(sentence), others=others)
+                self._wait(key._replace(size=size), {name: sentence})
+
+    def _is_larger(self, other: _Key, key: _Key) -> bool:
+        """Whether sentences of a state can begin anew in another one."""
+        return other[1:] == key[1:] and other.size != key.size and other.size.capacity >= key.size.capacity
+
+    def _find_sentence(self, name: Hashable) -> Sentence | None:
+        """Return a sentence, unless it was cancelled."""
+        return self._sentences[name][0] if name in self._sentences else None
+
+    def _take_unassigned(self) -> Iterable[tuple[tuple[Form, int], dict[Hashable, Sentence]]]:
+        taken, self._unassigned = self._unassigned, {}
+        return taken.items()
+
+    # ---- states ----
+
+    def _find(self, key: _Key) -> Slots:
+        if key not in self._slots:
+            self._current = key
+            self._slots[key] = self._engine.make_slots(self._params, key.size, key.form, n_best=key.n_best)
+        return self._slots[key]
+
+    def _wait(self, key: _Key, sentences: Mapping[Hashable, Sentence]) -> None:
+        self._keys.update(dict.fromkeys(sentences, key))
+        self._find(key).waiting.update(sentences)
+        if key not in self._turn:
+            self._turn.append(key)
+
+    def _start(self, key: _Key, max_steps: int = UNLIMITED, **how: Any) -> None:
+        self._current = key
+        self._in_flight.append((key, self._slots[key].start(max_steps, **how)))
+
+    def _finish_oldest(self) -> Iterator[Finished]:
+        key, call = self._in_flight.popleft()
+        self._current, slots = key, self._slots[key]
+        finished = slots.finish(call)
+        again = [name for name, result in finished if result.lengths[0] == OVER_CAPACITY]
+        if call.is_last and not slots.waiting and not slots.calls:
+            again += slots.take_left()
+            self._forget([key])  # so that its memory is free
+        if call.is_limited:
+            for name in again:
+                if (sentence := self._find_sentence(name)) is not None:
+                    self._enter(name, sentence, key.n_best, again=True)
+        else:
+            self._search_again(key, again)
+        again_names = set(again)
+        for name, result in finished:
+            if name not in again_names and name in self._sentences:
+                del self._sentences[name], self._keys[name]
+                yield name, result
+
+    def _recover(self, error: Exception) -> Iterator[Finished]:
+        """After an error, which loses states: begin anew if memory was short, or give sentences up."""
+        lost = [name for name in self._sentences if self._keys.get(name, self._current) == self._current]
+        try:
+            if self._engine.budget.halve_after(error):
+                self._forget(list(self._slots))
+                sentences, self._keys, self._unassigned = self._sentences, {}, {}
+                for n_best in {n_best for _, n_best in sentences.values()}:
+                    own = {name: one for name, (one, number) in sentences.items() if number == n_best}
+                    self.submit(own, n_best=n_best)
+                return
+        except UserError as smallest:
+            error = smallest
+        self._forget([self._current])
+        for name in lost:
+            del self._sentences[name]
+            self._keys.pop(name, None)
+            yield name, error
+
+    def _forget(self, keys: Sequence[_Key | None]) -> None:
+        """Give up states, with their calls."""
+        self._slots = {key: slots for key, slots in self._slots.items() if key not in keys}
+        self._turn = collections.deque(key for key in self._turn if key not in keys)
+        self._in_flight = collections.deque(pair for pair in self._in_flight if pair[0] not in keys)
+
+
+def _capacity(key: _Key) -> int:
+    return key.size.capacity
+
+
+def search_all(
+    engine: SearchEngine, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
+) -> Iterator[tuple[int, SearchResult]]:
+    """Yield each sentence's index and hypotheses [N, ...], the shortest sources roughly first.
+
+    If the device runs out of memory, this call and all later ones use smaller batches.
+    """
+    scheduler = Scheduler(engine, tuple(params))
+    scheduler.submit(dict(enumerate(sentences)), n_best=n_best)
+    while len(scheduler):
+        for index, result in scheduler.step(None):
+            if isinstance(result, Exception):
+                raise result
+            yield index, result

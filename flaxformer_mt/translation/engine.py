@@ -1,0 +1,592 @@
+"""Translation engines: lines are split, tokenized, searched, detokenized, annotated and joined, here alone.
+
+`LineEngine` does what does not depend on the network's library; `SearchEngine` of decoding/ searches in
+`JaxEngine`, CTranslate2 in convert/ctranslate2/engine.py.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import jax
+
+import flaxformer_mt
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.decoding.engine import SearchEngine
+from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer
+from flaxformer_mt.decoding.scheduler import Scheduler
+from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel import default_device_kind, local_device_count
+from flaxformer_mt.parallel.processes import exchange, process_count, process_index
+from flaxformer_mt.search import SearchResult, search_width
+from flaxformer_mt.text_io.lines import format_line_numbers
+from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
+from flaxformer_mt.translation.constraints import check_constraints, make_sentences, require
+from flaxformer_mt.translation.inline_markup import MarkedLine, put_back_all, take_out
+from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
+from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, rank_candidates
+from flaxformer_mt.translation.requests import Answer, Request
+from flaxformer_mt.translation.result import (
+    NO_ANNOTATIONS,
+    Annotations,
+    Translation,
+    check_phrases,
+    join_parts,
+    read_results,
+)
+from flaxformer_mt.translation.scorer import tokenize_pairs
+from flaxformer_mt.translation.segmentation import LongLines, SourcePart, check_lines, read_sources
+from flaxformer_mt.unicode_text import is_blank
+from flaxformer_mt.vocab import Vocabs
+
+_NOT_NUMBERS = "the model's scores are not numbers (NaN)"
+# Decoding steps after which sentences that arrive may enter.
+_STEPS = 8
+# Results that are read in another thread, if there are so many at once.
+_MANY = 16
+# Seconds that a step waits for what other threads do, while requests may arrive.
+_PATIENCE = 0.01
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Line:
+    """A request in work: its parts, and what is known of their translations."""
+
+    request: Request
+    # What alignments are computed for: `Request.annotations`, and what markup needs.
+    annotations: Annotations
+    parts: list[SourcePart]
+    sentences: list[Sentence]
+    # Of each part, as they are found.
+    translations: list[Any]
+    marked: MarkedLine | None = None
+    # Of a line in several parts, the required phrases that no part has been tried with.
+    phrases: list[str] = dataclasses.field(default_factory=list)
+    # While the parts are searched with a phrase: their sentences, and the results so far.
+    trial: tuple[list[Sentence], list[Any]] | None = None
+    num_missing: int = 0
+    # The tokens of a request with a given target, and whether some were left out.
+    pair: Pair | None = None
+    cut: bool = False
+    is_annotated: bool = False
+
+
+# A part of a line, by number; with True, its search with a required phrase.
+Part = tuple[Line, int, bool]
+
+
+class LineEngine(ABC):
+    """Translates requests, whatever searches their sentences; see `translation.requests.Engine`."""
+
+    # Receives the numbers of `lines` and target `tokens` that have just been translated.
+    on_progress: Callable[..., object] | None = None
+
+    def __init__(
+        self,
+        config: Config,
+        vocabs: Vocabs,
+        searches: Any,
+        *,
+        long_lines: LongLines,
+        sentences: bool,
+        arriving: bool,
+        together: bool = False,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+          searches: a `Scheduler`, or what has its methods.
+          sentences: whether each sentence of a line is translated apart.
+          arriving: whether requests arrive while others are translated, so that steps are short.
+          together: whether all processes search all sentences, with parameters that are split over them.
+        """
+        self.config, self.vocabs, self.arriving = config, vocabs, arriving
+        self._searches, self._long_lines, self._apart = searches, long_lines, sentences
+        self._tags: dict[tuple[str | None, str | None], LineTags] = {}
+        self._lines: dict[Hashable, Line] = {}
+        self._finished: deque[tuple[Line, Exception | None]] = deque()
+        self._unannotated: list[Line] = []
+        self._reading: deque[Future[list[tuple[Part, Translation]]]] = deque()
+        self._annotating: set[Future[list[tuple[Line, Exception | None]]]] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        self._shares = process_count() > 1 and not together
+        # With several processes that share sentences: those of all of them, in order.
+        self._shared: list[Part] = []
+        # Numbers of lines to be named to the user.
+        self._split, self._cut, self._failed, self._unsatisfied = (list[int]() for _ in range(4))
+
+    @property
+    def most_hypotheses(self) -> int:
+        """The largest n_best."""
+        return search_width(self.config.search, 1)
+
+    @property
+    def num_active(self) -> int:
+        """Number of sentences on the device; may be asked by any thread."""
+        return self._searches.num_active
+
+    @property
+    def has_full_call(self) -> bool:
+        """Whether `step(more=True)` may have something to do."""
+        return self._searches.has_full_call and not self._shares
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what translations depend on, as JSON values."""
+
+    # ---- what depends on the network's library ----
+
+    @abstractmethod
+    def _read(self, found: list[tuple[Part, Any]]) -> list[tuple[Part, Translation]]:
+        """Return the translations of results, in any thread."""
+
+    @abstractmethod
+    def _annotate(self, parts: list[Part]) -> None:
+        """Add to the translations of parts what the requests ask for besides."""
+
+    @abstractmethod
+    def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
+        """Raise UserError for constraints that cannot be met."""
+
+    @abstractmethod
+    def _score(self, lines: list[Line]) -> None:
+        """Find the scores of given targets."""
+
+    # ---- requests in ----
+
+    def submit(self, *requests: Request) -> None:
+        """Add requests. Raises UserError for what cannot be translated."""
+        self.enter(self.read(requests))
+
+    def read(self, requests: Sequence[Request]) -> list[Line]:
+        """Split and tokenize requests; in any thread, as nothing is changed."""
+        pairs = [request for request in requests if request.target is not None]
+        lines = self._read_pairs(pairs) if pairs else []
+        plain = [request for request in requests if request.target is None] if pairs else requests
+        for languages, group in itertools.groupby(plain, key=_languages_of):
+            lines += self._read_alike(list(group), self._choose_tags(*languages))
+        return lines
+
+    def _choose_tags(self, source: str | None, target: str | None) -> LineTags:
+        if (source, target) not in self._tags:
+            known, data = self.vocabs.target.tags, self.config.data
+            self._tags[source, target] = choose_line_tags(data, source, target, vocab_tags=known)
+        return self._tags[source, target]
+
+    def _read_alike(self, requests: list[Request], tags: LineTags) -> list[Line]:
+        """Read requests of the same languages."""
+        first = requests[0].seed
+        texts, marked = [request.text for request in requests], dict[int, MarkedLine]()
+        check_lines(texts, first_line=first)
+        for number, request in enumerate(requests):
+            self._check(request)
+            if request.annotations.markup:
+                marked[number] = take_out(request.text)
+                texts[number] = marked[number].text
+        parts = read_sources(
+            texts,
+            vocab=self.vocabs.source,
+            longest=self.config.data.max_source_length,
+            long_lines=self._long_lines,
+            sentences=self._apart,
+            language=tags.source_language,
+            tags=tags.find(texts, first_line=first),
+        )
+        of_lines: list[list[SourcePart]] = [[] for _ in requests]
+        for part in parts:
+            of_lines[part.line].append(part)
+        lines = []
+        for number, (request, own) in enumerate(zip(requests, of_lines, strict=True)):
+            sentences, phrases = make_sentences(request, own, vocab=self.vocabs.target, tags=tags)
+            annotations = request.annotations
+            if annotations.markup:
+                annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
+            if request.prefix or request.required:
+                self._check_sentences(request, sentences)
+            line = Line(request, annotations, own, sentences, [None] * len(own), marked.get(number), phrases)
+            line.num_missing = len(own)
+            lines.append(line)
+        return lines
+
+    def _check(self, request: Request) -> None:
+        """Raise UserError for a request that the options exclude."""
+        if request.n_best != 1:
+            check_n_best(self.config.search, request.n_best)
+        if request.required:
+            check_constraints(self.config.search)
+
+    def _read_pairs(self, requests: list[Request]) -> list[Line]:
+        source, target = requests[0].source_language, requests[0].target_language
+        pairs, cut = tokenize_pairs(
+            [request.text for request in requests],
+            [str(request.target) for request in requests],
+            self._choose_tags(source, target),
+            self.vocabs,
+            self.config,
+            first_line=requests[0].seed,
+        )
+        return [
+            Line(request, request.annotations, [], [], [], pair=pair, cut=number in cut)
+            for number, (request, pair) in enumerate(zip(requests, pairs, strict=True))
+        ]
+
+    def enter(self, lines: list[Line]) -> None:
+        """Add requests that were read."""
+        waiting: dict[int, dict[Part, Sentence]] = {}
+        for line in lines:
+            self._lines[line.request.id] = line
+            if not line.parts:
+                if line.pair is None:
+                    self._finished.append((line, None))
+                else:
+                    self._unannotated.append(line)
+                self._count(1, 0)
+                continue
+            own = waiting.setdefault(line.request.n_best, {})
+            for number, sentence in enumerate(line.sentences):
+                own[line, number, False] = sentence
+            if len(line.parts) > 1 or line.parts[0].cut:
+                self._split += [line.request.seed] * any(part.continues for part in line.parts)
+                self._cut += [line.request.seed] * any(part.cut for part in line.parts)
+        for sentences in waiting.values():
+            self._search(self._share(sentences) if self._shares else sentences)
+
+    def _search(self, sentences: Mapping[Part, Sentence]) -> None:
+        """Search sentences of requests of one n_best."""
+        options, n_best = self.config.search, max((part[0].request.n_best for part in sentences), default=1)
+        # Where requests arrive, two kinds of programs: for the best hypothesis, and for all of them.
+        searched = self.most_hypotheses if self.arriving and n_best > 1 else count_candidates(options, n_best)
+        self._searches.submit(sentences, n_best=searched)
+
+    def cancel(self, name: Hashable) -> None:
+        """Remove the request with this id, if it is not answered yet."""
+        line = self._lines.pop(name, None)
+        if line is None:
+            return
+        for number in range(len(line.parts)):
+            self._searches.cancel((line, number, False))
+            self._searches.cancel((line, number, True))
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    # ---- answers out ----
+
+    def step(self, *, more: bool = False) -> list[Answer]:
+        """Go on with the work; return the answers that are ready, in any order; see `Engine.step`."""
+        answers: list[Answer] = []
+        found = []
+        steps = _STEPS if self.arriving else None
+        for part, result in self._searches.step(steps, more=more):
+            if isinstance(result, Exception):
+                self.cancel(part[0].request.id)
+                answers.append((part[0].request.id, result))
+            else:
+                found.append((part, result))
+        if len(found) < _MANY or self.arriving:
+            self._take(self._read(found))
+        else:
+            self._reading.append(self._start(self._read, found))
+        self._collect(more=more)
+        while self._finished:
+            line, error = self._finished.popleft()
+            if self._lines.pop(line.request.id, None) is line:
+                if self.arriving and any(map(_has_failed, line.translations)):
+                    error = error or UserError(f"{_NOT_NUMBERS}; try an earlier checkpoint")
+                answers.append((line.request.id, error or self._join(line)))
+        return answers
+
+    def _start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="results")
+        return self._threads.submit(function, *arguments)
+
+    def _collect(self, *, more: bool) -> None:
+        """Take what other threads have read, and begin what has to wait for it."""
+        while self._reading and (self._reading[0].done() or not (more or len(self._searches))):
+            self._take(self._reading.popleft().result())
+        if self.arriving:
+            if self._unannotated:  # the program may have to be compiled: the search goes on meanwhile
+                self._annotating.add(self._start(self._annotate_each, self._unannotated))
+                self._unannotated = []
+            if self._annotating:
+                timeout = 0 if len(self._searches) else _PATIENCE
+                done, self._annotating = wait(self._annotating, timeout=timeout)
+                for future in done:
+                    self._finished += future.result()
+        elif not (more or len(self._searches) or self._reading):
+            self._exchange()
+            if self._unannotated and not len(self._searches):
+                lines, self._unannotated = self._unannotated, []
+                self._annotate_or_score(lines)
+                self._finished += ((line, None) for line in lines)
+
+    def _annotate_each(self, lines: list[Line]) -> list[tuple[Line, Exception | None]]:
+        try:
+            self._annotate_or_score(lines)
+        except Exception as error:  # of these lines alone
+            return [(line, error) for line in lines]
+        return [(line, None) for line in lines]
+
+    def _annotate_or_score(self, lines: list[Line]) -> None:
+        if given := [line for line in lines if line.pair is not None]:
+            self._score(given)
+        if found := [line for line in lines if line.pair is None and not line.is_annotated]:
+            self._annotate([(line, number, False) for line in found for number in range(len(line.parts))])
+
+    def _take(self, found: list[tuple[Part, Translation]]) -> None:
+        """Store the translations of parts."""
+        for (line, number, is_trial), translation in found:
+            (line.trial[1] if is_trial and line.trial else line.translations)[number] = translation
+            line.num_missing -= 1
+            self._count(int(line.num_missing == 0 and not is_trial), len(translation.tokens))
+            if line.num_missing == 0:
+                self._complete(line)
+
+    def _complete(self, line: Line) -> None:
+        """Go on with a line whose parts are all translated."""
+        if line.trial is not None:
+            _keep_best_trial(line)
+        if line.phrases:
+            texts = [translation.text for translation in line.translations]
+            line.phrases = [one for one in line.phrases if not any(one.strip() in text for text in texts)]
+        if line.phrases:  # which part it belongs to is found by searching each part with it
+            name = f"line {line.request.seed}"
+            phrase, line.phrases = line.phrases[:1], line.phrases[1:]
+            vocab = self.vocabs.target
+            tried = [require(one, phrase, vocab=vocab, name=name) for one in line.sentences]
+            self._check_sentences(line.request, tried)
+            line.trial, line.num_missing = (tried, [None] * len(tried)), len(tried)
+            self._search({(line, number, True): one for number, one in enumerate(tried)})
+        elif line.annotations.needs_reading and not line.is_annotated:
+            self._unannotated.append(line)
+        else:
+            self._finished.append((line, None))
+
+    def _join(self, line: Line) -> Translation:
+        """Return the translation of a line from those of its parts."""
+        request = line.request
+        if line.pair is not None:
+            return line.translations[0]
+        text = request.text if line.marked is None else line.marked.text
+        if any(map(_has_failed, line.translations)):
+            self._failed.append(request.seed)
+        parts = line.parts
+        if len(parts) == 1 and parts[0].content == text and not parts[0].cut:
+            joined: Translation = line.translations[0]
+        else:
+            parts = [part._replace(line=0) for part in parts]
+            joining: dict[str, Any] = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
+            (joined,) = join_parts([text], parts, line.translations, annotations=line.annotations, **joining)
+        if request.required and len(parts) != 1:  # no search knows all phrases
+            joined = check_phrases(joined, [one for one in request.required if not is_blank(one)])
+        if not joined.satisfied:
+            self._unsatisfied.append(request.seed)
+        if request.annotations.attention and len(parts) == 1:
+            ids = parts[0].ids[parts[0].added_pieces : -1]
+            joined = dataclasses.replace(joined, source_pieces=tuple(self.vocabs.source.pieces(ids)))
+        if line.marked is not None:
+            keep = request.annotations.alignments is not None
+            joined = put_back_all(line.marked, joined, keep_alignment=keep)
+        return joined
+
+    def _share(self, sentences: dict[Part, Sentence]) -> dict[Part, Sentence]:
+        """Of three processes, the second has sentences 1, 4, 7, ...; searched together, all have all."""
+        first, count = len(self._shared), process_count()
+        self._shared += sentences
+        mine = itertools.islice(sentences.items(), (process_index() - first) % count, None, count)
+        return dict(mine)
+
+    def _exchange(self) -> None:
+        """Take over what other processes have found."""
+        if not self._shared:
+            return
+        shared, self._shared = self._shared, []
+        own = shared[process_index() :: process_count()]
+        if shared[0][0].annotations.needs_reading:
+            self._annotate(own)
+        gathered = gather_translations([line.translations[number] for line, number, _ in own])
+        for line, _, _ in shared:
+            line.is_annotated = True
+        mine = set(own)
+        self._take([pair for pair in zip(shared, gathered, strict=True) if pair[0] not in mine])
+
+    def _count(self, lines: int, tokens: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(lines=lines, tokens=tokens)
+
+    def take_warnings(self) -> list[str]:
+        """Return what users should know of the lines since the last call."""
+        longest = f"longer than data.max_source_length {self.config.data.max_source_length} tokens, so"
+        messages = [
+            (self._split, f"{longest} translated in parts, which are joined again"),
+            (self._cut, f"{longest} only the beginning was translated; split long lines into sentences"),
+            (
+                self._failed,
+                f"{_NOT_NUMBERS}, so the translation is empty; try an earlier checkpoint",
+            ),
+            (
+                self._unsatisfied,
+                "the translation lacks some of the required phrases; require fewer phrases, or allow longer "
+                "translations or a larger beam",
+            ),
+        ]
+        found = [f"{format_line_numbers(sorted(set(some)))}: {text}" for some, text in messages if some]
+        for some, _ in messages:
+            some.clear()
+        return found
+
+    def target_pieces(self, translation: Translation) -> list[str]:
+        """Return the pieces of a translation, without eos."""
+        vocab = self.vocabs.target
+        return vocab.pieces([token for token in translation.tokens if token != vocab.eos_id])
+
+
+def _has_failed(translation: Translation) -> bool:
+    return translation.score == -math.inf and not translation.tokens
+
+
+def _languages_of(request: Request) -> tuple[str | None, str | None]:
+    return request.source_language, request.target_language
+
+
+def _keep_best_trial(line: Line) -> None:
+    """Keep the search with a phrase of the part whose score falls least, if one of them has it."""
+    assert line.trial is not None
+    tried, results = line.trial
+    line.trial = None
+    satisfied = [number for number, result in enumerate(results) if result.satisfied]
+    if satisfied:
+        best = max(satisfied, key=lambda n: results[n].score - line.translations[n].score)
+        line.translations[best], line.sentences[best] = results[best], tried[best]
+
+
+class JaxEngine(LineEngine):
+    """Translates with one model, or an ensemble, by this package's own search."""
+
+    def __init__(
+        self,
+        search: SearchEngine,
+        scorer: TokenScorer,
+        params: tuple[Any, ...],
+        config: Config,
+        *,
+        long_lines: LongLines,
+        sentences: bool,
+        arriving: bool = False,
+        together: bool = False,
+        describe: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        """Start without requests.
+
+        Args:
+          params: those of each model.
+          describe: returns what translations depend on.
+        """
+        super().__init__(
+            config,
+            scorer.vocabs,
+            Scheduler(search, params),
+            long_lines=long_lines,
+            sentences=sentences,
+            arriving=arriving,
+            together=together,
+        )
+        self._engine, self._scorer, self._params, self._describe = search, scorer, params, describe
+
+    def describe(self) -> dict[str, Any]:
+        """Return what translations depend on, besides the options of a command."""
+        return {
+            **self._describe(),
+            # Devices share batches, so that another number of devices rounds differently.
+            "devices": [process_count(), local_device_count()],
+            "device_kind": default_device_kind(),
+            # Other versions may compute, round or split lines otherwise.
+            "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
+        }
+
+    def warm_up(self) -> Iterator[object]:
+        """Compile the programs that most lines need, and those of alignments of all their hypotheses.
+
+        Yields now and then, so that lines can be translated in between.
+        """
+        for n_best in dict.fromkeys((1, self.most_hypotheses)):
+            yield from self._engine.warm_up_each(self._params, n_best=n_best)
+        watched = choose_watched(Annotations(attention=True), self._scorer.models)
+        self._scorer.warm_up(params=self._params, watched=watched)
+
+    def _check(self, request: Request) -> None:
+        super()._check(request)
+        if request.annotations != NO_ANNOTATIONS:
+            check_annotations(request.annotations, self._scorer.models)
+
+    def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
+        for sentence in sentences:
+            self._engine.check(sentence, f"line {request.seed}")
+
+    def _read(self, found: list[tuple[Part, SearchResult]]) -> list[tuple[Part, Translation]]:
+        translations = read_results([result for _, result in found], self.vocabs.target)
+        return [
+            (part, rank_candidates(one, self.config, part[0].request.n_best))
+            for (part, _), one in zip(found, translations, strict=True)
+        ]
+
+    def _annotate(self, parts: list[Part]) -> None:
+        groups: dict[Annotations, list[Part]] = {}
+        for part in parts:
+            groups.setdefault(part[0].annotations, []).append(part)
+        for annotations, group in groups.items():
+            found = annotate(
+                [line.parts[number] for line, number, _ in group],
+                [line.translations[number] for line, number, _ in group],
+                annotations,
+                scorer=self._scorer,
+                params=self._params,
+            )
+            for (line, number, _), translation in zip(group, found, strict=True):
+                line.translations[number] = translation
+
+    def _score(self, lines: list[Line]) -> None:
+        pairs = [line.pair for line in lines if line.pair is not None]
+        for line, score in zip(lines, self._scorer.score_all(pairs, params=self._params), strict=True):
+            scored = Translation(
+                str(line.request.target),
+                score.score,
+                score.log_prob,
+                score.tokens,
+                truncated=line.cut,
+                token_log_probs=score.token_log_probs,
+            )
+            line.translations = [scored]
+
+
+def gather_translations(share: Sequence[Translation]) -> list[Translation]:
+    """Return the translations of all sentences, in order, given those of this process.
+
+    All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
+    """
+    message = json.dumps([dataclasses.asdict(translation) for translation in share]).encode()
+    shares = [[_from_json(values) for values in json.loads(text)] for text in exchange(message)]
+    all_translations: list[Translation] = [translation for part in shares for translation in part]
+    for number, part in enumerate(shares):
+        all_translations[number :: len(shares)] = part
+    return all_translations
+
+
+def _from_json(values: dict[str, Any]) -> Translation:
+    alternatives = tuple(_from_json(alternative) for alternative in values.pop("alternatives"))
+    fields = {name: _to_tuples(value) for name, value in values.items()}
+    return Translation(**fields, alternatives=alternatives)
+
+
+def _to_tuples(value: Any) -> Any:
+    """Convert lists to tuples: JSON has lists only."""
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
