@@ -139,11 +139,12 @@ def measure(case: Case, *, seconds: float = 3.0) -> dict[str, Any]:
     )
     numbers = parallel.place(make_hyperparameters(config))
 
-    def make_state() -> TrainState:
-        return init_state(init_params(model, jax.random.key(0)), config.optim)
+    def make_state(params: Any) -> TrainState:
+        return init_state(params, config.optim)
 
     start = time.perf_counter()
-    state = jax.block_until_ready(parallel.init(make_state))
+    params = init_params(model, jax.random.key(0), sharding_of=parallel.sharding_of)
+    state = jax.block_until_ready(parallel.init(make_state, params, donate=(0,)))
     init = time.perf_counter() - start
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     batch = jax.block_until_ready(parallel.put(make_full_batch(case)))

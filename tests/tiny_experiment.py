@@ -107,8 +107,9 @@ def random_params(model: Any, seed: int = 0, scale: float = 0.3) -> Any:
 def random_layer_params(layer: Any, *inputs: Any, seed: int = 0, scale: float = 0.3, **options: Any) -> Any:
     """The same for a Flax module, initialised on these inputs."""
     import jax
+    from flax import linen as nn
 
-    shapes = jax.eval_shape(lambda key: layer.init(key, *inputs, **options), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: nn.unbox(layer.init(key, *inputs, **options)), jax.random.key(0))
     return random_leaves(shapes["params"], seed, scale)
 
 

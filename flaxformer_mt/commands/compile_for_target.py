@@ -382,11 +382,15 @@ class TargetCompiler:
 
     def _make_model(self, config: Config, *, gathers_twice: bool = False) -> Any:
         source_size, target_size = self.sizes
+        platform = self.target.accelerator.platform
+        network, _ = choose_scan(
+            config, platform=platform, device_kind=self.device_kind, devices=self.target.chips
+        )
         return make_model(
-            choose_scan(config),
+            network,
             source_size=source_size,
             target_size=target_size,
-            platform=self.target.accelerator.platform,
+            platform=platform,
             gathers_twice=gathers_twice,
         )
 

@@ -50,9 +50,9 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         sizes = report["vocabulary"]["source_size"], report["vocabulary"]["target_size"]
         batches, stages = report["batches"], report.get("stages")
     source_size, target_size = sizes or plan_sizes(config)
-    model = make_model(
-        choose_scan(config), source_size=source_size, target_size=target_size, platform=default_platform()
-    )
+    kind = device_kind or default_device_kind()
+    network, layers = choose_scan(config, platform=default_platform(), device_kind=kind)
+    model = make_model(network, source_size=source_size, target_size=target_size, platform=default_platform())
     params = jax.eval_shape(lambda: init_training_params(model, config, config.seed))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)
@@ -82,7 +82,8 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
             "megaflops_a_target_token": round(flops / tokens / 1e6, 3),
             "memory_mib": estimate_memory(config, params),
         },
-        "at_peak": _time_at_peak(config, flops, device_kind or default_device_kind()),
+        "at_peak": _time_at_peak(config, flops, kind),
+        "layers": layers,
         "config": to_dict(config),
     }
 

@@ -66,6 +66,7 @@ def summarize_experiment(result: Mapping[str, Any]) -> str:
         + ("" if result["batches"] else " (by the config; the data is not prepared)"),
         f"Longest batch: {batch['rows']} rows of {batch['source_length']} source and "
         f"{batch['target_length']} target tokens",
+        f"Layers: {result['layers']}",
         f"A step: {step['target_tokens']:,} target tokens, {step['teraflops']:.4g} teraflops "
         f"({step['megaflops_a_target_token']:,.1f} megaflops a token)",
         "",

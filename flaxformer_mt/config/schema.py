@@ -421,7 +421,8 @@ class ModelConfig:
     # or all but the results of matrix products (dots).
     remat: Literal["none", "full", "dots"] = "none"
     # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers:
-    # True, False, or auto: on GPUs, from three layers on. Training takes more memory with it. Checkpoints do
+    # True, False, or auto: on GPUs, from three layers on, if this saves more seconds of compiling than it
+    # costs the updates of the run, a fifth of their rate. Training takes more memory with it. Checkpoints do
     # not depend on it.
     scan_layers: Literal["auto", True, False] = "auto"
     # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
@@ -679,7 +680,7 @@ class Config:
     """One experiment: data, vocabulary, model, training and search."""
 
     # Random seed of parameter initialization, dropout and the order of the data; sampling has search.seed.
-    seed: Annotated[int, between(-(2**63), 2**63 - 1)] = 1
+    seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # Data set, cleaning, sequence lengths and batches.
     data: DataConfig = field(default_factory=DataConfig)
     # SentencePiece vocabularies.

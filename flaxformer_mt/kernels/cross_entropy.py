@@ -86,10 +86,18 @@ class _Words(NamedTuple):
 def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
     """Score all words; with `target`, compare the most probable one with it."""
     logits = _project(multiply, hidden, output)
-    largest = logits.max(axis=-1)
-    exponentials = jnp.exp(logits - largest[..., None])
+    largest = logits.max(axis=-1).astype(jnp.float32)
+    exponentials = jnp.exp(logits.astype(jnp.float32) - largest[..., None])
     correct = None if target is None else _is_argmax(logits, target)
     return _Words(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), correct)
+
+
+def score_in_bfloat16(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
+    """Score as `score_words` does, by logits in the dtype of the hidden states.
+
+    A GPU writes the logits to memory, and reads them for their maximum and again for the exponentials.
+    """
+    return score_words(lambda *operands: multiply(*operands).astype(hidden.dtype), hidden, output, target)
 
 
 def score_rounded(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 
 from flaxformer_mt.shapes import Array
 
@@ -59,9 +60,13 @@ def make_dropout_key(
     """
     key = jax.random.key(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, step), microbatch)
+    return make_hash_key(key, 0 if part is None else part)
+
+
+def make_hash_key(key: Array, part: Array | int = 0) -> Array:
+    """Make a key of this hash from any key of JAX: programs that draw by it compile soon."""
     words = jax.random.bits(key, (_WORDS - 1,), jnp.uint32)
-    index = jnp.asarray(0 if part is None else part, jnp.uint32)
-    return jax.random.wrap_key_data(jnp.append(words, index), impl=_HASH)
+    return jax.random.wrap_key_data(jnp.append(words, jnp.asarray(part, jnp.uint32)), impl=_HASH)
 
 
 def is_hash_key(key: Array) -> bool:
@@ -93,9 +98,16 @@ def hash_numbers(numbers: Array, words: Any) -> Array:
 
 
 def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
-    """Hash the flat index of each entry in row-major order, in the array of all parts, modulo 2 ** 32."""
     if width != 32:
         raise ValueError(f"random numbers of {width} bits: dropout draws words of 32 bits")
+    return _hash_indices(key, shape)
+
+
+@functools.partial(
+    jax.jit, static_argnums=1
+)  # one function in the text of a program for all arrays of a shape
+def _hash_indices(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Hash the flat index of each entry in row-major order, in the array of all parts, modulo 2 ** 32."""
     size = math.prod(shape) % 2**32
     numbers, stride = jnp.full(shape, key[2] * jnp.uint32(size)), 1
     for axis in reversed(range(len(shape))):
@@ -106,17 +118,19 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 def _fold_in(key: jax.Array, number: jax.Array | int) -> jax.Array:
-    """Mix a number into both words, and each word into the other one: no two numbers give one word."""
-    words = key[:2]
-    mixed = hash_numbers(words, (jnp.asarray(number, jnp.uint32), jnp.roll(words, 1)))
-    return jnp.append(mixed, key[2])
+    """Exchange the words, and mix the hash of a number into each: a program knows it when it is compiled."""
+    twice = jnp.full(2, number, jnp.uint32)
+    words = jnp.asarray(
+        hash_numbers(twice, np.asarray([[0x9E3779B9, 0x7F4A7C15], [0xF39CC060, 0x5CEDC834]], np.uint32))
+    )
+    return jnp.stack([key[1] ^ words[0], key[0] ^ words[1], key[2]])
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Make keys as `_fold_in` does, each by its number, from the words in the other order."""
-    swapped = key[jnp.array([1, 0, 2])]
+    """Make keys as `_fold_in` does, each by its number, from another key than this one."""
     numbers = jnp.arange(math.prod(shape), dtype=jnp.uint32)
-    return jax.vmap(lambda number: _fold_in(swapped, number))(numbers).reshape(*shape, _WORDS)
+    folded = _fold_in(key, math.prod(shape))
+    return jax.vmap(lambda number: _fold_in(folded, number))(numbers).reshape(*shape, _WORDS)
 
 
 def _seed(number: jax.Array) -> jax.Array:

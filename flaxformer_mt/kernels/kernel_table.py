@@ -3,6 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
+
+import jax
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import cross_entropy, int8, product
@@ -17,13 +20,15 @@ class Kernels:
     """What models and losses compute with; the defaults are the references, which run everywhere.
 
     product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same of 8-bit
-    integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`.
+    integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`. materialize: has
+    arrays written to memory before they are used; a GPU's program would compute a row's mean for each entry.
     """
 
     product: Product = Product()
     integer_product: Callable[[str, Array, Array], Array] = int8.integer_product
     attention: Callable[..., Array] = functools.partial(attend, Product())
     cross_entropy: CrossEntropy = CrossEntropy()
+    materialize: Callable[[Any], Any] = lambda x: x
 
 
 @functools.cache  # equal models have the same table, so that JAX compiles for them once
@@ -43,10 +48,11 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
     score = {
         "cpu": cross_entropy.score_rounded,
         "tpu": cross_entropy.score_in_two_passes,
-    }.get(platform, cross_entropy.score_words)
+    }.get(platform, cross_entropy.score_in_bfloat16)
     return Kernels(
         product=products,
         integer_product=int8.integer_product_on_cpu if on_cpu else int8.integer_product,
         attention=functools.partial(attend_unpadded, attention) if on_cpu else attention,
         cross_entropy=CrossEntropy(multiply, score),
+        materialize=jax.lax.optimization_barrier if platform in ("gpu", "cuda") else Kernels.materialize,
     )

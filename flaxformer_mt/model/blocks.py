@@ -32,11 +32,11 @@ class Block(nn.Module):
     def _setup_reading(self) -> None:
         """Make the first sublayer, which reads the other tokens of the sequence."""
         self.self_attention = MultiHeadAttention(self.config, self.kernels)
-        self.self_attention_residual = Residual(self.config)
+        self.self_attention_residual = Residual(self.config, self.kernels)
 
     def _setup_feedforward(self) -> None:
         self.feedforward = FeedForward(self.config, self.kernels)
-        self.feedforward_residual = Residual(self.config)
+        self.feedforward_residual = Residual(self.config, self.kernels)
 
     def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         """Run the first sublayer on all tokens."""
@@ -101,7 +101,7 @@ class DecoderBlock(Block):
     def setup(self) -> None:
         self._setup_reading()
         self.cross_attention = MultiHeadAttention(self.config, self.kernels)
-        self.cross_attention_residual = Residual(self.config)
+        self.cross_attention_residual = Residual(self.config, self.kernels)
         self._setup_feedforward()
 
     def __call__(
@@ -178,7 +178,7 @@ class RecurrentDecoderBlock(DecoderBlock):
 
     def _setup_reading(self) -> None:
         self.recurrence = SimplerRecurrence(self.config, self.kernels)
-        self.recurrence_residual = Residual(self.config)
+        self.recurrence_residual = Residual(self.config, self.kernels)
 
     def _read(self, x: Array, mask: MaskRule, positions: Array | None, deterministic: bool) -> Array:
         y = self.recurrence(self.recurrence_residual.before(x), find_starts(mask.query_segments))

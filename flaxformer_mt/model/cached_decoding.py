@@ -10,7 +10,7 @@ from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
 from flaxformer_mt.kernels.int8 import Quantized, multiply_quantized
 from flaxformer_mt.model.attention import make_ancestry_mask, make_prefix_inputs
-from flaxformer_mt.model.initializers import declare_matrix, make_initializers
+from flaxformer_mt.model.initializers import declare, make_initializers
 from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix
 from flaxformer_mt.model.stack import Embedding, Stack
 from flaxformer_mt.parallel.sharding import gather
@@ -82,10 +82,10 @@ class CachedDecoder(nn.Module):
         initializers = make_initializers(config)
         if self._output_embedding is None:
             shape = config.model_dim, size
-            self.output_kernel = declare_matrix(self, "output_kernel", initializers.output, shape)
+            self.output_kernel = declare(self, "output_kernel", initializers.output, shape)
         if config.output_bias:
             init = initializers.bias(config.model_dim)
-            self.output_bias = self.param("output_bias", init, (size,))
+            self.output_bias = declare(self, "output_bias", init, (size,))
 
     def logits(self, x: Array) -> Array:
         """Compute float32 logits [..., V] of hidden states x [..., D]."""

@@ -3,6 +3,8 @@
 Contains the choice by name (`model.initializer`) and the fans of arrays with more than two axes.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
+from flax.core.meta import AxisMetadata
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.shapes import Array
@@ -40,16 +44,48 @@ class Initializers(NamedTuple):
         return uniform(fan_in**-0.5) if self.torch_biases else nn.initializers.zeros
 
 
-def declare_matrix(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
-    """Declare a parameter of which the program may hold only a part (`gather` makes it whole).
+@struct.dataclass
+class Declared(AxisMetadata[Any]):
+    """An initial value with its initializer, so that `init_params` can draw it by a program of its own."""
 
-    Linen compares the shape of a parameter with that of its initial value, and would refuse a part.
+    value: Any
+    init: Initializer = struct.field(pytree_node=False)
+
+    def unbox(self) -> Any:
+        return self.value
+
+    def replace_boxed(self, val: Any) -> Any:
+        return dataclasses.replace(self, value=val)
+
+    def add_axis(self, index: int, params: Any) -> Any:
+        return self
+
+    def remove_axis(self, index: int, params: Any) -> Any:
+        return self
+
+
+def declare(module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]) -> Array:
+    """Declare a parameter, of which the program may hold only a part (`gather` makes it whole).
+
+    Linen traces the initializer wherever a parameter is used, to compare shapes, and would refuse a part.
     """
     if module.has_variable("params", name):
-        return module.get_variable("params", name)
-    return module.param(name, init, shape)
+        return nn.unbox(module.get_variable("params", name))
+    return module.param(name, lambda key: Declared(init(key, shape, jnp.float32), init))
 
 
+@dataclasses.dataclass(frozen=True)
+class Reshaped:
+    """Initialises an array of any shape as one of `shape`, such as the matrix that a kernel is."""
+
+    init: Initializer
+    shape: tuple[int, ...]
+
+    def __call__(self, key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        return self.init(key, self.shape, dtype).reshape(shape)
+
+
+@functools.cache
 def uniform(bound: float) -> Initializer:
     """Make an initializer that draws uniformly between -bound and bound."""
 
@@ -59,6 +95,7 @@ def uniform(bound: float) -> Initializer:
     return init
 
 
+@functools.cache  # arrays of one initializer and shape are drawn by one program
 def make_initializers(config: ModelConfig) -> Initializers:
     """Make the initializers of the scheme that `model.initializer` names.
 

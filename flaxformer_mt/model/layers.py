@@ -4,6 +4,7 @@ Leaf layers take sizes; only those that select a variant by name take the model 
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,16 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from flaxformer_mt.config import ModelConfig
+from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.dropout import dropout
+from flaxformer_mt.model.initializers import Declared, declare
 from flaxformer_mt.parallel.sharding import constrain
 from flaxformer_mt.shapes import Array
 
+_REFERENCES = Kernels()
 
-def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
+
+def make_norm(config: ModelConfig, kernels: Kernels = _REFERENCES, *, name: str | None = None) -> nn.Module:
     """Make layer normalisation (Ba et al. 2016) or RMS normalisation (Zhang and Sennrich 2019).
 
     Statistics and parameters are float32; the result has dtype `model.dtype`. The variance is the mean square
@@ -24,8 +29,14 @@ def make_norm(config: ModelConfig, *, name: str | None = None) -> nn.Module:
     """
     dtype, affine = jnp.dtype(config.dtype), config.norm_affine
     if config.norm == "rms":
-        return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=dtype, use_scale=affine, name=name)
-    return LayerNorm(config.norm_epsilon, dtype, affine, name=name)
+        return nn.RMSNorm(
+            epsilon=config.norm_epsilon, dtype=dtype, use_scale=affine, scale_init=_declared_ones, name=name
+        )
+    return LayerNorm(config.norm_epsilon, dtype, affine, kernels, name=name)
+
+
+def _declared_ones(key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
+    return Declared(jnp.ones(shape, dtype), nn.initializers.ones)
 
 
 class LayerNorm(nn.Module):
@@ -34,28 +45,29 @@ class LayerNorm(nn.Module):
     epsilon: float
     dtype: DTypeLike
     affine: bool
+    kernels: Kernels = _REFERENCES
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Normalise x [..., D] over its last axis."""
         scale = bias = None
         if self.affine:
-            scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-            bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        return _normalise(x, scale, bias, self.epsilon).astype(self.dtype)
+            scale = declare(self, "scale", nn.initializers.ones, (x.shape[-1],))
+            bias = declare(self, "bias", nn.initializers.zeros, (x.shape[-1],))
+        return _normalise(x, scale, bias, self.epsilon, self.kernels).astype(self.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _normalise(x: Array, scale: Array | None, bias: Array | None, epsilon: float) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalise(x: Array, scale: Array | None, bias: Array | None, epsilon: float, kernels: Kernels) -> Array:
     """Normalise rows [..., D] of any dtype in float32, times a scale [D] plus a bias [D].
 
     The gradient is written by hand: it saves x in its own dtype and two numbers per row, and takes one pass.
     """
-    return _normalise_forward(x, scale, bias, epsilon)[0]
+    return _normalise_forward(x, scale, bias, epsilon, kernels)[0]
 
 
 def _normalise_forward(
-    x: Array, scale: Array | None, bias: Array | None, epsilon: float
+    x: Array, scale: Array | None, bias: Array | None, epsilon: float, kernels: Kernels
 ) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
@@ -67,9 +79,10 @@ def _normalise_forward(
 
 
 def _normalise_backward(
-    epsilon: float, saved: tuple[Array, Array, Array, Array | None], gradient: Array
+    epsilon: float, kernels: Kernels, saved: tuple[Array, Array, Array, Array | None], gradient: Array
 ) -> tuple[Array, Array | None, Array | None]:
     x, mean, inverse, scale = saved
+    mean, inverse = kernels.materialize((mean, inverse))
     normalised = (x.astype(jnp.float32) - mean) * inverse
     d_scale = d_bias = None
     if scale is not None:
@@ -78,7 +91,7 @@ def _normalise_backward(
         gradient = gradient * scale
     projection = (gradient * normalised).mean(axis=-1, keepdims=True)
     x_gradient = (gradient - gradient.mean(axis=-1, keepdims=True) - normalised * projection) * inverse
-    return x_gradient.astype(x.dtype), d_scale, d_bias
+    return kernels.materialize(x_gradient.astype(x.dtype)), d_scale, d_bias
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)
@@ -103,9 +116,10 @@ class Residual(nn.Module):
     """Residual x + sublayer(x), normalised before the sublayer (pre) or after the sum (post, the paper)."""
 
     config: ModelConfig
+    kernels: Kernels = _REFERENCES
 
     def setup(self) -> None:
-        self.norm = make_norm(self.config)
+        self.norm = make_norm(self.config, self.kernels)
         self.dropout = Dropout(self.config.dropout_rate)
 
     def before(self, x: Array) -> Array:

@@ -2,21 +2,26 @@
 
 import dataclasses
 import functools
+import itertools
+import zlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels, choose_kernels
+from flaxformer_mt.kernels.dropout import make_hash_key
 from flaxformer_mt.model.decoder_only import DecoderOnly
 from flaxformer_mt.model.encoder_decoder import EncoderDecoder
-from flaxformer_mt.model.scanned_layers import stack_layers
+from flaxformer_mt.model.initializers import Declared, Initializer
+from flaxformer_mt.model.scanned_layers import STACKED
 from flaxformer_mt.shapes import Array, Batch
+from flaxformer_mt.trees import nest_leaves
 
 Model = EncoderDecoder | DecoderOnly
-
-# Layers of a stack from which on model.scan_layers=auto scans over them.
-_LEAST_SCANNED = 3
 
 
 def make_model(
@@ -34,33 +39,64 @@ def make_model(
         references, which run everywhere.
     """
     kernels = Kernels() if platform is None else choose_kernels(config, platform, gathers_twice=gathers_twice)
-    config = dataclasses.replace(config, scan_layers=_scans_layers(config, platform))
+    config = dataclasses.replace(config, scan_layers=config.scan_layers is True)  # auto: see `choose_scan`
     if config.architecture == "decoder_only":
         return DecoderOnly(config, kernels, target_size)
     return EncoderDecoder(config, kernels, source_size, target_size)
 
 
-def _scans_layers(config: ModelConfig, platform: str | None) -> bool:
-    """Resolve model.scan_layers=auto: one scan halves the compile time on GPUs."""
-    if config.scan_layers != "auto":
-        return config.scan_layers
-    depths = [config.num_decoder_layers]
-    if config.architecture != "decoder_only":
-        depths.append(config.num_encoder_layers)
-    return platform in ("gpu", "cuda") and min(depths) >= _LEAST_SCANNED
-
-
-def init_params(model: Model, key: Array) -> dict:
+def init_params(
+    model: Model, key: Array, *, sharding_of: Callable[[str, tuple[int, ...]], Any] = lambda path, shape: None
+) -> dict:
     """Initialise random float32 parameters.
 
-    One key gives the same values, up to rounding, with and without `model.scan_layers`.
+    One key gives the same values, up to rounding, on all devices, with and without `model.scan_layers`: the
+    key of an array is that of the model and the array's path without it. Arrays of one shape share a small
+    program, since one program for all arrays compiles longer than the update does.
+
+    Args:
+      sharding_of: the sharding of a parameter by its path and shape, or None: that of the key.
     """
-    plain = model.clone(config=dataclasses.replace(model.config, scan_layers=False, remat="none"))
-    params = _init_layers(plain, key)
-    return stack_layers(params) if model.config.scan_layers else params
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _init_layers(model: Model, key: Array) -> dict:
+    stacked = model.clone(config=dataclasses.replace(model.config, scan_layers=True, remat="none"))
     tokens, mask = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2), bool)
-    return model.init(key, Batch(tokens, tokens, tokens, mask, mask), deterministic=True)["params"]
+    init = functools.partial(stacked.init, deterministic=True)
+    declared = jax.eval_shape(init, key, Batch(tokens, tokens, tokens, mask, mask))["params"]
+    parameters: dict[str, tuple[Declared, tuple[int, ...], list[str]]] = {}  # shape, and paths of the keys
+    for entries, leaf in jax.tree.leaves_with_path(declared, is_leaf=lambda node: isinstance(node, Declared)):
+        path, shape = jax.tree_util.keystr(entries, simple=True, separator="/"), leaf.value.shape
+        stack, layers, rest = path.partition(f"/{STACKED}/")
+        names = [f"{stack}/{STACKED}_{number}/{rest}" for number in range(shape[0])] if layers else [path]
+        if layers and model.config.scan_layers:
+            parameters[path] = leaf, shape, names
+        else:
+            parameters |= {name: (leaf, shape[bool(layers) :], [name]) for name in names}
+    numbers = [zlib.crc32(name.encode()) for *_, names in parameters.values() for name in names]
+    keys = _fold_in_each(key, np.asarray(numbers, np.uint32))
+    places = itertools.count()
+    return nest_leaves(
+        {
+            path: _draw(
+                leaf.init,
+                shape,
+                sharding_of(path, shape),
+                keys,
+                np.asarray([next(places) for _ in names], np.int32),
+            )
+            for path, (leaf, shape, names) in parameters.items()
+        }
+    )
+
+
+@jax.jit
+def _fold_in_each(key: Array, numbers: Array) -> Array:
+    return jax.vmap(functools.partial(jax.random.fold_in, make_hash_key(key)))(numbers)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _draw(init: Initializer, shape: tuple[int, ...], sharding: Any, keys: Array, places: Array) -> Array:
+    """Draw an array by one key, or the arrays of stacked layers by one key each."""
+    if len(places) == 1:
+        drawn = init(keys[places[0]], shape, jnp.float32)
+    else:
+        drawn = jax.vmap(lambda place: init(keys[place], shape[1:], jnp.float32))(places)
+    return drawn if sharding is None else jax.lax.with_sharding_constraint(drawn, sharding)

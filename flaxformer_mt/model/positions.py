@@ -8,7 +8,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Float, Int
 
-from flaxformer_mt.model.initializers import declare_matrix
+from flaxformer_mt.model.initializers import declare
 from flaxformer_mt.parallel.sharding import gather
 from flaxformer_mt.shapes import Array, typed
 
@@ -76,7 +76,7 @@ class RelativePositions(nn.Module):
     table_init: nn.initializers.Initializer
 
     def setup(self) -> None:
-        self.embedding = self.param("embedding", self.table_init, (self.buckets, self.num_heads))
+        self.embedding = declare(self, "embedding", self.table_init, (self.buckets, self.num_heads))
 
     def __call__(self) -> Array:
         """Return the whole table."""
@@ -93,9 +93,9 @@ class LearnedPositions(nn.Module):
     bias_init: nn.initializers.Initializer | None = None
 
     def setup(self) -> None:
-        self.embedding = declare_matrix(self, "embedding", self.table_init, (self.rows, self.model_dim))
+        self.embedding = declare(self, "embedding", self.table_init, (self.rows, self.model_dim))
         if self.bias_init is not None:
-            self.bias = self.param("bias", self.bias_init, (self.model_dim,))
+            self.bias = declare(self, "bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, positions: Array) -> Array:
         """Look up the rows [..., D] of the table at `positions`."""

@@ -4,16 +4,14 @@ The names and shapes of a projection's arrays are those that checkpoints and con
 """
 
 import math
-from typing import Any
 
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.int8 import Quantized, multiply_quantized
-from flaxformer_mt.model.initializers import Initializer, declare_matrix
+from flaxformer_mt.model.initializers import Initializer, Reshaped, declare
 from flaxformer_mt.shapes import Array
 
 # Name of the results of projections, which `model.remat=dots` keeps.
@@ -36,25 +34,20 @@ class Projection(nn.Module):
 
     def setup(self) -> None:
         matrix = math.prod(self.inputs), math.prod(self.features)
-
-        def init(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-            return self.kernel_init(key, matrix, dtype).reshape(shape)
-
-        self.kernel = declare_matrix(self, "kernel", init, (*self.inputs, *self.features))
+        kernel_init = Reshaped(self.kernel_init, matrix)
+        self.kernel = declare(self, "kernel", kernel_init, (*self.inputs, *self.features))
         # [*features] of a quantised kernel, or None.
         self.kernel_scale = self.get_variable("params", "kernel_scale")
         if self.use_bias:
-
-            def init_bias(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-                return self.bias_init(key, (math.prod(shape),), dtype).reshape(shape)
-
-            self.bias = self.param("bias", init_bias, self.features)
+            self.bias = declare(self, "bias", self.bias_init, self.features)
 
     def __call__(self, x: Array) -> Array:
         """Map x [..., *inputs] to [..., *features]."""
         y = self.multiply(x)
-        y = y + self.bias if self.use_bias else y
-        return checkpoint_name(y.astype(self.dtype), PROJECTED)
+        leading = y.shape[: y.ndim - len(self.features)]
+        y = y.reshape(*leading, math.prod(self.features))  # see `multiply` of kernels/product.py
+        y = y + self.bias.reshape(-1) if self.use_bias else y
+        return checkpoint_name(y.astype(self.dtype), PROJECTED).reshape(*leading, *self.features)
 
     def multiply(self, x: Array) -> Array:
         """Multiply x [..., *inputs] with the kernel, to float32 [..., *features], without the bias."""

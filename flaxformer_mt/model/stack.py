@@ -16,7 +16,7 @@ from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
 from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.model.attention import GUIDED
-from flaxformer_mt.model.initializers import Initializer, declare_matrix, make_initializers
+from flaxformer_mt.model.initializers import Initializer, declare, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import (
     LearnedPositions,
@@ -41,11 +41,11 @@ class Embedding(nn.Module):
     bias_init: Initializer | None = None
 
     def setup(self) -> None:
-        self.embedding = declare_matrix(self, "embedding", self.table_init, (self.size, self.model_dim))
+        self.embedding = declare(self, "embedding", self.table_init, (self.size, self.model_dim))
         # Whole, once for all its uses: the gradients of these are added up before devices exchange them.
         self.table = gather(self.embedding, "VD")
         if self.bias_init is not None:
-            self.bias = self.param("bias", self.bias_init, (self.model_dim,))
+            self.bias = declare(self, "bias", self.bias_init, (self.model_dim,))
 
     def __call__(self, ids: Array) -> Array:
         """Look up the float32 vectors [..., D] of ids [...]."""
@@ -84,7 +84,7 @@ class Stack(nn.Module):
         rate = config.embedding_dropout_rate
         self.embedding_dropout = Dropout(config.dropout_rate if rate is None else rate)
         if config.embedding_norm:
-            self.embedding_norm = make_norm(config)
+            self.embedding_norm = make_norm(config, self.kernels)
         block: Any = self.block
         if config.remat != "none":
             block = nn.remat(
@@ -97,7 +97,7 @@ class Stack(nn.Module):
         make: Any = functools.partial(block, config, self.kernels)
         self.layers = make() if config.scan_layers else [make() for _ in range(self.num_layers)]
         if _has_final_norm(config):
-            self.final_norm = make_norm(config)
+            self.final_norm = make_norm(config, self.kernels)
 
     def start(
         self, embedded: Array, positions: Array, *, length: int, packed: bool = False, deterministic: bool

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import jax
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.parallel.compilation import check_compiler_options, read_compiler_options
+from flaxformer_mt.parallel.compilation import (
+    check_compiler_options,
+    default_compiler_options,
+    read_compiler_options,
+)
 from flaxformer_mt.parallel.devices import (
     DeviceLayout,
     choose_dtype,
@@ -67,5 +71,6 @@ def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None
         config, device_count=len(devices), process_count=jax.process_count(), platform=devices[0].platform
     )
     used = devices[: layout.device_count]
-    options = read_compiler_options(config.parallel.xla_flags, devices[0].platform)
-    return Parallel(layout, used, options)
+    platform = devices[0].platform
+    options = read_compiler_options(config.parallel.xla_flags, platform)
+    return Parallel(layout, used, default_compiler_options(platform) | options)

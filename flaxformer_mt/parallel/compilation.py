@@ -88,6 +88,15 @@ def read_compiler_options(flags: Sequence[str], platform: str) -> dict[str, str 
     return options
 
 
+def default_compiler_options(platform: str) -> dict[str, str | bool]:
+    """Return the options for programs of a platform that the package sets itself.
+
+    On GPUs, numbers that the model rounds to bfloat16 are rounded: XLA would keep them in float32 from kernel
+    to kernel, and move twice the bytes.
+    """
+    return {"xla_allow_excess_precision": False} if platform in ("gpu", "cuda") else {}
+
+
 def check_compiler_options(options: Mapping[str, str | bool]) -> None:
     """Compile a small program with each of the options for the default devices.
 

@@ -230,10 +230,10 @@ class Parallel:
             {path: NamedSharding(self.mesh, PartitionSpec("data", *spec)) for path, spec in specs.items()},
         )
 
-    def init(self, function: Callable[..., T], *arguments: Any) -> T:
+    def init(self, function: Callable[..., T], *arguments: Any, donate: tuple[int, ...] = ()) -> T:
         """Compute a function directly into its sharding; the values do not depend on the devices."""
         shapes = jax.eval_shape(function, *arguments)
-        return jax.jit(function, out_shardings=self.shardings(shapes))(*arguments)
+        return jax.jit(function, out_shardings=self.shardings(shapes), donate_argnums=donate)(*arguments)
 
     def place(self, tree: Any) -> Any:
         """Transfer host arrays of a parameter tree or a state to the devices, each with its sharding."""

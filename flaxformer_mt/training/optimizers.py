@@ -132,14 +132,14 @@ class Hyperparameters(NamedTuple):
 
 
 def make_hyperparameters(config: Config) -> Hyperparameters:
-    """Return the numbers of a config as numpy arrays without axes; seeds are taken modulo 2 ** 32."""
+    """Return the numbers of a config as numpy arrays without axes."""
     optim, steps = config.optim, config.train.steps
     warmup = max(warmup_updates(optim, total_steps=steps), 1)
     peak, shape = optim.learning_rate, optim.schedule
     if shape == "noam":  # equation 3 of Vaswani et al. 2017
         peak, shape = peak * config.model.model_dim**-0.5 * warmup**-0.5, "inverse_sqrt"
     return Hyperparameters(
-        np.asarray(config.seed % 2**32, np.uint32),
+        np.asarray(config.seed, np.uint32),
         np.asarray(peak, np.float32),
         np.asarray(warmup, np.float32),
         np.asarray(steps, np.float32),

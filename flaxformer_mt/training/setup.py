@@ -36,7 +36,7 @@ from flaxformer_mt.parallel import (
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.shapes import Array, Batch, TeacherTokens
+from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
@@ -86,6 +86,7 @@ def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
     for line in format_stages(setup.prepared.report.get("stages", [])):
         tracker.message(line)
     tracker.message(describe_attention(config, setup.parallel))
+    tracker.message(f"layers: {setup.layers}")
     if frozen := describe_frozen(setup.state.params, config.optim):
         tracker.message(frozen)
     if setup.parallel.device_count > 1:
@@ -221,6 +222,8 @@ class TrainingSetup(NamedTuple):
     placements: list[str]
     # Sizes of batches without padding, by their shapes with it; none: batches keep their padding.
     unpadded: UnpaddedSizes
+    # Whether the program scans over the layers, and why.
+    layers: str = ""
 
     @property
     def row_share(self) -> RowShare:
@@ -261,8 +264,14 @@ def set_up_training(
     )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
+    network, layers = choose_scan(
+        config,
+        platform=parallel.platform,
+        device_kind=parallel.device_kind,
+        devices=parallel.device_count,
+    )
     model = make_model(
-        choose_scan(config),
+        network,
         source_size=vocabs.source.size,
         target_size=vocabs.target.size,
         platform=parallel.platform,
@@ -279,10 +288,12 @@ def set_up_training(
         sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
         counts = prepared.train.base.count_tokens(**sizes)
 
-    def make_state(seed: Array) -> TrainState:
-        return init_state(init_training_params(model, config, seed, counts=counts), config.optim)
+    def make_state() -> TrainState:
+        placement = {"sharding_of": parallel.sharding_of}
+        params = init_training_params(model, config, config.seed, counts=counts, **placement)
+        return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
 
-    state, reached = load_state(checkpoints, parallel, make_state, numbers.seed)
+    state, reached = load_state(checkpoints, parallel, make_state)
     return TrainingSetup(
         parallel,
         prepared,
@@ -294,6 +305,7 @@ def set_up_training(
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
         parallel.describe_parameters(state.params),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
+        layers,
     )
 
 
@@ -394,10 +406,9 @@ def _check_positions(config: Config, valid: TokenStore) -> None:
 
 
 def load_state(
-    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[..., TrainState], *arguments: Any
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState]
 ) -> tuple[TrainState, TrainProgress]:
-    """Return the newest checkpoint's state on the devices of `parallel`, or an initial state where there is
-    none.
+    """Return the newest checkpoint's state on the devices of `parallel`, or the initial one.
 
     The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
     of them read it or none.
@@ -408,28 +419,24 @@ def load_state(
     """
     step = decide_once(checkpoints.newest_undamaged)
     if step is None:
-        return parallel.init(make_state, *arguments), TrainProgress()
+        return make_state(), TrainProgress()
     return work_in_all(
-        lambda: _restore_state(checkpoints, parallel, make_state, arguments, step),
+        lambda: _restore_state(checkpoints, parallel, make_state, step),
         what=f"read checkpoint {step}, from which process 0 resumes training",
     )
 
 
 def _restore_state(
-    checkpoints: Checkpoints,
-    parallel: Parallel,
-    make_state: Callable[..., TrainState],
-    arguments: tuple[Any, ...],
-    step: int,
+    checkpoints: Checkpoints, parallel: Parallel, make_state: Callable[[], TrainState], step: int
 ) -> tuple[TrainState, TrainProgress]:
     if step == IMPORTED_STEP:  # an imported model has parameters only
-        state = parallel.init(make_state, *arguments)
+        state = make_state()
         targets = {"params": without_factors(state.params)}
         params = restore_trees(checkpoints, IMPORTED_STEP, targets)[0]["params"]
         params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
         ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
         return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
-    target = jax.eval_shape(make_state, *arguments)
+    target = jax.eval_shape(make_state)
     shardings = parallel.shardings(target)
     target = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),

@@ -445,7 +445,7 @@ def fields_of(section: type, where: str = "") -> dict[str, object]:
 
 
 # Fields that take -1, 0 or 1e30; every other number of the config refuses it.
-NEGATIVE = {"seed", "search.coverage_layer", "model.alignment.layer"}
+NEGATIVE = {"search.coverage_layer", "model.alignment.layer"}
 ZERO = {
     "data.clean.min_script_share",
     "data.clean.min_language_probability",

@@ -19,6 +19,7 @@ from flaxformer_mt.kernels.cross_entropy import (
     Mixture,
     Output,
     cross_entropy,
+    score_in_bfloat16,
     score_in_two_passes,
     score_rounded,
     score_words,
@@ -185,7 +186,7 @@ for biased in (False, True):  # blocks of 32 and 64 queries, tiles of 128 keys
         *(*pair, [(B, 67, H, 16), (B, 131, H, 16), (B, 131, H, 16), *tables]),
         *("bfloat16", 0.02),
     )
-for score in (score_words, score_rounded, score_in_two_passes):
+for score in (score_words, score_in_bfloat16, score_rounded, score_in_two_passes):
     for bias, mixed, smoothing, chunk_tokens, count in (
         (True, False, 0.1, 4, False),
         (False, True, 0.1, 1, True),
@@ -272,7 +273,8 @@ def test_the_table_has_the_variants_of_a_platform():
     assert cpu.attention.func is attend_unpadded and cpu.attention.args[0].func is attend
     assert (gpu.attention.args[0], tpu.attention.args[0]) == (("cudnn", "triton"), ("pallas",))
     assert cpu.cross_entropy.score is score_rounded and tpu.cross_entropy.score is score_in_two_passes
-    assert repr(gpu) == repr(cuda) and gpu.cross_entropy.score is score_words
+    assert gpu.materialize is jax.lax.optimization_barrier and cpu.materialize is tpu.materialize
+    assert repr(gpu) == repr(cuda) and gpu.cross_entropy.score is score_in_bfloat16
     assert choose_kernels(config, "cpu", gathers_twice=True).product.gathers_twice
 
 
@@ -309,7 +311,7 @@ def test_dropout_keeps_its_share_and_the_mean_at_every_site():
         assert abs(share - both) < 5 * (both * (1 - both) / ones.size) ** 0.5
 
 
-@pytest.mark.parametrize("score", [score_words, score_rounded, score_in_two_passes])
+@pytest.mark.parametrize("score", [score_words, score_in_bfloat16, score_rounded, score_in_two_passes])
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 1000])
 def test_correct_words_are_those_of_the_largest_logit(score, chunk_tokens):
     """In the pass with gradients, too, and scaled as the loss is; of equal logits the first one counts."""

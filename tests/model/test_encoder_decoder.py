@@ -15,6 +15,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.plots import AttentionMaps, attention_maps
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.trees import flatten_tree
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")
 
@@ -550,6 +551,42 @@ def test_initial_parameters():
         assert abs(float(params[side]["embedding"].std()) * 24**0.5 - 1) < 0.05
     largest, bound = float(np.abs(params["output_kernel"]).max()), (6 / (24 + 500)) ** 0.5
     assert 0.95 * bound < largest <= bound
+
+
+def test_a_seed_gives_the_same_numbers_everywhere_and_from_version_to_version():
+    """Integers are hashed, and multiplied by bounds: platforms differ in the last bit at most."""
+    config = ModelConfig(num_encoder_layers=2, num_decoder_layers=2, model_dim=8, num_heads=2, ffn_dim=12)
+    params = init_params(make_model(config, source_size=11, target_size=11), jax.random.key(7))
+    leaves = flatten_tree(jax.device_get(params))
+    first = {
+        "shared_embedding/embedding": leaves["shared_embedding/embedding"][3],
+        "query": leaves["decoder/layers_1/cross_attention/query/kernel"].ravel(),
+        "input": leaves["encoder/layers_0/feedforward/input/kernel"].ravel(),
+    }
+    expected = {
+        "shared_embedding/embedding": [0.25479525, 0.23569989, -0.17814435],
+        "query": [-0.28563118, 0.35180175, -0.57552516],
+        "input": [0.49571282, 0.00353944, -0.21904612],
+    }
+    for name, numbers in expected.items():
+        np.testing.assert_allclose(first[name][:3], numbers, rtol=1e-5, err_msg=name)
+    matrices = {path: leaf.ravel() for path, leaf in leaves.items() if leaf.any() and leaf.std()}
+    assert len(matrices) == 1 + 2 * (4 + 2) + 2 * (8 + 2)
+    assert len({leaf[:3].tobytes() for leaf in matrices.values()}) == len(matrices)
+
+
+def test_arrays_of_one_shape_are_drawn_by_one_program():
+    """So deeper models compile no longer."""
+    programs = []
+    for layers in (2, 6):
+        config = ModelConfig(num_encoder_layers=layers, num_decoder_layers=layers, model_dim=16, ffn_dim=24)
+        model = make_model(config, source_size=40, target_size=40)
+        made = jax.make_jaxpr(functools.partial(init_params, model))(jax.random.key(0)).jaxpr.eqns
+        drawn = [str(eqn.params["jaxpr"]) for eqn in made if eqn.params.get("name") == "_draw"]
+        assert len(drawn) == 5 + layers * (16 + 26)
+        programs.append(len(set(drawn)))
+    # Kernels of heads in and out, of the feed-forward layer in and out, the embedding; zeros and ones.
+    assert programs[0] == programs[1] <= 10
 
 
 def squared_logits(model: Model, params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -278,7 +278,7 @@ def test_residual_norms_before_or_after():
         def triple(layer: Residual, x: jax.Array) -> jax.Array:
             return layer.after(x, 3 * layer.before(x), deterministic=True)
 
-        variables = nn.init(triple, layer)(jax.random.key(0), x)
+        variables = nn.unbox(nn.init(triple, layer)(jax.random.key(0), x))
         params = random_leaves(variables["params"], 0, 0.3)
         assert set(params) == {"norm"}
 

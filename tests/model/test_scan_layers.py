@@ -14,9 +14,9 @@ import pytest
 from tiny_experiment import change, random_params
 
 from flaxformer_mt.commands.show import count_parameters
-from flaxformer_mt.config import Config, ModelConfig, OptimConfig, ParallelConfig
+from flaxformer_mt.config import Config, ModelConfig, OptimConfig, ParallelConfig, TrainConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.files import load_config, read_config
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
@@ -365,15 +365,35 @@ def test_a_state_moves_between_stacked_and_single_layers(optim, tmp_path):
 
 
 def test_auto_stacks_on_gpus_and_not_for_optimizers_that_see_whole_arrays():
-    for platform, depth, optimizer, expected in [
-        ("gpu", 3, "adam", True),
-        ("cuda", 6, "adamw", True),
-        ("gpu", 2, "adam", False),
-        ("gpu", 6, "muon", False),
-        ("cpu", 6, "adam", False),
-        ("tpu", 6, "adam", False),
+    for platform, depth, optimizer, steps, expected in [
+        ("gpu", 3, "adam", 100, True),
+        ("cuda", 6, "adamw", 100, True),
+        ("gpu", 2, "adam", 100, False),
+        ("gpu", 6, "muon", 100, False),
+        ("cpu", 6, "adam", 100, False),
+        ("tpu", 6, "adam", 100, False),
+        ("gpu", 6, "adam", 10**9, False),
     ]:
         model = dataclasses.replace(TINY, num_encoder_layers=depth, num_decoder_layers=6, scan_layers="auto")
-        chosen = choose_scan(Config(model=model, optim=OptimConfig(optimizer=optimizer)))
+        config = Config(model=model, optim=OptimConfig(optimizer=optimizer), train=TrainConfig(steps=steps))
+        chosen, reason = choose_scan(config, platform=platform, device_kind="NVIDIA H100 80GB HBM3", cores=2)
+        assert ("not scanned" not in reason) is expected
         made = make_model(chosen, source_size=11, target_size=11, platform=platform)
         assert made.config.scan_layers is expected, (platform, depth, optimizer)
+
+
+def test_the_papers_models_are_scanned_on_gpus_in_short_trials_alone():
+    """Transformer-big on an H100: 43 s are saved on two cores, and 29 ms lost an update, so 1,500 updates."""
+    big = load_config("configs/wmt14_en_de_big.py").replace(
+        {"data.batching": "pack", "data.max_source_length": 100, "data.max_target_length": 100}
+    )
+    h100 = {"platform": "gpu", "device_kind": "NVIDIA H100 80GB HBM3"}
+
+    def scans(steps: int, **options: Any) -> bool:
+        config = big.replace({"train.steps": steps, "data.batch_tokens": 32_768})
+        return choose_scan(config, **(h100 | {"cores": 2} | options))[0].scan_layers is True
+
+    assert scans(1_000) and not scans(3_000)
+    assert scans(8_000, devices=8) and not scans(30_000, devices=8)
+    assert not scans(1_000, cores=16)
+    assert not scans(300_000, device_kind="a GPU of next year")

@@ -90,7 +90,7 @@ def save_state(checkpoints: Checkpoints, layout: str, step: int) -> None:
 def check_state(run: Path, layout: str) -> int:
     """Restores the newest state onto a layout and compares all bits; returns its step, which is its seed."""
     parallel = make_parallel(on(layout))
-    state, progress = load_state(Checkpoints(run), parallel, make_state)
+    state, progress = load_state(Checkpoints(run), parallel, lambda: parallel.init(make_state))
     assert_same_bits(state, random_state(progress.step), parallel, (run, layout))
     assert (progress.epoch, progress.index) == (2, 3)
     return progress.step

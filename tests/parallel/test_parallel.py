@@ -435,7 +435,7 @@ def saved(runs, tmp_path_factory) -> Callable[[str], Path]:
 def test_a_checkpoint_of_any_layout_can_be_resumed_on_any_other(runs, saved, source, target):
     """Bit for bit, optimizer state and place in the data included, and laid as the target lays it."""
     parallel = runs[target].parallel
-    state, progress = load_state(Checkpoints(saved(source)), parallel, make_state)
+    state, progress = load_state(Checkpoints(saved(source)), parallel, lambda: parallel.init(make_state))
     for left, right, sharding in zip(
         jax.tree.leaves(runs[source].state),
         jax.tree.leaves(state),
