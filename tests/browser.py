@@ -16,13 +16,10 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
 def missing_programs() -> str:
-    """What a browser needs and this machine lacks; empty: nothing."""
     return " and ".join(name for name in ("chromium", "chromedriver") if shutil.which(name) is None)
 
 
 class Browser:
-    """One window; `close` ends the browser and its driver."""
-
     def __init__(self, *, width: int = 1100, height: int = 900, dark: bool = False) -> None:
         self._driver = subprocess.Popen(
             ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -38,10 +35,8 @@ class Browser:
         arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
         options = {"args": arguments, "binary": shutil.which("chromium")}
         wanted = {
-            "browserName": "chrome",
-            "goog:chromeOptions": options,
-            "goog:loggingPrefs": {"browser": "ALL"},
-        }
+            "browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"},
+        }  # fmt: skip
         session = self._send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._url += f"/session/{session['sessionId']}"
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
@@ -58,14 +53,12 @@ class Browser:
             return json.loads(response.read())["value"]
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """Sends a command of Chromium's own protocol."""
         return self._send("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def open(self, url: str) -> None:
         self._send("POST", "/url", {"url": url})
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
         return self._send("POST", "/execute/sync", {"script": f"return {script}", "args": []})
 
     def find(self, selector: str) -> str:
@@ -87,7 +80,6 @@ class Browser:
         self._send("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
 
     def wait(self, expression: str, seconds: float = 60) -> Any:
-        """The value of an expression once it is true."""
         end = time.monotonic() + seconds
         while not (value := self.run(expression)):
             assert time.monotonic() < end, f"{expression} did not become true"
@@ -95,11 +87,9 @@ class Browser:
         return value
 
     def messages(self) -> list[str]:
-        """What the page has written to the console, errors included."""
         return [entry["message"] for entry in self._send("POST", "/se/log", {"type": "browser"})]
 
     def save_picture(self, path: Path) -> None:
-        """A picture of the whole page."""
         shot = self.command("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
 

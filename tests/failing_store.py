@@ -19,7 +19,6 @@ class Killed(BaseException):
 
 
 def new_bucket() -> str:
-    """The URL of an empty bucket in memory."""
     return f"memory://bucket{next(_numbers)}"
 
 
@@ -42,7 +41,6 @@ def s3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def objects(url: str) -> dict[str, bytes]:
-    """All objects below a URL, but for locks."""
     store = ObjectStore(url)
     return {name: store.read(name) for name in sorted(store.list()) if name != ".lock"}
 
@@ -52,7 +50,6 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[list[str
     """From the change of this number on, no change reaches a store; yields the changes that did."""
     done: list[str] = []
     kind = fsspec.get_filesystem_class("memory")
-
     with monkeypatch.context() as patch:
         for name in _CHANGES:
             original = getattr(kind, name)
@@ -75,12 +72,10 @@ def move_to_machine(monkeypatch: pytest.MonkeyPatch, cache) -> None:
 
 
 def close_copies() -> None:
-    """This process gives up its copies of runs, as if it had ended."""
     while working_copies._copies:
         working_copies._copies.popitem()[1].folder_lock.close()
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, silence: float = 0.2) -> None:
-    """Owners count as dead after this silence, in seconds."""
     monkeypatch.setattr(owner_lock, "BEAT", silence / 10)
     monkeypatch.setattr(owner_lock, "SILENCE", silence)

@@ -44,7 +44,6 @@ def test_everything_that_the_page_shows_has_a_docstring():
 
 @pytest.fixture
 def few_programs(monkeypatch):
-    """Training, too, has one device."""
     device = jax.devices()[0]
     monkeypatch.setattr(jax, "devices", lambda *options, **more: [device])
     monkeypatch.setattr(jax, "device_count", lambda *options: 1)

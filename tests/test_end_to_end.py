@@ -30,11 +30,9 @@ def get_config() -> Config:
 
 # Variables by which the tests compile otherwise than users do.
 OF_TESTS = (
-    "XLA_FLAGS",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     "TF_CPP_MIN_LOG_LEVEL",
-)
+)  # fmt: skip
 
 # Translations that are not only spaces, although the model has hardly been trained.
 SEARCH = ("--min_length_offset=4", "--suppress=▁")
@@ -42,22 +40,15 @@ SEARCH = ("--min_length_offset=4", "--suppress=▁")
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """Runs a command as a user does, and returns what it prints."""
     variables = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
     variables["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
     variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
     def run(*arguments: str, text: str = "") -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "flaxformer_mt", *arguments],
-            input=text,
-            cwd=ROOT,
-            env=variables,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+            [sys.executable, "-m", "flaxformer_mt", *arguments], input=text, cwd=ROOT, env=variables,
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
         return done.stdout
@@ -73,7 +64,6 @@ def command(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_dir(tiny_run, tmp_path_factory) -> Path:
-    """A copy of the tiny run, in which commands may write."""
     return Path(shutil.copytree(tiny_run, tmp_path_factory.mktemp("copy") / "run"))
 
 
@@ -95,7 +85,6 @@ def assert_close(left: object, right: object, name: str) -> None:
 
 
 def test_train(command, tiny_config, tiny_run, tmp_path):
-    """Twenty updates, whose line of the log is that of the tiny run; without the search of an evaluation."""
     text, config, run = tmp_path / "text", tmp_path / "tiny.py", tmp_path / "run"
     shutil.copytree(tiny_config.data.text_dir, text, ignore=shutil.ignore_patterns("valid.*", "test.*"))
     config.write_text(CONFIG.format(values=to_dict(tiny_config)), encoding="utf-8")

@@ -139,7 +139,6 @@ def test_a_python_without_the_packages_gets_one_line(tmp_path):
 
 
 def test_caches_are_refused_in_object_stores_and_urls_are_no_local_folders(tmp_path, monkeypatch, capsys):
-    """Path("gs://bucket/run") would be a local folder called gs:, and nothing would reach the bucket."""
     monkeypatch.chdir(tmp_path)
     refused = "is in an object store, which has neither the renames nor the locks that keep a cache intact"
     config = Config(

@@ -19,51 +19,24 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the lowest layer up. A wing (a folder, or a loose file) imports only from layers below its own; wings
 # of one layer do not import each other.
 LAYERS = [
-    {"errors"},
-    {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock"},
-    {"config"},
-    {"flops", "vocab", "tracking", "object_store", "workers"},
-    {"parallel"},
-    {"kernels"},
-    {"losses"},
-    {"model", "search"},
-    {"corpus"},
-    {"runs"},
-    {"data"},
-    {"text_io"},
-    {"decoding"},
-    {"translation"},
-    {"convert"},
-    {"evaluation"},
-    {"training"},
-    {"commands"},
-    {"__main__"},
-]
+    {"errors"}, {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock"}, {"config"},
+    {"flops", "vocab", "tracking", "object_store", "workers"}, {"parallel"}, {"kernels"}, {"losses"},
+    {"model", "search"}, {"corpus"}, {"runs"}, {"data"}, {"text_io"}, {"decoding"}, {"translation"},
+    {"convert"}, {"evaluation"}, {"training"}, {"commands"}, {"__main__"},
+]  # fmt: skip
 
 # Heavy dependency -> the only folder that imports it.
 DOORS = {
-    "torch": "convert",
-    "transformers": "convert.huggingface",
-    "ctranslate2": "convert.ctranslate2",
-    "ray": "workers",
-    "matplotlib": "evaluation",
-    "tensorflow_datasets": "corpus",
-    "tensorflow": None,
+    "torch": "convert", "transformers": "convert.huggingface", "ctranslate2": "convert.ctranslate2",
+    "ray": "workers", "matplotlib": "evaluation", "tensorflow_datasets": "corpus", "tensorflow": None,
     "pickle": None,
-}
+}  # fmt: skip
 
 # Files of convert/ that are imported whatever the format is; the others bring the foreign system along.
 COMMON_TO_ALL_FORMATS = {
-    "__init__",
-    "export_run",
-    "foreign_files",
-    "formats",
-    "hub_store",
-    "import_run",
-    "name_table",
-    "parity_check",
-    "sentencepiece_file",
-}
+    "__init__", "export_run", "foreign_files", "formats", "hub_store", "import_run", "name_table",
+    "parity_check", "sentencepiece_file",
+}  # fmt: skip
 
 # Wing -> wings that it must not import.
 WALLS = {"search": {"vocab"}}
@@ -121,7 +94,6 @@ def test_imports_go_down():
 
 
 def test_no_cycles():
-    """File by file, since within a wing files import each other freely."""
     modules = {f"flaxformer_mt.{module_of(file)}": file for file in FILES if file.parent != PACKAGE}
     modules |= {
         f"flaxformer_mt.{file.stem}": file for file in PACKAGE.glob("*.py") if file.stem != "__init__"
@@ -174,7 +146,6 @@ def test_no_program_depends_on_a_hidden_context():
 
 
 def test_one_function_counts_the_cores():
-    """What else asks the system asks for something that macOS does not have, or counts forbidden cores."""
     for file, tree in TREES.items():
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         found = names & {"sched_getaffinity", "cpu_count", "process_cpu_count"}
@@ -205,7 +176,6 @@ def test_no_shortcuts():
 
 
 def test_only_commands_print_and_exit():
-    """Library functions raise and warn; only commands write to the terminal and end the process."""
     shows = {
         "text_io.throughput",
         "tracking",

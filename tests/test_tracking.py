@@ -25,7 +25,7 @@ from flaxformer_mt.tracking import (
     tracking_services,
 )
 from flaxformer_mt.tracking import tracker as tracker_module
-from flaxformer_mt.tracking.progress_display import announce_if_slow, format_train_line
+from flaxformer_mt.tracking.progress_display import Rate, WorkProgress, announce_if_slow, format_train_line
 from flaxformer_mt.training.loop import fit
 
 
@@ -83,10 +83,9 @@ def test_each_log_is_one_line_of_json(tmp_path, clock):
         assert len(read_metrics(tmp_path / "new" / "run")) == 2
     lines = (tmp_path / "new" / "run" / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line) for line in lines[:-1]] == [
-        {"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5, "tokens": 7}
-        | {"rate": 0.5, "note": "ü\u2028x"},
-        {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
-    ]
+        {"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5, "tokens": 7, "rate": 0.5,
+         "note": "ü\u2028x"}, {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
+    ]  # fmt: skip
     assert lines[-1] == ""
     assert lines[0].startswith('{"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5')
 
@@ -114,14 +113,12 @@ def test_resuming_removes_what_comes_again(tmp_path):
     whole = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join(whole[:4]) + b"\n" + whole[4][:-9])  # killed while writing step 30
     assert [record["step"] for record in read_metrics(tmp_path)] == [10, 10, 20, 20]
-
     stream = io.StringIO()
     with make_tracker(tmp_path, start_step=20, stream=stream) as tracker:
         tracker.log(30, "train", {"loss": 31.0})
     assert path.read_bytes().split(b"\n")[:4] == whole[:4]
     assert read_metrics(tmp_path)[4]["loss"] == 31.0
     assert "removed" not in stream.getvalue()
-
     with make_tracker(tmp_path, start_step=10) as tracker:
         kept = [(record["step"], record["split"]) for record in read_metrics(tmp_path)]
         assert kept == [(10, "train"), (10, "valid")]
@@ -184,7 +181,9 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
 
 
 def test_the_line_of_progress():
-    values = {"loss": 3.4119, "learning_rate": 8.9e-4, "tokens_per_second": 5600.4, "padding": 0.0613, "x": 1}
+    values = {
+        "loss": 3.4119, "learning_rate": 8.9e-4, "tokens_per_second": 5600.4, "padding": 0.0613, "other": 1,
+    }  # fmt: skip
     line = "step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left"
     assert format_train_line(1200, 5000, values, 751) == line
     shares = {"loss": 1.0, "perplexity": 2.71828, "accuracy": 0.4567}
@@ -200,18 +199,9 @@ def test_the_line_of_progress():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [
-        (0, "0:00"),
-        (59.6, "1:00"),
-        (751, "12:31"),
-        (3599.4, "59:59"),
-        (3599.6, "1 h 00 min"),
-        (11_130, "3 h 05 min"),
-        (172_799, "47 h 59 min"),
-        (172_800, "2 d 00 h"),
-        (190_000, "2 d 04 h"),
-    ],
-)
+    [(0, "0:00"), (59.6, "1:00"), (751, "12:31"), (3599.4, "59:59"), (3599.6, "1 h 00 min"),
+     (11_130, "3 h 05 min"), (172_799, "47 h 59 min"), (172_800, "2 d 00 h"), (190_000, "2 d 04 h")],
+)  # fmt: skip
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
 
@@ -272,9 +262,9 @@ def test_elsewhere_than_on_a_terminal_each_line_stands(tmp_path):
     tracker.close()
     tracker.close()
     assert stream.getvalue().split("\n") == [
-        *("begins [bold]here[/bold]", "step   100/100 | loss 1.000 | 0:00 left"),
-        *("valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10", "epoch 3 @100 | loss 1.500", ""),
-    ]
+        "begins [bold]here[/bold]", "step   100/100 | loss 1.000 | 0:00 left",
+        "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10", "epoch 3 @100 | loss 1.500", "",
+    ]  # fmt: skip
 
 
 def test_a_terminal_shows_one_line_written_over_and_messages_above_it(tmp_path, monkeypatch, capsys):
@@ -319,11 +309,9 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(tmp_path, clock, monk
     values |= {"accuracy": 0.5, "utilization": 0.431, "data_wait": 0.034}
     monkeypatch.setenv("TERM", "xterm-256color")
     for columns, shown in [
-        (80, {"loss", "tokens/s"}),
-        (100, {"loss", "tokens/s", "MFU"}),
-        (60, {"loss"}),
+        (80, {"loss", "tokens/s"}), (100, {"loss", "tokens/s", "MFU"}), (60, {"loss"}),
         (200, {"loss", "lr", "tokens/s", "padding", "MFU", "data wait", "accuracy"}),
-    ]:
+    ]:  # fmt: skip
         monkeypatch.setenv("COLUMNS", str(columns))
         stream = Terminal()
         with make_tracker(tmp_path, total_steps=50_000, stream=stream) as tracker:
@@ -354,10 +342,8 @@ def test_long_silence_ends_with_the_number_of_the_step(tmp_path, clock):
         clock.now += 21.0
         tracker.show_step(60)
     assert stream.getvalue().split("\n")[:3] == [
-        "step     7/100",
-        "step    50/100 | loss 1.000 | 0:31 left",
-        "step    60/100 | 0:25 left",
-    ]
+        "step     7/100", "step    50/100 | loss 1.000 | 0:31 left", "step    60/100 | 0:25 left",
+    ]  # fmt: skip
     assert [record["step"] for record in read_metrics(tmp_path)] == [50]
     with make_tracker(tmp_path, stream=None) as silent:
         clock.now += 1e9
@@ -397,8 +383,10 @@ def test_a_terminal_shows_a_moving_sign_while_a_program_compiles(tmp_path, monke
 def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path):
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-    fields = {"seed": 3, "optim.learning_rate": 0.5, "data.weights": (1.0, 2.5)}
-    fields |= {"model.key_dim": None, "a|b": "x|y"}
+    fields = {
+        "seed": 3, "optim.learning_rate": 0.5, "data.weights": (1.0, 2.5), "model.key_dim": None,
+        "a|b": "x|y",
+    }  # fmt: skip
     samples = [Sample(f"source {n}", f"reference {n}", f"a | b {n}") for n in range(3)]
     stream = io.StringIO()
     with make_tracker(tmp_path, tensorboard=True, stream=stream) as tracker:
@@ -590,3 +578,35 @@ def test_a_service_that_cannot_begin_is_one_line_before_the_data_are_read(tmp_pa
     monkeypatch.setattr(tracking_services, "import_service", lambda name: Refusing)
     with pytest.raises(UserError, match="^train.trackers=mlflow cannot begin: ValueError: no login; correct"):
         tracking_services.open_service("mlflow", tmp_path)
+
+
+def test_rate_and_time_left_every_few_seconds():
+    now = [0.0]
+    rate, said = Rate(10_000, "pairs", every=5.0, clock=lambda: now[0]), []
+    for now[0], items in ((0.0, 2000), (1.0, 500), (10.0, 1500), (11.0, 100), (20.0, 1900)):
+        said.append(rate.add(items))
+    # the first 2,000 were there before; 2,000 in 10 seconds
+    assert said[2] == "4,000/10,000 pairs | 200 pairs/s | 0:30 left"
+    assert said[4] == "6,000/10,000 pairs | 200 pairs/s | 0:20 left"
+    assert said[0] == said[1] == said[3] == ""
+
+
+def test_a_file_receives_lines_and_a_terminal_one_bar_that_disappears(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (io.StringIO(), Terminal()):
+        now = [0.0]
+        with WorkProgress(stream, clock=lambda now=now: now[0]).part("counting", total=1000) as count:
+            for now[0], items in ((0.0, 0), (10.0, 400), (11.0, 600)):
+                count(items)
+        lines = stream.getvalue()
+        if stream.isatty():
+            assert "counting | 1,000/1,000 pairs | 91 pairs/s | 0:00 left" in lines
+            assert lines.endswith("\x1b[2K")  # the last thing is that the line is erased
+        else:
+            assert lines == "400/1,000 pairs | 40 pairs/s | 0:15 left\n"
+
+
+def test_without_a_stream_nothing_is_said():
+    with WorkProgress(None).part("counting", total=2) as count:
+        count(1)
+        count(1)

@@ -88,6 +88,23 @@ def change(config: Config, **sections: dict[str, Any]) -> Config:
     return dataclasses.replace(config, **changed)
 
 
+def write_untrained_run(folder: Path, config: Config, pairs: Iterable[Any], step: int = 7) -> Path:
+    """A run directory with random parameters, evaluated at a step; vocabularies are made of the pairs."""
+    from flaxformer_mt.config.files import save_config
+    from flaxformer_mt.model import make_model
+    from flaxformer_mt.runs.checkpoints import Checkpoints
+    from flaxformer_mt.vocab import make_vocabs
+
+    folder.mkdir(parents=True)
+    save_config(config, folder / "config.json")
+    vocabs = make_vocabs(config.vocab, pairs, folder / "vocab")
+    model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(step, {"params": random_params(model)}, {"step": step, "metrics": {"bleu": 1.0}})
+    checkpoints.wait()
+    return folder
+
+
 def random_params(model: Any, seed: int = 0, scale: float = 0.3) -> Any:
     """Parameters of a model as numpy arrays, normal with this standard deviation, without compiling `init`.
 

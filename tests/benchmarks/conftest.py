@@ -14,8 +14,6 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def load_benchmark() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports the script of a name, as when it is run."""
-
     @functools.cache
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")

@@ -5,7 +5,6 @@ import json
 import sys
 
 import pytest
-from made_up_text import write_text
 from tiny_experiment import quick_environment
 
 from flaxformer_mt.config import SearchConfig
@@ -96,10 +95,8 @@ def test_each_system_translates_in_the_precisions_that_it_has(benchmark):
     systems = {"ctranslate2": {"variants": variants}}
     found = benchmark.fastest_peers(systems, options.precisions)
     assert {label: name for label, (name, _) in found.items()} == {
-        "ctranslate2": "a, int8",
-        "ctranslate2 float32": "a, float32",
-        "ctranslate2 int8": "a, int8",
-    }
+        "ctranslate2": "a, int8", "ctranslate2 float32": "a, float32", "ctranslate2 int8": "a, int8",
+    }  # fmt: skip
     options = benchmark.parse_options(["--setting=news", "--shortlist=FILE", "--precisions=float32"])
     assert [variant.get("shortlist", False) for variant in benchmark.our_variants(options).values()] == [
         False,
@@ -124,28 +121,3 @@ def test_the_best_variants_are_compared_at_equal_bleu(benchmark):
     }
     forced = benchmark.compare_best({"one": {"rounds": [4.0]}}, {"all": ("a", {"rounds": [2.0]})})
     assert forced == {"all": {"ours": "one", "peer": "a", "ratio": 2.0, "bleu_difference": 0.0}}
-
-
-def test_an_unknown_clock_is_refused(benchmark, capsys):
-    with pytest.raises(SystemExit):
-        benchmark.parse_options(["--clock=sun"])
-    assert "invalid choice: 'sun'" in capsys.readouterr().err
-
-
-def test_captions_may_lie_elsewhere_than_where_the_run_had_them(
-    benchmark, tiny_run, tmp_path, monkeypatch, capsys
-):
-    arguments = ["--setting=captions", f"--run={tiny_run}", "--lines=3", "--systems=ours"]
-    write_text(tmp_path, "test", 5, seed=9)
-    options = benchmark.parse_options([*arguments, f"--text_dir={tmp_path}"])
-    elsewhere = benchmark.make_material(options, tmp_path)
-    expected = (tmp_path / "test.yy").read_text(encoding="utf-8").split("\n")[:3]
-    assert elsewhere.references == expected
-    own = benchmark.make_material(benchmark.parse_options(arguments), tmp_path)
-    assert own.references != expected
-    monkeypatch.setattr(sys, "argv", ["translate.py", *arguments, "--text_dir=no/such/folder"])
-    with pytest.raises(SystemExit) as ended:
-        benchmark.main()
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.strip().split("\n")
-    assert line.startswith("error: ") and "no/such/folder" in line

@@ -7,49 +7,23 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import jax
 import pytest
 
-import flaxformer_mt
 from flaxformer_mt.commands.compile_for_target import parse_target
-from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import list_recipes, load_config
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
-# ---- data ----
-
-
-@pytest.fixture
-def data(load_benchmark):
-    """The benchmark of the input pipeline: what it makes up is what it says, and all of it runs."""
-    return load_benchmark("data")
-
-
-def test_the_rate_of_the_loader_is_that_of_its_tokens(data, tmp_path, monkeypatch):
-    """With a clock that ticks once a look, a run takes one second; the buffer's two batches do not count."""
-    stores = data.make_stores(100, tmp_path, vocabulary=40)
-    config = DataConfig(batching="pack", batch_tokens=2048, prefetch=1, loader_threads=1)
-    loader = data.train_batches(stores, config, seed=1, **data.SPECIAL)
-    batches = [batch for _, batch in itertools.islice(loader, 5)]
-    loader.close()
-    ticks = iter(range(100))
-    monkeypatch.setattr(data, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
-    rates = data.measure_pipeline(stores, config, batches=3, repeats=1)
-    assert rates["as_arrays"] == rates["on_device"] == sum(int(b.target_mask.sum()) for b in batches[2:]) > 0
-
-
-def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, capsys):
-    """With a clock that ticks once a look, rates are numbers of tokens."""
+def test_the_command_prints_rates_and_their_ratio(load_benchmark, tmp_path, monkeypatch, capsys):
+    data = load_benchmark("data")
     ticks = itertools.count()
     monkeypatch.setattr(data, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
     monkeypatch.setattr(data, "MODES", ("bucket",))
@@ -60,94 +34,6 @@ def test_the_command_prints_rates_and_their_ratio(data, tmp_path, monkeypatch, c
     assert found["enough"] == (found["on_device"] >= 30 * found["training"])
     assert min(found["as_arrays"], found["on_device"], found["training"]) > 0
     assert not list(tmp_path.iterdir())
-
-
-# ---- latency ----
-
-
-@pytest.fixture
-def latency(load_benchmark):
-    """The benchmark of latency: what is measured cold and warm, and which sentences the API translates."""
-    return load_benchmark("latency")
-
-
-class FakeTranslator:
-    """Records what it translates; its clock makes the sentence of call n take n ms."""
-
-    def __init__(self, clock):
-        self._clock, self.lines = clock, []
-
-    def warm_up(self):
-        self._clock.now += 2.0
-        return 9
-
-    def __call__(self, lines):
-        self.lines += lines
-        self._clock.now += len(self.lines) / 1000
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_the_api_translates_the_first_sentence_and_others_of_each_length(latency, monkeypatch):
-    clock = Clock()
-    fake = FakeTranslator(clock)
-
-    class Loader:
-        @staticmethod
-        def load(run):
-            assert run == "RUN"
-            clock.now += 0.5
-            return fake
-
-    monkeypatch.setattr(flaxformer_mt, "Translator", Loader, raising=False)
-    monkeypatch.setattr(latency.time, "perf_counter", clock)
-    found = latency.serve_api("RUN", "a b c")
-    assert {name: found[name] for name in ("import", "load", "warm_up", "programs")} == {
-        "import": 0.0,
-        "load": 0.5,
-        "warm_up": 2.0,
-        "programs": 9,
-    }
-    assert found["first_ms"] == pytest.approx(1) and fake.lines[0] == "a b c"
-    assert fake.lines[1:7] == ["a", "b", "c", "a b", "b c", "c a"]
-    cut = 1 + 3 * len(latency.LENGTHS)
-    assert [len(line.split()) for line in fake.lines[1:cut]] == [n for n in latency.LENGTHS for _ in "abc"]
-    made_up = fake.lines[cut:]
-    assert len(made_up) == latency.MADE_UP and len(set(made_up)) > latency.MADE_UP * 0.9
-    assert {len(line.split()) for line in made_up} == set(range(1, latency.MADE_UP_WORDS + 1))
-    assert not {"a", "b", "c"} & {word for line in made_up for word in line.split()}
-    assert list(found["later"]) == [
-        *(f"{number} words" for number in latency.LENGTHS),
-        f"up to {latency.MADE_UP_WORDS} made-up words",
-    ]
-    # The second to the fourth call take 2, 3 and 4 ms.
-    assert found["later"]["1 words"] == {"median_ms": pytest.approx(3), "max_ms": pytest.approx(4)}
-
-
-def test_cold_has_an_empty_cache_of_its_own_and_warm_is_the_median_of_rounds(latency, monkeypatch):
-    seen = []
-
-    def system(name):
-        def run(options, cache):
-            seen.append((name, cache.name))
-            return {"seconds": float(len(seen)), "later": {"max_ms": 10.0 * len(seen)}}
-
-        return run
-
-    monkeypatch.setattr(latency, "SYSTEMS", {name: system(name) for name in ("command", "api")})
-    options = latency.parse_options(["--run=RUN", "--rounds=3"])
-    found = latency.measure(options)
-    assert seen == [("command", "command"), ("api", "api")] * 4
-    assert found["api"]["cold"] == {"seconds": 2.0, "later": {"max_ms": 20.0}}
-    assert found["command"]["warm"] == {"seconds": 5.0, "later": {"max_ms": 50.0}}
-
-
-# ---- scaling ----
 
 
 @pytest.fixture
@@ -172,7 +58,6 @@ def test_rows_have_unique_names_and_valid_configs(scaling, tiny):
 
 
 def test_a_row_measures_the_update_of_the_model_that_it_names(scaling, monkeypatch):
-    """One layer of each stack, over two devices that share the parameters; a second passes at each look."""
     ticks = itertools.count()
     monkeypatch.setattr(scaling, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
     case = dataclasses.replace(scaling.TINY, axis="devices", value="x", devices=2, layout={"fsdp": 2})
@@ -183,56 +68,6 @@ def test_a_row_measures_the_update_of_the_model_that_it_names(scaling, monkeypat
     assert row["compile_s"] == row["init_s"] == 1 and row["peak_mib"] > 50
     assert (row["step_ms"], row["tokens_per_second"]) == (1000, 8 * 8)
     assert row["state_mib"] is not None
-
-
-# ---- serve ----
-
-
-@pytest.fixture
-def serve(load_benchmark):
-    """The benchmark of the server: its texts, and that each answer belongs to the line that was sent."""
-    return load_benchmark("serve")
-
-
-class Capitals(BaseHTTPRequestHandler):
-    """Translates to capitals, and has 3 MiB of memory."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        fields = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert (self.path, fields["source"], fields["target"]) == ("/translate", "de", "en")
-        self.answer(json.dumps({"translatedText": fields["q"].upper()}))
-
-    def do_GET(self):
-        self.answer("# TYPE x gauge\nflaxformer_mt_resident_bytes 3.14573e+06\n")
-
-    def answer(self, text):
-        self.send_response(200)
-        self.send_header("content-length", str(len(text.encode())))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *args):
-        pass
-
-
-def test_texts_are_sent_by_several_clients_and_answers_are_in_order(serve):
-    texts = serve.make_texts([f"wort{number}" for number in range(100)], 60)
-    assert texts == serve.make_texts([f"wort{number}" for number in range(100)], 60)
-    counts = {len(text.split()) for text in texts}
-    assert min(counts) < 5 and 35 < max(counts) <= 40
-    with ThreadingHTTPServer(("127.0.0.1", 0), Capitals) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/"
-        figures, found = serve.measure(url, texts, ("de", "en"), 4)
-        server.shutdown()
-    assert found == [text.upper() for text in texts]
-    assert (figures["clients"], figures["requests"], figures["mib"]) == (4, 60, [3.0] * 11)
-    assert 0 < figures["p50_ms"] <= figures["p95_ms"] <= figures["p99_ms"] and figures["per_second"] > 0
-
-
-# ---- systems ----
 
 
 @pytest.fixture
@@ -255,17 +90,6 @@ def test_unknown_and_repeated_systems_are_refused(systems, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_missing_packages_are_named_with_the_command_that_installs_them(systems, monkeypatch, capsys):
-    monkeypatch.setattr(systems.importlib.util, "find_spec", lambda name: None)
-    systems.require_packages(["ours"])
-    with pytest.raises(SystemExit) as ended:
-        systems.require_packages(["ours", "marian", "torch", "ctranslate2"])
-    assert ended.value.code == 2
-    line = capsys.readouterr().err
-    assert line.startswith("error: not installed: torch, transformers, ctranslate2; install with: ")
-    assert line.count("pip install") == 2 and line.count("transformers==") == 1
-
-
 @pytest.mark.parametrize("command", ["train.py", "exports.py --source=A --target=B C"])
 def test_a_benchmark_without_the_packages_of_others_ends_with_one_line(command, tmp_path):
     """As where only the package itself is installed: modules of others cannot be found."""
@@ -284,9 +108,6 @@ def test_a_benchmark_without_the_packages_of_others_ends_with_one_line(command, 
     assert done.stderr.startswith("error: not installed: ") and done.stderr.count("\n") == 1
 
 
-# ---- targets ----
-
-
 @pytest.fixture
 def targets(load_benchmark):
     """The table of recipes times targets: finished cells are kept, errors stand in the table."""
@@ -294,17 +115,12 @@ def targets(load_benchmark):
 
 
 FOUND = {
-    "layout": "pmap over 4 devices",
-    "batch": {"rows": 192, "source_length": 128, "target_length": 128},
-    "fits": False,
-    "peak_gib": 20.5,
-    "memory_gib": 15.75,
+    "layout": "pmap over 4 devices", "batch": {"rows": 192, "source_length": 128, "target_length": 128},
+    "fits": False, "peak_gib": 20.5, "memory_gib": 15.75,
     "attention": {"kernel": "plain", "reason": "", "calls": {}},
-    "collectives": {
-        "all-reduce": {"count": 1, "bytes": 2**30, "sent": 2**29},
-        "all-gather": {"count": 2, "bytes": 2**30, "sent": 2**28},
-    },
-}
+    "collectives": {"all-reduce": {"count": 1, "bytes": 2**30, "sent": 2**29},
+                    "all-gather": {"count": 2, "bytes": 2**30, "sent": 2**28}},
+}  # fmt: skip
 
 
 def test_all_recipes_are_planned_for_targets_that_exist(targets):
@@ -316,42 +132,6 @@ def test_all_recipes_are_planned_for_targets_that_exist(targets):
     assert all(set(found) <= set(ordered) and found for found in targets.PLAN.values())
     cells = targets.plan_cells([], [], [])
     assert len(set(cells)) == len(cells) == sum(map(len, targets.PLAN.values()))
-
-
-@pytest.fixture
-def compiled(targets, monkeypatch):
-    """Makes cells without a compiler; returns the list of those that were asked for."""
-    asked = []
-
-    def compile_apart(cells):
-        for cell in cells:
-            asked.append((cell.recipe, cell.target))
-            yield {"error": "refused"} if cell.target == "h200:1" else {"found": FOUND}
-
-    monkeypatch.setattr(targets, "compile_apart", compile_apart)
-    return asked
-
-
-def test_finished_cells_are_not_compiled_again(targets, compiled, tmp_path):
-    output, names = tmp_path / "cells.jsonl", ["v5e:4x4", "v5e:1x1"]
-    first = targets.run_cells(targets.plan_cells(["a"], names[:1], []), output, minutes=1)
-    assert first == [{"recipe": "a", "target": "v5e:4x4", "flags": [], "found": FOUND}]
-    wanted = targets.plan_cells(["a", "b"], [*names, "h200:1"], [])
-    found = targets.run_cells(wanted, output, minutes=1)
-    assert compiled == [  # round by round
-        ("a", "v5e:4x4"),
-        ("a", "v5e:1x1"),
-        ("b", "v5e:1x1"),
-        ("a", "h200:1"),
-        ("b", "h200:1"),
-        ("b", "v5e:4x4"),
-    ]
-    assert [(cell["recipe"], cell["target"]) for cell in found] == [cell[:2] for cell in wanted]
-    assert found[2]["error"] == "refused" and found[0] == first[0]
-    lines = output.read_text(encoding="utf-8").strip().split("\n")
-    assert len(lines) == 6 and all(json.loads(line) in found for line in lines)
-    targets.run_cells(targets.plan_cells(["a"], ["v5e:1x1"], ["--config.seed=1"]), output, minutes=1)
-    assert compiled[6:] == [("a", "v5e:1x1")]  # with other flags
 
 
 def test_a_crash_of_the_compiler_is_the_result_of_one_cell(targets, monkeypatch):
@@ -387,11 +167,7 @@ def test_the_table_has_a_row_for_each_cell(targets):
     assert len({row.replace("\\|", "").count("|") for row in rows}) == 1
 
 
-# ---- word_links ----
-
-
 def test_links_are_known_where_the_lexicon_is_clear(load_benchmark):
-    """The lexicon of the toy corpus knows the words of its sentences; what occurs twice links nothing."""
     module = load_benchmark("word_links")
     lexicon = module.make_lexicon()
     pair = "Der alte Hund hat Anna und den Hut oft gesehen.", "The old dog often saw Anna and the hat."

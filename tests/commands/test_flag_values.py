@@ -1,36 +1,23 @@
 """Every flag of every command with each of its choices and with odd values: a value or one line of error."""
 
 import dataclasses
+import json
 import typing
 from pathlib import Path
 
 import pytest
 
 from flaxformer_mt.commands.flags import list_flag_types, parse_flags, parse_text
-from flaxformer_mt.commands.main import COMMANDS
+from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import read_value, replace_fields
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
 
 ODD = [
-    "",
-    "x",
-    "Auto",
-    "true",
-    "FALSE",
-    "none",
-    "1",
-    "0",
-    "-1",
-    "2.5",
-    "nan",
-    "inf",
-    "1e400",
-    "9" * 400,
-    "a,b",
+    "", "x", "Auto", "true", "FALSE", "none", "1", "0", "-1", "2.5", "nan", "inf", "1e400", "9" * 400, "a,b",
     ",",
-]
+]  # fmt: skip
 ODD += ["1,2", "\udcff", "\0", "ａｕｔｏ", "=", "[]", "{}", " ", "~nobody/x", "٣", "1_000", "0x10", "--", "⅕"]
 ODD_JSON = [1, 0, -1, 2.5, True, False, None, "", "x", [], {}, [1], ["x"], {"a": 1}, 1 << 70, float("nan")]
 
@@ -43,7 +30,6 @@ def list_choices(kind: object) -> list[object]:
 
 
 def list_fields(section: object, prefix: str = "") -> dict[str, object]:
-    """The values of all fields by their dotted names."""
     found = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
@@ -55,7 +41,6 @@ def list_fields(section: object, prefix: str = "") -> dict[str, object]:
 
 
 def read(text: str, kind: object, flag: str) -> tuple[object, str]:
-    """What the command line makes of a text, or the message."""
     try:
         return read_value(parse_text(text, kind, flag), kind, flag), ""
     except UserError as error:
@@ -133,3 +118,58 @@ def test_a_command_without_checkpoints_says_so(tmp_path):
     (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(UserError, match="run@250 is not a run directory.*run is one, of which no checkpoint"):
         read_config(tmp_path / "run@250" / "config.json")
+
+
+STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: {mix: [toy_de_en 1], modifiers: [UpperCase: 0.1]}\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        *(
+            (f"noise.{kind}=1.5", [f"data.noise.{kind} is 1.5", "from 0 to 1"])
+            for kind in (
+                "upper_case",
+                "title_case",
+                "lower_case",
+                "end_punctuation",
+                "punctuation",
+                "whitespace",
+            )
+        ),
+        ("noise.typos=often", ["data.noise.typos is 'often'", "which is not a number"]),
+        ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
+        ("noise.typo_kinds.unichar=-1", ["data.noise.typo_kinds.unichar is -1.0"]),
+        ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),
+        ("stages={folder}/wrong.yaml", ["has the modifier Merge; supported are UpperCase"]),
+        ("stages={folder}/other.yaml", ["data.stages: stage s names other", "toy_de_en"]),
+    ],
+)
+def test_a_wrong_value_gets_one_line(tmp_path, capfd, flag, words):
+    (tmp_path / "wrong.yaml").write_text(STAGES.replace("UpperCase", "Merge"), encoding="utf-8")
+    (tmp_path / "other.yaml").write_text(STAGES.replace("toy_de_en", "other"), encoding="utf-8")
+    given = f"--config.data.{flag.format(folder=tmp_path)}"
+    assert main(["prepare", f"--run={tmp_path / 'run'}", "--config=toy_de_en", given]) == 2
+    out, err = capfd.readouterr()
+    assert not out and err.startswith("error: ") and err.count("\n") == 1, err
+    assert all(word in err for word in words), err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_of_stages_is_part_of_the_config(tmp_path, capsys):
+    (tmp_path / "stages.yaml").write_text(f"{STAGES}seed: 7\n", encoding="utf-8")
+    flags = [f"--config.data.stages={tmp_path / 'stages.yaml'}", "--config.data.noise.typo_kinds.unichar=0"]
+    assert main(["show", f"--run={tmp_path / 'run'}", "--config=toy_de_en", *flags]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("warning: ") and "no effect here: seed;" in err and err.count("\n") == 1
+    data = json.loads(out)["config"]["data"]
+    assert [(one["name"], one["mix"], one["noise"]["upper_case"]) for one in data["stages"]] == [
+        ("s", ["toy_de_en 1"], 0.1)
+    ]
+    assert data["noise"]["typo_kinds"]["unichar"] == 0
+    with pytest.raises(SystemExit):
+        main(["prepare", f"--run={tmp_path / 'run'}", *flags, "--help=all"])
+    text = capsys.readouterr().out
+    assert (
+        "--config.data.stages=FILE.yaml" in text and "--config.data.noise.typo_kinds.char_swap=FLOAT" in text
+    )

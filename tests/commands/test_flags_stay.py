@@ -17,7 +17,6 @@ GONE: dict[str, str] = {}
 
 
 def read_old_flags() -> set[tuple[str, str]]:
-    """Each command with each of its flags."""
     text = (Path(__file__).parent / "flags_of_3f607c4.txt").read_text(encoding="utf-8")
     listed = {name: flags.split() for name, flags in re.findall(r"^(\w+): ((?:.|\n )+)", text, re.M)}
     fields = [f"config.{field}" for field in listed.pop("config")]
@@ -42,7 +41,6 @@ def test_no_flag_is_lost_but_those_that_the_changelog_names():
 
 
 def test_an_option_that_several_commands_have_is_declared_once():
-    """No two classes of options declare a field of the same name with the same comment."""
     places: dict[tuple[str, str], str] = {}
     for command in COMMANDS.values():
         for kind in command.options.__mro__:

@@ -13,7 +13,6 @@ from flaxformer_mt.config.files import flatten, save_config
 
 
 def read_flags(text: str) -> dict[str, str]:
-    """Flag as it is written -> its explanation on one line."""
     entries = re.split(r"\n  (?=-)", text)[1:]
     return {
         (words := entry.split("\n\n")[0].split())[0]: " ".join(words[1:])

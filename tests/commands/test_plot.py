@@ -1,4 +1,4 @@
-"""The command plot on tiny untrained runs: which files it writes, and that their numbers are the run's."""
+"""The command plot on tiny untrained runs, and figures: both hold the numbers they were given."""
 
 import dataclasses
 import errno
@@ -6,41 +6,43 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from tiny_experiment import random_params
+from tiny_experiment import write_untrained_run
 
 from flaxformer_mt.commands import plot as plot_module
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.plot import plot, position_tables, training_panels
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.files import read_config, save_config
-from flaxformer_mt.evaluation.plots import attention_maps
-from flaxformer_mt.model import make_model
+from flaxformer_mt.evaluation.plots import (
+    TokenAxis,
+    attention_maps,
+    draw_attention,
+    draw_position_curves,
+    draw_position_tables,
+    draw_training,
+)
 from flaxformer_mt.model.positions import sinusoidal_table
-from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.translator import Translation, Translator
-from flaxformer_mt.vocab import load_vocabs, make_vocabs
+from flaxformer_mt.vocab import load_vocabs
 
 WORDS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
 SOURCE = "zwei acht"
 LONGEST = 12
 
 MODEL = ModelConfig(
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    model_dim=8,
-    num_heads=2,
-    ffn_dim=12,
-    first_position=1,
+    num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12, first_position=1,
     dropout_rate=0.0,
-)
+)  # fmt: skip
 
 METRICS = [
     {"step": 50, "split": "train", "loss": 5.0, "learning_rate": 0.1},
@@ -56,30 +58,18 @@ METRICS = [
 
 def make_run(folder, model, *, source_language="de"):
     """A run of an untrained model, evaluated at step 7; what it says stops within a few tokens."""
-    folder.mkdir()
     config = Config(
         data=DataConfig(
-            dataset="parallel_text",
-            source_language=source_language,
-            cache_dir=str(folder.parent / "cache"),
-            max_source_length=LONGEST,
-            max_target_length=LONGEST,
+            dataset="parallel_text", source_language=source_language, cache_dir=str(folder.parent / "cache"),
+            max_source_length=LONGEST, max_target_length=LONGEST,
         ),
-        vocab=VocabConfig(kind="char", size=22, byte_fallback=False),
-        model=model,
+        vocab=VocabConfig(kind="char", size=22, byte_fallback=False), model=model,
         search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=0.0, max_length_offset=5),
-    )
-    save_config(config, folder / "config.json")
+    )  # fmt: skip
     pairs = [
         SimpleNamespace(source=f"{a} {b}", target=f"{WORDS[a]} {WORDS[b]}") for a in WORDS for b in WORDS
     ]
-    vocabs = make_vocabs(config.vocab, pairs, folder / "vocab")
-    network = make_model(model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    params = random_params(network)
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(7, {"params": params}, {"step": 7, "metrics": {"bleu": 1.0}})
-    checkpoints.wait()
-    return folder
+    return write_untrained_run(folder, config, pairs)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +83,6 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_stack(tmp_path_factory):
-    """A decoder-only model with learned positions, without metrics."""
     model = dataclasses.replace(MODEL, architecture="decoder_only", positions="learned", max_positions=30)
     return make_run(tmp_path_factory.mktemp("runs") / "one_stack", model)
 
@@ -121,7 +110,6 @@ def weights_of(figure):
 
 
 def labels_of(figure):
-    """Pieces down the first head and across it."""
     axes = panels_of(figure)[0]
     return [[label.get_text() for label in axis.get_ticklabels()] for axis in (axes.yaxis, axes.xaxis)]
 
@@ -130,9 +118,6 @@ def run_plot(capfd, *flags):
     assert main(["plot", *flags]) == 0
     out, told = capfd.readouterr()
     return json.loads(out), told
-
-
-# ---- the command ----
 
 
 def test_positions_training_and_attention_are_files_that_the_json_names(run, tmp_path, capfd, drawn):
@@ -172,7 +157,6 @@ def check_positions_and_training(drawn):
 
 
 def check_attention(run, result, drawn):
-    """The sentence has the attention of its translation."""
     vocabs = load_vocabs(run / "vocab")
     source = vocabs.source.tokenize(SOURCE)
     written, read_from = labels_of(drawn["attention_cross.png"])
@@ -191,10 +175,8 @@ def check_attention(run, result, drawn):
     model = trained.make_model()
     maps = jax.jit(lambda params: attention_maps(model, params, batch))(trained.params)
     sizes = {
-        "cross": (len(target), len(source)),
-        "encoder": 2 * (len(source),),
-        "decoder": 2 * (len(target),),
-    }
+        "cross": (len(target), len(source)), "encoder": 2 * (len(source),), "decoder": 2 * (len(target),),
+    }  # fmt: skip
     for part, size in sizes.items():
         shown = weights_of(drawn[f"attention_{part}.png"])
         assert shown.shape == (2, *size)
@@ -240,25 +222,17 @@ def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [
-        ([], "--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run"),
-        (["--positions=0"], "--positions is 0, but the width of an encoding must be at least 1"),
-        (["--positions=8", "--run={run}"], "without a run; leave out --run"),
-        (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
-        (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
-        (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
-        (["--run={run}", "--source=  "], "--source is '  ', which has no words; give a sentence"),
-        (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
-        (
-            ["--run={run}", "--output={run}/config.json"],
-            "config.json is a file, but the figures need a folder",
-        ),
-        (
-            ["--run={tmp}/text", f"--source={SOURCE}"],
-            "is a language model (its data.source_language is empty)",
-        ),
-    ],
-)
+    [([], "--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run"),
+     (["--positions=0"], "--positions is 0, but the width of an encoding must be at least 1"),
+     (["--positions=8", "--run={run}"], "without a run; leave out --run"),
+     (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
+     (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
+     (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
+     (["--run={run}", "--source=  "], "--source is '  ', which has no words; give a sentence"),
+     (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
+     (["--run={run}", "--output={run}/config.json"], "config.json is a file, but the figures need a folder"),
+     (["--run={tmp}/text", f"--source={SOURCE}"], "is a language model (its data.source_language is empty)")],
+)  # fmt: skip
 def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags, message):
     data = DataConfig(source_language="")
     model = ModelConfig(architecture="decoder_only")
@@ -273,7 +247,6 @@ def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags
 
 
 def test_the_encoding_of_a_width_is_plotted_without_a_run(tmp_path, capfd):
-    """As document 004 plots dimensions 4 to 7 of a width of 20 at 100 positions."""
     assert main(["plot", "--positions=20", f"--output={tmp_path / 'out'}"]) == 0
     files = json.loads(capfd.readouterr().out)["files"]
     assert [Path(file).name for file in files] == ["positions.png", "position_table.png"]
@@ -322,9 +295,6 @@ def test_metrics_without_numbers_give_no_picture(run, tmp_path, capfd):
     assert "metrics.jsonl has no numbers yet" in capfd.readouterr().err
 
 
-# ---- numbers ----
-
-
 def test_the_later_line_of_a_step_counts():
     panels = training_panels(METRICS, 0.0)
     assert panels["loss"]["training"] == ([50, 100, 150], [5.0, 3.0, 9.0])
@@ -361,3 +331,121 @@ def test_one_vector_is_the_same_at_every_position():
     tables = position_tables(config, {"decoder": {"positions": {"embedding": table}}})
     vector = sum(number * row for number, row in enumerate(table))
     np.testing.assert_array_equal(tables["decoder"], np.tile(vector, (100, 1)))
+
+
+def legend_of(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def tick_labels(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def make_weights(heads, queries, memory, *, seed=0):
+    weights = np.random.default_rng(seed).random((heads, queries, memory))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def make_side(name, length):
+    return TokenAxis(name, [f"{name[0]}{number}" for number in range(length)])
+
+
+@pytest.mark.parametrize(
+    ("width", "drawn"), [(3, [0, 1, 2]), (4, [0, 1, 2, 3]), (6, [4, 5]), (9, [4, 5, 6, 7])]
+)
+def test_a_narrow_table_gives_the_curves_it_has(width, drawn):
+    table = sinusoidal_table(7, width)
+    (axes,) = draw_position_curves({"model": table}, first_position=1, column="pair").axes
+    assert legend_of(axes) == [f"pair {index}" for index in drawn]
+    for index, line in zip(drawn, axes.lines, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 8))
+        np.testing.assert_array_equal(line.get_ydata(), table[:, index])
+
+
+@pytest.mark.parametrize("draw", [draw_position_curves, draw_position_tables])
+def test_several_tables_are_told_apart_by_their_titles(draw):
+    one, two = sinusoidal_table(5, 8), -sinusoidal_table(11, 8)
+    figure = draw({"encoder": one, "decoder": two})
+    assert [axes.get_title() for axes in panels_of(figure)] == ["encoder", "decoder"]
+    assert tuple(figure.get_size_inches()) == ((15, 10) if draw is draw_position_curves else (10, 12))
+    for axes, table in zip(panels_of(figure), (one, two), strict=True):
+        shown = axes.images[0].get_array() if axes.images else axes.lines[2].get_ydata()
+        np.testing.assert_array_equal(shown, table if axes.images else table[:, 6])
+
+
+def test_a_table_is_an_image_with_zero_in_the_middle_of_its_colours():
+    table = 3 * sinusoidal_table(100, 12)
+    figure = draw_position_tables({"model": table}, first_position=2, column="pair")
+    (axes,) = panels_of(figure)
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), table)
+    assert image.get_clim() == (-np.abs(table).max(), np.abs(table).max())
+    # The cell of row 0 lies around position 2, the last around 101; the first position is at the top.
+    assert image.get_extent() == [-0.5, 11.5, 101.5, 1.5]
+    assert axes.get_ylim() == (101.5, 1.5)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("pair", "position")
+    assert tuple(figure.get_size_inches()) == (10, 6)
+
+
+def test_a_table_of_zeros_has_a_scale_too():
+    (axes,) = panels_of(draw_position_tables({"model": np.zeros((4, 6), np.float32)}))
+    assert axes.images[0].get_clim() == (-1, 1)
+
+
+def test_panels_and_curves_without_numbers_are_left_out():
+    nan = float("nan")
+    figure = draw_training(
+        {"loss": {"training": ([1, 2, 3], [2.0, nan, 1.0]), "validation": ([], [])},
+         "BLEU": {"validation": ([2], [nan])}, "learning rate": {}},
+    )  # fmt: skip
+    (axes,) = figure.axes
+    assert (axes.get_ylabel(), axes.get_xlabel(), legend_of(axes)) == ("loss", "step", ["training"])
+    np.testing.assert_array_equal(axes.lines[0].get_ydata(), [2.0, nan, 1.0])  # a gap, not a line across
+    assert draw_training({"BLEU": {"validation": ([], [])}}).axes == []
+
+
+def test_too_many_heads_are_a_figure_a_layer():
+    layers = [make_weights(17, 3, 3, seed=layer) for layer in range(2)]
+    figures = draw_attention(layers, queries=make_side("q", 3), memory=make_side("m", 3))
+    assert list(figures) == ["layer_0", "layer_1"]
+    for number, figure in enumerate(figures.values()):
+        panels = panels_of(figure)
+        assert [axes.get_title() for axes in panels] == [f"layer {number}, head {head}" for head in range(17)]
+        np.testing.assert_array_equal(panels[16].images[0].get_array(), layers[number][16])
+        assert panels[0].images[0].get_clim() == (0, max(weights.max() for weights in layers))
+
+
+def test_long_sentences_are_a_figure_a_layer_and_keep_the_labels_that_have_room():
+    layers = [make_weights(2, 3, 240, seed=layer) for layer in range(2)]
+    figures = draw_attention(layers, queries=make_side("q", 3), memory=make_side("m", 240))
+    assert list(figures) == ["layer_0", "layer_1"]
+    axes = panels_of(figures["layer_1"])[0]
+    # Two heads share 28 inches, and a label takes 0.14: 100 of 240 have room, so each third one is there.
+    assert tick_labels(axes.xaxis) == [f"m{number}" for number in range(0, 240, 3)]
+    assert list(axes.get_xticks()) == list(range(0, 240, 3))
+    assert figures["layer_1"].get_size_inches()[0] == pytest.approx(28 + 2.5)
+
+
+def test_pieces_are_spelled_so_that_they_can_be_read():
+    pieces = ["▁$x$", "a\u200bb", "x" * 21]
+    side = TokenAxis("odd", pieces)
+    (figure,) = draw_attention([make_weights(1, 3, 3)], queries=side, memory=side).values()
+    axes = panels_of(figure)[0]
+    assert tick_labels(axes.yaxis) == ["▁$x$", "aU+200Bb", "x" * 19 + "…"]
+    assert not any(label.get_parse_math() for label in axes.get_yticklabels())
+
+
+def test_figures_are_made_without_pyplot():
+    """It would choose a window system, and keep every figure until it is told to close it."""
+    code = (
+        "import io, sys, numpy as np; from flaxformer_mt.evaluation import plots;"
+        "side = plots.TokenAxis('s', ['a', 'b']);"
+        "table = np.eye(5); weights = [np.eye(2)[None]];"
+        "figures = [plots.draw_position_curves({'m': table}), plots.draw_position_tables({'m': table}),"
+        "plots.draw_training({'loss': {'t': ([1], [2.0])}}),"
+        "*plots.draw_attention(weights, queries=side, memory=side).values()];"
+        "[plots.save_figure(figure, io.BytesIO()) for figure in figures];"
+        "print(len(figures), 'matplotlib' in sys.modules, 'matplotlib.pyplot' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "4 True False\n"

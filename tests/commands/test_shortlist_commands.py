@@ -35,7 +35,6 @@ def test_translations_have_pieces_of_the_shortlist_alone(tiny_run, shortlist, tm
         assert set(restricted["tokens"]) <= allowed
         outside += not set(other.tokens) <= allowed
     assert outside, "without the shortlist, translations have other pieces as well"
-
     # The server's search, to which lines come one by one.
     live = translator.engine(arriving=True)
     for number, source in enumerate(SOURCES):

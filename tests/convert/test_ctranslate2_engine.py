@@ -34,7 +34,6 @@ def translate(system, lines, *, n_best=1, annotations=NO_ANNOTATIONS):
 
 
 def test_lines_are_translated_as_by_greedy_search_of_the_run(folder, tiny_run):
-    """Beam searches of the two systems differ; see export."""
     lines = ["ba do fi", "", "gu ka", "ba do fi gu ka lo mi nu ba do fi gu ka lo", *(["lo"] * 80)]
     system = CTranslate2Engine(folder, beam_size=1)
     assert system.most_hypotheses == 1
@@ -86,15 +85,10 @@ def our_search(folder, tiny_run):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"no_repeat_ngram": 1},
-        {"suppress": ("\u2581",)},
-        {"suppress": ("30", "34"), "allow_unknown": False},
-        {"min_length_offset": 20, "max_length_offset": 24},
-        {"min_length_ratio": 1.5, "max_length_ratio": 3.0},
-    ],
+    [{"no_repeat_ngram": 1}, {"suppress": ("\u2581",)}, {"suppress": ("30", "34"), "allow_unknown": False},
+     {"min_length_offset": 20, "max_length_offset": 24}, {"min_length_ratio": 1.5, "max_length_ratio": 3.0}],
     ids=str,
-)
+)  # fmt: skip
 def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, plain, our_search, options):
     found = translate(CTranslate2Engine(folder, method="greedy", **options), LINES)
     assert [one.tokens for one in found] != [one.tokens for one in plain], "the option has no effect"
@@ -141,14 +135,11 @@ def test_arguments_of_a_beam_search(folder):
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        ({"method": "mbr"}, "search.method=mbr"),
-        ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
-        ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
-        ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
-        ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2"),
-    ],
-)
+    [({"method": "mbr"}, "search.method=mbr"), ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
+     ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
+     ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
+     ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2")],
+)  # fmt: skip
 def test_options_that_it_lacks_are_refused_by_name(folder, options, named):
     with pytest.raises(UserError, match=f"{named}: CTranslate2 does not have this"):
         CTranslate2Engine(folder, **options)

@@ -46,54 +46,25 @@ from flaxformer_mt.training.optimizers import learning_rate, make_hyperparameter
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_train_step
 from flaxformer_mt.trees import flatten_tree
-from flaxformer_mt.vocab import Vocabs, make_vocabs
+from flaxformer_mt.vocab import Vocabs
 
 FORMATS = {m.FORMAT.name: m.STATE_DICT for m in (aiayn, decoder_only, handbuilt, kokoyi)}
 
 TINY = ModelConfig(
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-    model_dim=8,
-    num_heads=2,
-    key_dim=3,
-    value_dim=5,
-    ffn_dim=12,
-    norm_position="post",
-    embedding_scale=False,
-    tying="none",
-    padding_mask="both",
-)
+    num_encoder_layers=2, num_decoder_layers=2, model_dim=8, num_heads=2, key_dim=3, value_dim=5, ffn_dim=12,
+    norm_position="post", embedding_scale=False, tying="none", padding_mask="both",
+)  # fmt: skip
 # What each document is, beside TINY.
 BASES: dict[str, dict[str, Any]] = {
-    "embeddings": {},
-    "handbuilt": {"first_position": 1, "num_decoder_layers": 1},
-    "kokoyi": {
-        "attention_bias": False,
-        "padding_mask": "none",
-        "key_dim": 6,
-        "value_dim": 6,
-        "ffn_dim": 6,
-        "ffn_layer": "convolution",
-    },
-    "decoder-only": {
-        "architecture": "decoder_only",
-        "positions": "one_vector",
-        "max_positions": 14,
-        "norm_affine": False,
-        "norm_epsilon": 0.0,
-        "activation": "gelu",
-        "embedding_bias": True,
-        "output_bias": True,
-    },
-    "aiayn": {
-        "tying": "all",
-        "logit_scale": True,
-        "embedding_norm": True,
-        "norm_epsilon": 1e-6,
-        "attention_bias": False,
-        "max_positions": 16,
-    },
-}
+    "embeddings": {}, "handbuilt": {"first_position": 1, "num_decoder_layers": 1},
+    "kokoyi": {"attention_bias": False, "padding_mask": "none", "key_dim": 6, "value_dim": 6, "ffn_dim": 6,
+               "ffn_layer": "convolution"},
+    "decoder-only": {"architecture": "decoder_only", "positions": "one_vector", "max_positions": 14,
+                     "norm_affine": False, "norm_epsilon": 0.0, "activation": "gelu", "embedding_bias": True,
+                     "output_bias": True},
+    "aiayn": {"tying": "all", "logit_scale": True, "embedding_norm": True, "norm_epsilon": 1e-6,
+              "attention_bias": False, "max_positions": 16},
+}  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -110,34 +81,16 @@ CASES = {
     "handbuilt_fc": Case("handbuilt", SHALLOW | {"ffn_layer": "dense"}),
     "kokoyi": Case("kokoyi", {}, is_joint=False),
     "language_model": Case(
-        "decoder-only", {"padding_mask": "source", "num_decoder_layers": 1}, source_language=""
-    ),
-    "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
+        "decoder-only", {"padding_mask": "source", "num_decoder_layers": 1}, source_language="",
+    ), "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
     "aiayn_all": Case("aiayn", SHALLOW),
     "aiayn_target_output": Case(
-        "aiayn", SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True}, is_joint=False
-    ),
-    "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
+        "aiayn", SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True}, is_joint=False,
+    ), "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
     "aiayn_none": Case(
-        "aiayn", SHALLOW | UNSCALED | {"tying": "none", "ffn_layer": "convolution"}, is_joint=False
+        "aiayn", SHALLOW | UNSCALED | {"tying": "none", "ffn_layer": "convolution"}, is_joint=False,
     ),
-}
-
-
-class Text(NamedTuple):
-    source: str
-    target: str
-
-
-@pytest.fixture(scope="module")
-def vocabs(tmp_path_factory) -> dict[bool, Vocabs]:
-    """By whether they are joint; two that are not have different sizes."""
-    pairs = [Text(f"ab{c} {c}de fa", f"g{c}h ih {c}{c}") for c in "abcdefgh"] * 4
-    made = [
-        make_vocabs(VocabConfig(size=size, byte_fallback=False), pairs, tmp_path_factory.mktemp("vocab"))
-        for size in (20, 23)
-    ]
-    return {True: made[1], False: Vocabs(made[0].source, made[1].target, joint=False)}
+}  # fmt: skip
 
 
 def make_config(case: Case) -> Config:
@@ -148,7 +101,6 @@ def make_config(case: Case) -> Config:
 
 
 def make_weights(case: Case, vocabs: dict[bool, Vocabs]) -> Weights:
-    """Random numbers everywhere, norms and biases too."""
     config, chosen = make_config(case), vocabs[case.is_joint]
     validate(config)
     random = np.random.default_rng(0)
@@ -309,7 +261,6 @@ def compared(exported) -> Compared:
         factors = factors * batch.target_mask[..., None]
     factors = factors.astype(np.float32)
     logits, gradients, maps = run_ours(FORMATS[case.format], weights, batch, factors)
-
     theirs = RUN[case.format](BUILD[case.format](folder), batch)
     (theirs.logits * torch.from_numpy(factors)).sum().backward()
     their_maps = [layer.detach().numpy() for kind in theirs.maps for layer in kind]
@@ -431,14 +382,9 @@ def is_key_bias(name: str) -> bool:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        CASES["handbuilt_fc"],
-        Case("kokoyi", SHALLOW, is_joint=False),
-        CASES["language_model"],
-        CASES["aiayn_all"],
-    ],
-    ids=lambda case: case.format,
-)
+    [CASES["handbuilt_fc"], Case("kokoyi", SHALLOW, is_joint=False), CASES["language_model"],
+     CASES["aiayn_all"]], ids=lambda case: case.format,
+)  # fmt: skip
 def test_ten_updates_by_adam_end_in_the_documents_parameters(case, vocabs, tmp_path):
     weights = make_weights(case, vocabs)
     module = BUILD[case.format](write(weights, case.format, tmp_path))
@@ -497,55 +443,31 @@ REFUSALS = [
     ("kokoyi", {"attention_bias": True}, "model.attention_bias is True; supported: False"),
     ("kokoyi", {"final_norm": True}, "model.final_norm is True; supported: None, False"),
     ("kokoyi", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
-    (
-        "kokoyi",
-        {"padding_mask": "source"},
-        "model.padding_mask is source; supported: none. The class does not mask",
-    ),
-    (
-        "kokoyi",
-        {"ffn_dim": 16},
-        "model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; they must be equal",
-    ),
-    (
-        "kokoyi",
-        {"num_encoder_layers": 1},
-        "model.num_encoder_layers is 1 and model.num_decoder_layers is 2; they must be equal",
-    ),
-    (
-        "decoder-only",
-        {"architecture": "encoder_decoder"},
-        "model.architecture is encoder_decoder; supported: decoder_only",
-    ),
+    ("kokoyi", {"padding_mask": "source"},
+     "model.padding_mask is source; supported: none. The class does not mask"),
+    ("kokoyi", {"ffn_dim": 16},
+     "model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; they must be equal"),
+    ("kokoyi", {"num_encoder_layers": 1},
+     "model.num_encoder_layers is 1 and model.num_decoder_layers is 2; they must be equal"),
+    ("decoder-only", {"architecture": "encoder_decoder"},
+     "model.architecture is encoder_decoder; supported: decoder_only"),
     ("decoder-only", {"activation": "gelu_tanh"}, "model.activation is gelu_tanh; supported: gelu"),
     ("decoder-only", {"norm_epsilon": 1e-5}, "model.norm_epsilon is 1e-05; supported: 0"),
     ("decoder-only", {"norm_affine": True}, "model.norm_affine is True; supported: False"),
     ("decoder-only", {"positions": "rotary"}, "model.positions is rotary; supported: one_vector, learned"),
     ("decoder-only", {"tying": "all"}, "model.tying is all; supported: none"),
-    (
-        "decoder-only",
-        {"padding_mask": "none"},
-        "model.padding_mask is none; supported with a source: source, both.",
-    ),
+    ("decoder-only", {"padding_mask": "none"},
+     "model.padding_mask is none; supported with a source: source, both."),
     ("aiayn", {"embedding_norm": False}, "model.embedding_norm is False; supported: True"),
     ("aiayn", {"output_bias": True}, "model.output_bias is True; supported: False"),
     ("aiayn", {"padding_mask": "none"}, "model.padding_mask is none; supported: both, source"),
-    (
-        "aiayn",
-        {"embedding_scale": True},
-        "model.embedding_scale and model.logit_scale are both True; at most one of the two may be",
-    ),
-    (
-        "aiayn",
-        {"tying": "embeddings"},
-        "model.logit_scale is True with model.tying embeddings; supported: False, as this system",
-    ),
-    (
-        "aiayn",
-        {"num_decoder_layers": 3},
-        "model.num_encoder_layers is 2 and model.num_decoder_layers is 3; they must be equal",
-    ),
-]
+    ("aiayn", {"embedding_scale": True},
+     "model.embedding_scale and model.logit_scale are both True; at most one of the two may be"),
+    ("aiayn", {"tying": "embeddings"},
+     "model.logit_scale is True with model.tying embeddings; supported: False, as this system"),
+    ("aiayn", {"num_decoder_layers": 3},
+     "model.num_encoder_layers is 2 and model.num_decoder_layers is 3; they must be equal"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "changes", "reason"), REFUSALS)
@@ -594,24 +516,14 @@ def test_tied_matrices_are_one_tensor_in_the_state_dict(vocabs, tmp_path):
 
 
 def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
-    """What the project's translate script does with a checkpoint."""
     settings = checkpoint["settings"]
     module = aiayn_document.Transformer(
-        settings.src_vocab_size,
-        settings.trg_vocab_size,
-        settings.src_pad_idx,
-        settings.trg_pad_idx,
+        settings.src_vocab_size, settings.trg_vocab_size, settings.src_pad_idx, settings.trg_pad_idx,
         trg_emb_prj_weight_sharing=settings.proj_share_weight,
-        emb_src_trg_weight_sharing=settings.embs_share_weight,
-        d_k=settings.d_k,
-        d_v=settings.d_v,
-        d_model=settings.d_model,
-        d_word_vec=settings.d_word_vec,
-        d_inner=settings.d_inner_hid,
-        n_layers=settings.n_layers,
-        n_head=settings.n_head,
-        dropout=settings.dropout,
-    )
+        emb_src_trg_weight_sharing=settings.embs_share_weight, d_k=settings.d_k, d_v=settings.d_v,
+        d_model=settings.d_model, d_word_vec=settings.d_word_vec, d_inner=settings.d_inner_hid,
+        n_layers=settings.n_layers, n_head=settings.n_head, dropout=settings.dropout,
+    )  # fmt: skip
     module.load_state_dict(checkpoint["model"])
     return module.eval()
 
@@ -625,13 +537,11 @@ def translate_as_the_script(module: Any, source: Any, target: Any) -> Any:
 
 
 SCRIPT_CASES = {
-    "all": CASES["aiayn_all"],
-    "untied": CASES["aiayn_none"],
-    "embeddings": CASES["aiayn_embeddings"],
+    "all": CASES["aiayn_all"], "untied": CASES["aiayn_none"], "embeddings": CASES["aiayn_embeddings"],
     "long": Case("aiayn", SHALLOW | {"max_positions": 300, "tying": "target_output"}, is_joint=False),
     "emb": Case("aiayn", SHALLOW | UNSCALED | {"embedding_scale": True}),
     "none": Case("aiayn", SHALLOW | UNSCALED),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SCRIPT_CASES.values(), ids=SCRIPT_CASES)
@@ -658,21 +568,11 @@ def test_the_checkpoint_translates_in_the_projects_script_as_our_model(case, voc
 
 
 def train_as_the_project(path: Path, **options: Any) -> Any:
-    """A file as its training script saves it."""
     torch.manual_seed(0)
     settings = dict(
-        src_vocab_size=23,
-        trg_vocab_size=23,
-        src_pad_idx=0,
-        trg_pad_idx=0,
-        d_word_vec=8,
-        d_model=8,
-        n_layers=1,
-        n_head=2,
-        d_k=3,
-        d_v=5,
-        dropout=0.1,
-    )
+        src_vocab_size=23, trg_vocab_size=23, src_pad_idx=0, trg_pad_idx=0, d_word_vec=8, d_model=8,
+        n_layers=1, n_head=2, d_k=3, d_v=5, dropout=0.1,
+    )  # fmt: skip
     flags = {"proj_share_weight": True, "embs_share_weight": True, "scale_emb_or_prj": "prj"} | options
     module = aiayn_document.Transformer(
         *(settings[name] for name in ("src_vocab_size", "trg_vocab_size", "src_pad_idx", "trg_pad_idx")),
@@ -689,7 +589,6 @@ def train_as_the_project(path: Path, **options: Any) -> Any:
 
 
 def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
-    """With a vocabulary alone: its settings describe the model."""
     given = Given(vocabs=vocabs[True])
     ways = [
         ({}, ("all", False, True)),
@@ -714,7 +613,6 @@ def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
 
 
 def test_our_own_checkpoint_comes_in_again(vocabs, tmp_path):
-    """Beside its config and vocabulary; the scale has become a part of an untied projection."""
     weights = make_weights(CASES["aiayn_all"], vocabs)
     write(weights, "aiayn", tmp_path)
     again = aiayn.FORMAT.read(tmp_path / "model.chkpt", Given())
@@ -732,27 +630,19 @@ def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_pat
     for content, message in [
         ({"model": {}}, "must have `model` and `settings`"),
         ({"model": {"x": 1}, "settings": argparse.Namespace()}, "`model` must contain named tensors"),
-        (
-            {"model": {}, "settings": argparse.Namespace()},
-            "settings have d_model None; it must be of type int",
-        ),
+        ({"model": {}, "settings": argparse.Namespace()},
+         "settings have d_model None; it must be of type int"),
         ({"model": {}, "settings": wrong}, "settings have d_model '8'; it must be of type int"),
         ({"model": {}, "settings": Path("x")}, "is not a checkpoint that loads safely"),
         ({"model": {}, "settings": argparse.Namespace(d_model=True)}, "settings have d_model True; it must"),
-        (
-            {"model": {"x": torch.zeros(1).expand(10**12)}, "settings": wrong},
-            "has 4000000000000 bytes, but the file has",
-        ),
+        ({"model": {"x": torch.zeros(1).expand(10**12)}, "settings": wrong},
+         "has 4000000000000 bytes, but the file has"),
         ({"model": {"x": torch.eye(2).to_sparse()}, "settings": wrong}, "x has the layout torch.sparse_coo"),
-        (
-            {"model": {}, "settings": argparse.Namespace(**sizes | {"n_layers": 10**9})},
-            "model.num_encoder_layers is 1000000000; the largest accepted value is 1000",
-        ),
-        (
-            {"model": {}, "settings": argparse.Namespace(**sizes | {"n_head": 0})},
-            "model.num_heads is 0; it must be at least 1",
-        ),
-    ]:
+        ({"model": {}, "settings": argparse.Namespace(**sizes | {"n_layers": 10**9})},
+         "model.num_encoder_layers is 1000000000; the largest accepted value is 1000"),
+        ({"model": {}, "settings": argparse.Namespace(**sizes | {"n_head": 0})},
+         "model.num_heads is 0; it must be at least 1"),
+    ]:  # fmt: skip
         torch.save(content, path)
         with pytest.raises(UserError, match=message):
             aiayn.FORMAT.read(path, given)
@@ -784,8 +674,6 @@ def test_the_input_layers_are_exported_as_document_004s(vocabs, tmp_path):
 
 
 class Document004(torch.nn.Module):
-    """Its two modules, one after the other."""
-
     def __init__(self, table: np.ndarray, length: int):
         super().__init__()
         self.words = embeddings_document.Embeddings(d_model=table.shape[1], vocab=len(table))

@@ -18,17 +18,14 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 ctranslate2 = pytest.importorskip("ctranslate2")
 
-from tiny_experiment import random_params
+from tiny_experiment import write_untrained_run
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig, VocabConfig
-from flaxformer_mt.config.files import save_config
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import NAMES
-from flaxformer_mt.corpus.pairs import Pair  # noqa: E402
-from flaxformer_mt.model import make_model
-from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.vocab import load_vocabs, make_vocabs
+from flaxformer_mt.corpus.pairs import Pair
+from flaxformer_mt.vocab import load_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
@@ -40,12 +37,9 @@ TEXT = [
     ("Wir lesen.", "We read."),
 ]
 HANDBUILT = {
-    "norm_position": "post",
-    "first_position": 1,
-    "embedding_scale": False,
-    "tying": "none",
+    "norm_position": "post", "first_position": 1, "embedding_scale": False, "tying": "none",
     "padding_mask": "both",
-}
+}  # fmt: skip
 TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12)
 
 
@@ -58,26 +52,15 @@ def write_text(folder: Path) -> None:
 
 
 def make_run(folder: Path, root: Path, **model: object) -> Config:
-    """A run directory with random parameters."""
     config = Config(
         data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(root / "my_data"),
-            cache_dir=str(root / "cache"),
-            max_source_length=40,
-            max_target_length=40,
+            dataset="parallel_text", text_dir=str(root / "my_data"), cache_dir=str(root / "cache"),
+            max_source_length=40, max_target_length=40,
         ),
-        vocab=VocabConfig(size=320),
-        model=dataclasses.replace(TINY, **model),
+        vocab=VocabConfig(size=320), model=dataclasses.replace(TINY, **model),
         train=TrainConfig(tensorboard=False),
-    )
-    folder.mkdir(parents=True)
-    save_config(config, folder / "config.json")
-    vocabs = make_vocabs(config.vocab, [Pair(*text) for text in TEXT * 3], folder / "vocab")
-    network = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    checkpoints = Checkpoints(folder)
-    checkpoints.save(1, {"params": random_params(network)}, {"step": 1, "metrics": {"bleu": 1.0}})
-    checkpoints.wait()
+    )  # fmt: skip
+    write_untrained_run(folder, config, [Pair(*text) for text in TEXT * 3], step=1)
     return config
 
 
@@ -160,14 +143,8 @@ def test_every_snippet_runs(place, monkeypatch, capsysbinary):
             printed[line] = capsysbinary.readouterr()
             assert b"warning:" not in printed[line].err, line
     assert {path.name for path in (place / "exported").iterdir()} == {
-        "torch",
-        "ct2",
-        "ct2_int8",
-        "pegasus",
-        "nn",
-        "handbuilt",
-        "aiayn",
-    }
+        "torch", "ct2", "ct2_int8", "pegasus", "nn", "handbuilt", "aiayn",
+    }  # fmt: skip
     data = pickle.loads((place / "data.pkl").read_bytes())  # noqa: S301
     numbers = [data["vocab"]["src"].vocab.stoi[piece] for piece in data["test"][0].src]
     assert numbers == load_vocabs(place / "runs" / "toy_de_en" / "vocab").source.tokenize(TEXT[0][0])

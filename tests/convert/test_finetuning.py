@@ -12,16 +12,16 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tiny_hub import MAKERS  # noqa: E402
+from tiny_hub import MAKERS
 
-from flaxformer_mt import Config, Translator, fit  # noqa: E402
-from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig, VocabConfig  # noqa: E402
-from flaxformer_mt.convert.export_run import export_run  # noqa: E402
-from flaxformer_mt.convert.import_run import import_run  # noqa: E402
-from flaxformer_mt.errors import UserError  # noqa: E402
-from flaxformer_mt.runs.load_run import load_trained  # noqa: E402
-from flaxformer_mt.trees import flatten_tree  # noqa: E402
-from flaxformer_mt.vocab import PretrainedVocab  # noqa: E402
+from flaxformer_mt import Config, Translator, fit
+from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig, VocabConfig
+from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.convert.import_run import import_run
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.runs.load_run import load_trained
+from flaxformer_mt.trees import flatten_tree
+from flaxformer_mt.vocab import PretrainedVocab
 
 WORDS = {"der": "the", "Hund": "dog", "Katze": "cat", "schläft": "sleeps", "heute": "today", "und": "and"}
 
@@ -38,32 +38,20 @@ def write_text(folder: Path) -> None:
 def make_config(root: Path, *, steps: int = 40, **optim) -> Config:
     return Config(
         data=DataConfig(
-            dataset="parallel_text",
-            text_dir=str(root / "text"),
-            cache_dir=str(root / "cache"),
-            max_source_length=40,
-            max_target_length=40,
-            batch_tokens=1280,
-            num_shapes=1,
+            dataset="parallel_text", text_dir=str(root / "text"), cache_dir=str(root / "cache"),
+            max_source_length=40, max_target_length=40, batch_tokens=1280, num_shapes=1,
         ),
         optim=OptimConfig(learning_rate=5e-3, schedule="constant", warmup_steps=1, **optim),
         train=TrainConfig(
-            steps=steps,
-            log_every=5,
-            evaluate_every=steps,
-            checkpoint_every=steps,
-            final_checkpoint="last",
+            steps=steps, log_every=5, evaluate_every=steps, checkpoint_every=steps, final_checkpoint="last",
             tensorboard=False,
         ),
-    )
+    )  # fmt: skip
 
 
 def losses(run: Path) -> list[float]:
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if line["split"] == "train"]
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -138,7 +126,6 @@ def test_languages_of_an_import(tmp_path):
 
 
 def test_words_of_a_pretrained_vocabulary_are_trained_on_with_tags(tmp_path):
-    """Both sides of the token store begin with the tags of their languages; references do not."""
     from flaxformer_mt.corpus.reader import read_pairs
     from flaxformer_mt.data.token_store import TokenStore
     from flaxformer_mt.runs.load_run import read_config

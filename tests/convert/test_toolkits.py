@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import sentencepiece  # noqa: E402
-import yaml  # noqa: E402
-from tiny_toolkits import (  # noqa: E402
+import sentencepiece
+import yaml
+from tiny_toolkits import (
     GERMAN,
     PAIRS,
     eole_model,
@@ -29,38 +29,26 @@ from tiny_toolkits import (  # noqa: E402
     write_marian,
     write_onmt,
 )
-from toolkit_twins import as_ids, half_sinusoids  # noqa: E402
+from toolkit_twins import as_ids, half_sinusoids
 
-from flaxformer_mt.config import SearchConfig  # noqa: E402
-from flaxformer_mt.config.checks import validate  # noqa: E402
-from flaxformer_mt.config.directions import Direction, find_directions  # noqa: E402
-from flaxformer_mt.convert.export_run import export_run  # noqa: E402
-from flaxformer_mt.convert.formats import (  # noqa: E402
-    Given,
-    Weights,
-    find_format,  # noqa: E402
-)
-from flaxformer_mt.convert.import_run import (
-    find_format_name,  # noqa: E402
-    import_run,  # noqa: E402
-)
-from flaxformer_mt.convert.parity_check import flax_outputs, make_batch  # noqa: E402
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import (  # noqa: E402
-    Record,
-    attributes_of,
-    load_checkpoint,
-)
-from flaxformer_mt.convert.toolkits.toolkit_model import parse_yaml  # noqa: E402
-from flaxformer_mt.errors import UserError  # noqa: E402
-from flaxformer_mt.runs.load_run import read_config  # noqa: E402
-from flaxformer_mt.shapes import Batch  # noqa: E402
-from flaxformer_mt.translation.translator import Translator  # noqa: E402
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.convert.formats import Given, Weights, find_format
+from flaxformer_mt.convert.import_run import find_format_name, import_run
+from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
+from flaxformer_mt.convert.toolkits.pickled_checkpoint import Record, attributes_of, load_checkpoint
+from flaxformer_mt.convert.toolkits.toolkit_model import parse_yaml
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.runs.load_run import read_config
+from flaxformer_mt.shapes import Batch
+from flaxformer_mt.translation.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* has no SentencePiece model")
 
 
 def batch_of(weights: Weights, *, longest: int = 4) -> Batch:
-    """The lines as pairs, whose rows differ in length."""
     lines = [(" ".join(a.split()[: 2 + n]), " ".join(b.split()[: 5 - n])) for n, (a, b) in enumerate(PAIRS)]
     return make_batch(
         [weights.vocabs.source.tokenize(source) for source, _ in lines[:longest]],
@@ -79,24 +67,13 @@ def assert_same_logits(weights: Weights, batch: Batch, theirs: Any) -> None:
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-# ---- fairseq ----
-
-
 FAIRSEQ = {
     "post-norm, output tied": {},
-    "pre-norm, all tied": {
-        "normalize_before": True,
-        "share_all_embeddings": True,
-        "activation_fn": "gelu_accurate",
-    },
-    "learned, untied": {
-        "learned_pos": True,
-        "share_decoder_input_output_embed": False,
-        "layernorm_embedding": True,
-        "no_scale_embedding": True,
-        "activation_fn": "gelu",
-    },
-}
+    "pre-norm, all tied": {"normalize_before": True, "share_all_embeddings": True,
+                           "activation_fn": "gelu_accurate"},
+    "learned, untied": {"learned_pos": True, "share_decoder_input_output_embed": False,
+                        "layernorm_embedding": True, "no_scale_embedding": True, "activation_fn": "gelu"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", FAIRSEQ.values(), ids=FAIRSEQ)
@@ -120,21 +97,13 @@ def test_fairseq_computes_what_its_twin_does(changes, modern, tmp_path):
     assert source.detokenize(source.tokenize(GERMAN[0])) == GERMAN[0]
 
 
-# ---- OpenNMT-py ----
-
-
 ONMT = {
     "untied": {},
-    "all tied, gated, without biases": {
-        "share_embeddings": True,
-        "share_decoder_embeddings": True,
-        "pos_ffn_activation_fn": "silu",
-        "add_qkvbias": False,
-        "add_ffnbias": False,
-        "position_encoding_type": "SinusoidalConcat",
-    },
+    "all tied, gated, without biases": {"share_embeddings": True, "share_decoder_embeddings": True,
+                                        "pos_ffn_activation_fn": "silu", "add_qkvbias": False,
+                                        "add_ffnbias": False, "position_encoding_type": "SinusoidalConcat"},
     "output tied": {"share_decoder_embeddings": True, "pos_ffn_activation_fn": "gelu"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", ONMT.values(), ids=ONMT)
@@ -157,27 +126,16 @@ def test_sources_without_symbols_of_older_versions_of_opennmt_py(tmp_path):
     assert_same_logits(weights, batch, twin(as_ids(source), lengths, as_ids(batch.target_in)))
 
 
-# ---- Marian ----
-
-
 MARIAN: dict[str, dict] = {
     "post-norm, all tied": {"tied_embeddings_all": True},
-    "pre-norm, untied": {
-        "transformer_preprocess": "n",
-        "transformer_postprocess": "da",
-        "transformer_postprocess_top": "n",
-        "transformer_postprocess_emb": "nd",
-        "transformer_ffn_activation": "relu",
-    },
+    "pre-norm, untied": {"transformer_preprocess": "n", "transformer_postprocess": "da",
+                         "transformer_postprocess_top": "n", "transformer_postprocess_emb": "nd",
+                         "transformer_ffn_activation": "relu"},
     "ssru, output tied": {"transformer_decoder_autoreg": "rnn", "dec_cell": "ssru", "tied_embeddings": True},
-    "pre-norm ssru, embeddings tied": {
-        "transformer_decoder_autoreg": "rnn",
-        "dec_cell": "ssru",
-        "transformer_preprocess": "n",
-        "transformer_postprocess": "da",
-        "tied_embeddings_src": True,
-    },
-}
+    "pre-norm ssru, embeddings tied": {"transformer_decoder_autoreg": "rnn", "dec_cell": "ssru",
+                                       "transformer_preprocess": "n", "transformer_postprocess": "da",
+                                       "tied_embeddings_src": True},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("yml", [False, True], ids=["spm", "yml"])
@@ -203,9 +161,6 @@ def test_marian_computes_what_its_twin_does(changes, yml, tmp_path):
     assert weights.vocabs.source.tokenize(line)[-1] == 0
 
 
-# ---- eole ----
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_eole_computes_what_its_twin_does(tied, tmp_path):
     twin = write_eole(tmp_path / "model", eole_model(share_decoder_embeddings=tied))
@@ -216,18 +171,12 @@ def test_eole_computes_what_its_twin_does(tied, tmp_path):
     assert_same_logits(weights, batch, twin(as_ids(batch.source), lengths, as_ids(batch.target_in)))
 
 
-# ---- Joey NMT ----
-
-
 JOEY = {
     "pre-norm, output tied": {},
     "post-norm, all tied": {"layer_norm": "post", "tied_embeddings": True, "activation": "swish"},
-    "unscaled, untied": {
-        "tied_softmax": False,
-        "embeddings": {"embedding_dim": 16, "scale": False},
-        "activation": "gelu",
-    },
-}
+    "unscaled, untied": {"tied_softmax": False, "embeddings": {"embedding_dim": 16, "scale": False},
+                         "activation": "gelu"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", JOEY.values(), ids=JOEY)
@@ -238,9 +187,6 @@ def test_joeynmt_computes_what_its_twin_does(changes, tmp_path):
     batch = batch_of(weights)
     assert_same_logits(weights, batch, twin(as_ids(batch.source), as_ids(batch.target_in)))
     assert weights.config.data.source_language == "de"
-
-
-# ---- another program's reading of the same files ----
 
 
 def assert_ctranslate2_agrees(weights: Weights, folder: Path, pieces: list[list[str]]) -> None:
@@ -260,7 +206,6 @@ def assert_ctranslate2_agrees(weights: Weights, folder: Path, pieces: list[list[
 
 
 def source_pieces(weights: Weights) -> list[list[str]]:
-    """The sources of `batch_of` without their end symbols."""
     batch = batch_of(weights)
     vocab = weights.vocabs.source
     return [vocab.pieces(row[m][:-1]) for row, m in zip(batch.source, batch.source_mask, strict=True)]
@@ -298,7 +243,6 @@ def test_ctranslate2_reads_the_same_marian_model(tmp_path):
 
 
 def test_exports_of_imports_compute_the_same(tmp_path):
-    """Sources without end symbol go to CTranslate2 and to the PyTorch file."""
     write_onmt(tmp_path / "model", onmt_options())
     run = tmp_path / "run"
     with pytest.raises(UserError, match="this model has no tags of languages; give the two"):
@@ -319,11 +263,7 @@ def test_exports_of_imports_compute_the_same(tmp_path):
     assert [one.text for one in ours] == alone
 
 
-# ---- refusals ----
-
-
 def write_all(root: Path) -> dict[str, Path]:
-    """A folder of each toolkit, whose text is separated at spaces."""
     root.mkdir()
     write_fairseq(root / "fairseq", fairseq_args(), spm=False)
     write_onmt(root / "opennmt-py", onmt_options(), spm=False)
@@ -335,34 +275,32 @@ def write_all(root: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("write", "changes", "message"),
-    [
-        ("fairseq", {"adaptive_softmax_cutoff": "100,200"}, "softmax_cutoff is '100,200'; supported"),
-        ("fairseq", {"no_token_positional_embeddings": True}, "positional_embeddings is 'True'; supported"),
-        ("fairseq", {"activation_fn": "tanh"}, "activation_fn is 'tanh'; supported: 'relu', 'gelu', "),
-        ("fairseq", {"decoder_attention_heads": 4}, "heads is 2 and decoder_attention_heads is 4; they must"),
-        ("fairseq", {"task": "translation_multi_simple_epoch"}, "task is 'translation_multi_simple_epoch'"),
-        ("fairseq", {"encoder_layers": "2"}, "encoder_layers is '2'; it must be a whole number"),
-        ("fairseq", {"encoder_embed_dim": None}, "lacks encoder_embed_dim; give the file of a complete"),
-        ("onmt", {"copy_attn": True}, "copy_attn is 'True'; supported: False"),
-        ("onmt", {"max_relative_positions": -1}, "max_relative_positions is '-1'; supported: 0"),
-        ("onmt", {"pos_ffn_activation_fn": "gated-gelu"}, "activation_fn is 'gated-gelu'; supported: 'relu'"),
-        ("onmt", {"layer_norm": "rms"}, "layer_norm is 'rms'; supported: 'standard'"),
-        ("onmt", {"encoder_type": "brnn"}, "encoder_type is 'brnn'; supported: 'transformer'"),
-        ("eole", {"embeddings": {"position_encoding_type": "Rotary"}}, "type is 'Rotary'; supported"),
-        ("eole", {"decoder": {"heads": 4}}, "encoder.heads is 2 and decoder.heads is 4; they must be equal"),
-        ("eole", {"encoder": {"heads_kv": 1}}, "heads_kv is '1'; supported: 2"),
-        ("eole", {"encoder": None}, "model.encoder is None; it must be a Transf"),
-        ("marian", {"transformer_ffn_activation": "gelu"}, "'gelu'; supported: 'relu', 'swish'"),
-        ("marian", {"transformer_decoder_autoreg": "average-attention"}, "autoreg is 'average-attention'"),
-        ("marian", {"transformer_decoder_autoreg": "rnn"}, "dec-cell is 'gru'; supported: 'ssru'"),
-        ("marian", {"transformer_preprocess": "nr"}, "transformer-preprocess 'nr'.* supported: 'n' and 'a'"),
-        ("marian", {"transformer_train_positions": True}, "train-positions is 'True'; supported: False"),
-        ("marian", {"type": "s2s"}, "type is 's2s'; supported: 'transformer'"),
-        ("joey", {"type": "recurrent"}, "type is 'recurrent'; supported: 'transformer'"),
-        ("joey", {"alpha": 0.5}, "alpha is '0.5'; supported: 1"),
-        ("joey", {"activation": "tanh"}, "activation is 'tanh'; supported: 'relu', 'gelu', 'swish'"),
-    ],
-)
+    [("fairseq", {"adaptive_softmax_cutoff": "100,200"}, "softmax_cutoff is '100,200'; supported"),
+     ("fairseq", {"no_token_positional_embeddings": True}, "positional_embeddings is 'True'; supported"),
+     ("fairseq", {"activation_fn": "tanh"}, "activation_fn is 'tanh'; supported: 'relu', 'gelu', "),
+     ("fairseq", {"decoder_attention_heads": 4}, "heads is 2 and decoder_attention_heads is 4; they must"),
+     ("fairseq", {"task": "translation_multi_simple_epoch"}, "task is 'translation_multi_simple_epoch'"),
+     ("fairseq", {"encoder_layers": "2"}, "encoder_layers is '2'; it must be a whole number"),
+     ("fairseq", {"encoder_embed_dim": None}, "lacks encoder_embed_dim; give the file of a complete"),
+     ("onmt", {"copy_attn": True}, "copy_attn is 'True'; supported: False"),
+     ("onmt", {"max_relative_positions": -1}, "max_relative_positions is '-1'; supported: 0"),
+     ("onmt", {"pos_ffn_activation_fn": "gated-gelu"}, "activation_fn is 'gated-gelu'; supported: 'relu'"),
+     ("onmt", {"layer_norm": "rms"}, "layer_norm is 'rms'; supported: 'standard'"),
+     ("onmt", {"encoder_type": "brnn"}, "encoder_type is 'brnn'; supported: 'transformer'"),
+     ("eole", {"embeddings": {"position_encoding_type": "Rotary"}}, "type is 'Rotary'; supported"),
+     ("eole", {"decoder": {"heads": 4}}, "encoder.heads is 2 and decoder.heads is 4; they must be equal"),
+     ("eole", {"encoder": {"heads_kv": 1}}, "heads_kv is '1'; supported: 2"),
+     ("eole", {"encoder": None}, "model.encoder is None; it must be a Transf"),
+     ("marian", {"transformer_ffn_activation": "gelu"}, "'gelu'; supported: 'relu', 'swish'"),
+     ("marian", {"transformer_decoder_autoreg": "average-attention"}, "autoreg is 'average-attention'"),
+     ("marian", {"transformer_decoder_autoreg": "rnn"}, "dec-cell is 'gru'; supported: 'ssru'"),
+     ("marian", {"transformer_preprocess": "nr"}, "transformer-preprocess 'nr'.* supported: 'n' and 'a'"),
+     ("marian", {"transformer_train_positions": True}, "train-positions is 'True'; supported: False"),
+     ("marian", {"type": "s2s"}, "type is 's2s'; supported: 'transformer'"),
+     ("joey", {"type": "recurrent"}, "type is 'recurrent'; supported: 'transformer'"),
+     ("joey", {"alpha": 0.5}, "alpha is '0.5'; supported: 1"),
+     ("joey", {"activation": "tanh"}, "activation is 'tanh'; supported: 'relu', 'gelu', 'swish'")],
+)  # fmt: skip
 def test_what_a_toolkit_has_and_this_package_lacks_is_named(write, changes, message, tmp_path):
     folder = tmp_path / "model"
     if write == "fairseq":
@@ -449,7 +387,6 @@ class Foreign:
 
 @pytest.mark.parametrize("modern", [True, False])
 def test_objects_of_a_checkpoint_are_not_made(modern, tmp_path):
-    """Nothing of another class is called: its objects become records of what the file says."""
     content = {"model": {"a": torch.ones(2)}, "harm": Harmful(tmp_path / "harm"), "own": Foreign()}
     torch.save(content, tmp_path / "a.pt", _use_new_zipfile_serialization=modern)
     found = load_checkpoint(tmp_path / "a.pt")

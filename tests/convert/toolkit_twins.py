@@ -57,9 +57,6 @@ def randomize(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
-# ---- fairseq ----
-
-
 class FairseqAttention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -137,8 +134,6 @@ class FairseqStack(nn.Module):
 
 
 class Fairseq(nn.Module):
-    """TransformerModel of fairseq."""
-
     def __init__(self, args: Any, source_size: int, target_size: int):
         super().__init__()
         width = args.encoder_embed_dim
@@ -155,9 +150,6 @@ class Fairseq(nn.Module):
         memory = self.encoder(source, source_mask)
         x = self.decoder(target_in, causal(target_in.shape[1]), memory, source_mask)
         return self.decoder.output_projection(x)
-
-
-# ---- OpenNMT-py ----
 
 
 class OnmtAttention(nn.Module):
@@ -268,20 +260,15 @@ class Onmt(nn.Module):
 
 # OpenNMT-py's names of parts -> eole's; the two compute the same.
 EOLE_NAMES = {
-    ".embeddings.make_embedding.emb_luts.0.": ".embeddings.",
-    ".embeddings.make_embedding.pe.": ".pe.",
+    ".embeddings.make_embedding.emb_luts.0.": ".embeddings.", ".embeddings.make_embedding.pe.": ".pe.",
     "encoder.transformer.": "encoder.transformer_layers.",
-    ".feed_forward.layer_norm.": ".post_attention_layernorm.",
-    ".feed_forward.w_1.": ".mlp.gate_up_proj.",
-    ".feed_forward.w_2.": ".mlp.down_proj.",
-    ".feed_forward.w_3.": ".mlp.up_proj.",
-    ".layer_norm_1.": ".input_layernorm.",
-    ".layer_norm_2.": ".precontext_layernorm.",
-}
+    ".feed_forward.layer_norm.": ".post_attention_layernorm.", ".feed_forward.w_1.": ".mlp.gate_up_proj.",
+    ".feed_forward.w_2.": ".mlp.down_proj.", ".feed_forward.w_3.": ".mlp.up_proj.",
+    ".layer_norm_1.": ".input_layernorm.", ".layer_norm_2.": ".precontext_layernorm.",
+}  # fmt: skip
 
 
 def as_eole(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays of an OpenNMT-py model under the names of eole."""
     renamed = {}
     for name, tensor in state.items():
         for old, new in EOLE_NAMES.items():
@@ -293,9 +280,6 @@ def as_eole(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 name = name.replace(side + part, own + part)
         renamed[name] = tensor.contiguous()
     return renamed
-
-
-# ---- Joey NMT ----
 
 
 class JoeyAttention(nn.Module):
@@ -367,8 +351,6 @@ class JoeyStack(nn.Module):
 
 
 class Joey(nn.Module):
-    """Model of Joey NMT with a Transformer encoder and decoder."""
-
     def __init__(self, model: dict, source_size: int, target_size: int):
         super().__init__()
         size = model["encoder"]["hidden_size"]
@@ -391,9 +373,6 @@ class Joey(nn.Module):
         x = self.scale * self.trg_embed.lut(target_in)
         x = self.decoder(x, causal(target_in.shape[1]), memory, mask)
         return self.decoder.output_layer(x)
-
-
-# ---- Marian ----
 
 
 class Marian:

@@ -41,28 +41,20 @@ GIVEN = {
     README: ["python -m documentation.write_words my_data --languages=cs,en"],
     "docs/api.md": ["rm -rf exported runs/de_en runs/en runs/imported"],
     "docs/data.md": ["python -m documentation.write_words my_data --languages=cs,en"],
-    "docs/evaluation.md": [
-        _POST,
-        f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
-        "cp runs/toy_de_en/translations/test.hypothesis other.txt",
-    ],
-    "docs/export.md": [
-        "rm -rf exported opus-mt-de-en runs/handbuilt_again runs/opus runs/theirs",
-        "python -m documentation.write_words my_data --languages=de,en",
-        "cp runs/toy_de_en/translations/test.source test.de",
-        f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
-        _POST,
-        "cp configs/handbuilt.py my_config.py",
-        f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
-        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
-    ],
+    "docs/evaluation.md": [_POST, f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
+                           "cp runs/toy_de_en/translations/test.hypothesis other.txt"],
+    "docs/export.md": ["rm -rf exported opus-mt-de-en runs/handbuilt_again runs/opus runs/theirs",
+                       "python -m documentation.write_words my_data --languages=de,en",
+                       "cp runs/toy_de_en/translations/test.source test.de",
+                       f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
+                       _POST, "cp configs/handbuilt.py my_config.py",
+                       f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
+                       "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn"],
     "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
-    "docs/translating.md": [
-        "cp runs/toy_de_en/translations/test.source test.de",
-        "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
-    ],
+    "docs/translating.md": ["cp runs/toy_de_en/translations/test.source test.de",
+                            "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de"],
     "docs/tutorial.md": ["rm -rf exported/tutorial runs/tutorial runs/tutorial.py"],
-}
+}  # fmt: skip
 
 # The page with the commands that build the site, and a pattern of these.
 SITE = ("docs/testing.md", r"requirements-docs\.txt|mkdocs build")
@@ -79,7 +71,6 @@ class Added(NamedTuple):
     words: str
 
     def matches(self, page: str, text: str) -> bool:
-        """Whether the words are added to this command."""
         return page == self.page and re.search(self.command, text) is not None
 
 
@@ -138,13 +129,10 @@ class Tree:
           PageError: its status is not 0, or it prints a traceback.
         """
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", given or command.text],
-            cwd=self.folder,
-            env=self._environment(activated=command.page != README),
-            input=program.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+            ["bash", "-euo", "pipefail", "-c", given or command.text], cwd=self.folder,
+            env=self._environment(activated=command.page != README), input=program.encode(),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
         output = done.stdout.decode(errors="replace")
         problem = f"status {done.returncode}" if done.returncode else ""
         if not problem and "Traceback (most recent call last)" in output:
@@ -178,7 +166,6 @@ class Step(NamedTuple):
     program: str = ""
 
     def describe(self) -> str:
-        """The place and the command, with what is added to it, in lines."""
         place = f"{self.command.page}:{self.command.line}"
         lines = [f"{place} not run: {self.left_out}" if self.left_out else place, f"    {self.command.text}"]
         if self.given != self.command.text:
@@ -220,7 +207,6 @@ def _run_python(page: str, blocks: list[Block]) -> Step:
 
 
 def plan_site() -> list[Step]:
-    """The commands that build the site, of the page that shows them."""
     page, pattern = SITE
     return [step for step in plan(page) if re.search(pattern, step.command.text)]
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from documentation import run_pages
-from documentation.pages import ROOT, Block, find_hidden_commands, find_pages, read_blocks, split_commands
+from documentation.pages import ROOT, find_hidden_commands, find_pages, read_blocks, split_commands
 
 
 def write_page(folder, text: str) -> str:
@@ -19,7 +19,6 @@ def write_page(folder, text: str) -> str:
 
 
 def test_every_command_of_the_pages_is_known():
-    """It stands in an `sh` block, which is run or says what it needs; all rules of `run_pages` apply."""
     pages = find_pages()
     assert len(pages) > 12
     commands = {}
@@ -40,24 +39,6 @@ def test_every_command_of_the_pages_is_known():
     assert set(run_pages.GIVEN) <= set(pages) and run_pages.ONE_PROGRAM <= set(pages)
 
 
-def test_a_page_is_split_into_commands(tmp_path):
-    page = write_page(
-        tmp_path,
-        "# Title\n\n```sh\n# a comment\npython one.py \\\n    --flag\necho two\n```\n\n"
-        "```sh\n# Needs another machine: two of them\npython three.py\n```\n\n    text [--flag]\n\n"
-        "```\nstep 1 | loss 2\n```\n\n```python\nprint(4)\n```\n",
-    )
-    run, elsewhere, output, code = read_blocks(page, tmp_path)
-    assert [(c.line, c.text) for c in split_commands(run)] == [
-        (5, "python one.py \\\n    --flag"),
-        (7, "echo two"),
-    ]
-    assert elsewhere.needs == "Needs another machine: two of them" and not run.needs
-    assert [command.line for command in split_commands(elsewhere)] == [12]
-    assert (output.kind, code) == ("", Block("page.md", 22, "python", "print(4)\n", ""))
-    assert not list(find_hidden_commands(page, tmp_path))
-
-
 def test_commands_outside_of_blocks_and_blocks_of_other_kinds_are_found(tmp_path):
     hidden = (
         "text\n\n    PYTHONPATH=. python x.py --a\n\n```\n$ .venv/bin/python -m flaxformer_mt doctor\n```\n"
@@ -70,7 +51,6 @@ def test_commands_outside_of_blocks_and_blocks_of_other_kinds_are_found(tmp_path
 
 
 def test_a_command_fails_by_its_status_and_by_a_traceback(tmp_path):
-    """The message has the page, the line, the command and its output."""
     tree = run_pages.Tree(tmp_path, python=sys.executable)
     commands = {
         "echo fine": "",

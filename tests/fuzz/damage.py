@@ -15,11 +15,7 @@ SIZE = int(os.environ.get("FLAXFORMER_MT_FUZZ", "1"))
 
 
 def draw_for(seed: str, number: int) -> random.Random:
-    """The generator of one input."""
     return random.Random(f"{seed} {number}")
-
-
-# ---- bytes ----
 
 
 def _truncate(content: bytes, draw: random.Random) -> bytes:
@@ -45,26 +41,15 @@ def _insert(content: bytes, draw: random.Random) -> bytes:
 
 
 BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "truncated": _truncate,
-    "last byte lost": lambda content, draw: content[:-1],
-    "zeroed in part": _zero,
-    "all zeroed": lambda content, draw: bytes(len(content)),
-    "flipped bit": _flip,
-    "another flipped bit": _flip,
-    "bytes inserted": _insert,
-    "empty": lambda content, draw: b"",
-    "random": lambda content, draw: draw.randbytes(100),
-    "nested": lambda content, draw: b"[" * 50_000,
+    "truncated": _truncate, "last byte lost": lambda content, draw: content[:-1], "zeroed in part": _zero,
+    "all zeroed": lambda content, draw: bytes(len(content)), "flipped bit": _flip,
+    "another flipped bit": _flip, "bytes inserted": _insert, "empty": lambda content, draw: b"",
+    "random": lambda content, draw: draw.randbytes(100), "nested": lambda content, draw: b"[" * 50_000,
     "mark of UTF-16": lambda content, draw: b"\xff\xfe" + content,
-}
-
-
-# ---- entries of another kind ----
+}  # fmt: skip
 
 
 class Payload:
-    """A pickle of it creates the file `path` when it is loaded."""
-
     def __init__(self, path: Path) -> None:
         self.path = str(path)
 
@@ -125,8 +110,6 @@ def damaged_copy(folder: Path, target: Path, seed: str, number: int, *, only: st
     return f"{name}: {damage_file(target / name, draw, harm=target.parent / 'HARM')}"
 
 
-# ---- values ----
-
 VALUES = [
     None, True, False, 0, -1, 1, 2, 7, 10**12, -(10**12), 10**400, 0.5, -0.5, 1e30, 1e-300, float("nan"),
     float("inf"), "", "x", "64", "\ud800", "a" * 5000, [], [1, "x"], [[]], {}, {"model_dim": 3},
@@ -158,6 +141,5 @@ def mutate(values: dict[str, Any], draw: random.Random) -> dict[str, Any]:
 
 
 def mutate_json(path: Path, draw: random.Random) -> str:
-    """Mutates a JSON file whose top level is an object."""
     path.write_text(json.dumps(mutate(json.loads(path.read_bytes()), draw)), encoding="utf-8")
     return f"{path.name}: mutated"

@@ -3,7 +3,6 @@
 import argparse
 import functools
 import json
-import pickle
 import random
 import shutil
 import struct
@@ -115,7 +114,6 @@ def damaged_model(name: str, folder: Path, target: Path, number: int) -> str:
 
 
 def mutate_tensors(path: Path, draw: random.Random) -> str:
-    """Changes the header, or one tensor, of a file of tensors."""
     if path.suffix == ".safetensors":
         return _mutate_safetensors(path, draw)
     import torch
@@ -163,33 +161,22 @@ def _filled(value: float) -> Callable[[Any, Path], Any]:
 
 # What becomes of a PyTorch tensor of a file.
 TENSORS: dict[str, Callable[[Any, Path], Any]] = {
-    "missing": lambda tensor, path: tensor,
-    "number as name": lambda tensor, path: tensor,
-    "all of them": lambda tensor, path: tensor,
-    "sparse": lambda tensor, path: tensor.to_sparse(),
+    "missing": lambda tensor, path: tensor, "number as name": lambda tensor, path: tensor,
+    "all of them": lambda tensor, path: tensor, "sparse": lambda tensor, path: tensor.to_sparse(),
     "compressed": lambda tensor, path: tensor.reshape(1, -1).to_sparse_csr(),
-    "quantized": lambda tensor, path: _quantized(tensor),
-    "nested": lambda tensor, path: _nested(tensor),
-    "meta": lambda tensor, path: tensor.to("meta"),
-    "complex": lambda tensor, path: tensor + 1j,
-    "whole": lambda tensor, path: tensor.long(),
-    "bool": lambda tensor, path: tensor.bool(),
-    "half": lambda tensor, path: tensor.half(),
-    "double": lambda tensor, path: tensor.double(),
-    "nan": _filled(float("nan")),
-    "infinite": _filled(float("inf")),
-    "large": _filled(3e38),
+    "quantized": lambda tensor, path: _quantized(tensor), "nested": lambda tensor, path: _nested(tensor),
+    "meta": lambda tensor, path: tensor.to("meta"), "complex": lambda tensor, path: tensor + 1j,
+    "whole": lambda tensor, path: tensor.long(), "bool": lambda tensor, path: tensor.bool(),
+    "half": lambda tensor, path: tensor.half(), "double": lambda tensor, path: tensor.double(),
+    "nan": _filled(float("nan")), "infinite": _filled(float("inf")), "large": _filled(3e38),
     "scalar": lambda tensor, path: tensor.new_zeros(()),
     "no elements": lambda tensor, path: tensor.new_zeros((0,)),
     "transposed": lambda tensor, path: tensor.T if tensor.ndim == 2 else tensor[None],
     "one more": lambda tensor, path: tensor.new_zeros((len(tensor) + 1, *tensor.shape[1:])),
-    "a terabyte": lambda tensor, path: _huge(tensor),
-    "text": lambda tensor, path: "text",
-    "a list": lambda tensor, path: [tensor],
-    "a dict": lambda tensor, path: {"a": tensor},
-    "nothing": lambda tensor, path: None,
-    "code": lambda tensor, path: Payload(path.parent.parent / "HARM"),
-}
+    "a terabyte": lambda tensor, path: _huge(tensor), "text": lambda tensor, path: "text",
+    "a list": lambda tensor, path: [tensor], "a dict": lambda tensor, path: {"a": tensor},
+    "nothing": lambda tensor, path: None, "code": lambda tensor, path: Payload(path.parent.parent / "HARM"),
+}  # fmt: skip
 
 _HEADERS = [
     {"dtype": "I32"}, {"dtype": "U8"}, {"dtype": "BF16"}, {"dtype": "F64"}, {"dtype": "F8_E4M3"},
@@ -220,8 +207,3 @@ def _mutate_safetensors(path: Path, draw: random.Random) -> str:
     length = draw.choice([len(text)] * 6 + [0, len(text) - 1, 1 << 40, (1 << 64) - 1])
     path.write_bytes(struct.pack("<Q", length) + text + data)
     return f"{path.name}: header {kind} of {name}, length {length}"
-
-
-def pickled(path: Path) -> None:
-    """Replaces a file by a pickle that would create HARM beside the folder."""
-    path.write_bytes(pickle.dumps(Payload(path.parent.parent / "HARM")))

@@ -36,20 +36,13 @@ HEAVY = [
 
 
 class Server:
-    """The server process, as its client sees it."""
-
     def __init__(self, modules: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
-        """Starts the server, which imports these modules."""
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), *modules],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
+            [sys.executable, str(Path(__file__)), *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, **(environment or {})},
+        )  # fmt: skip
 
     def run(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """The answer of the server to one request."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -72,7 +65,6 @@ class Server:
         return self.run({"probe": probe, "numbers": list(numbers), "settings": settings, "limit": limit})
 
     def close(self) -> None:
-        """Ends the server."""
         self._process.communicate()
 
 
@@ -86,11 +78,7 @@ def open_server(modules: Sequence[str] = (), **variables: str) -> Iterator[Serve
         server.close()
 
 
-# ---- the server ----
-
-
 def serve(modules: Sequence[str]) -> None:
-    """Answers requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
     for module in modules:
@@ -116,7 +104,6 @@ def _run_chunks(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _fork(numbers: list[int], request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The outcomes of the inputs up to the one that ends the child."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -138,7 +125,6 @@ def _fork(numbers: list[int], request: dict[str, Any]) -> Iterator[dict[str, Any
 
 
 def _work(numbers: list[int], request: dict[str, Any], writer: int) -> None:
-    """Never returns."""
     from probes import attempt
 
     if request["limit"]:

@@ -45,7 +45,6 @@ class Counter:
         self.inside, self.count = 0, 0
 
     def change(self) -> None:
-        """Called before each change of the disk, in any thread."""
         if not self.inside:
             return
         if self.count == self._at:
@@ -130,6 +129,5 @@ def act(
 
 
 def leftovers(cache: Path) -> list[str]:
-    """Temporary files of killed processes in a cache folder."""
     hidden = (".tokens-", "incomplete.")
     return [str(path) for path in cache.rglob("*") if path.name.startswith(hidden)]

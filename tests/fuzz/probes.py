@@ -59,16 +59,12 @@ def _places(settings: dict[str, Any]) -> list[Path]:
 
 
 def digest(*values: Any) -> str:
-    """Of arrays, and of values by their text."""
     import numpy as np
 
     total = hashlib.blake2b(digest_size=12)
     for value in values:
         total.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
     return total.hexdigest()
-
-
-# ---- runs ----
 
 
 def load_run(number: int, settings: dict[str, Any]) -> Any:
@@ -168,11 +164,7 @@ def state_digest(folder: Path) -> str:
     )
 
 
-# ---- the cache ----
-
-
 def use_damaged_cache(number: int, settings: dict[str, Any]) -> Any:
-    """The tokens and pairs that training and validation see."""
     cache = Path(settings["cache"])  # at one place: the config names it
     if number < 0:
         shutil.rmtree(cache, ignore_errors=True)
@@ -183,7 +175,6 @@ def use_damaged_cache(number: int, settings: dict[str, Any]) -> Any:
 
 
 def prepared_data(config_file: Path, run: Path | None = None) -> str:
-    """Digest of all data that `prepare` makes for a config."""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.corpus import caches, read_pairs
     from flaxformer_mt.data.prepare import prepare
@@ -198,9 +189,6 @@ def prepared_data(config_file: Path, run: Path | None = None) -> str:
     pairs = [*read_pairs(config.data, "test")]
     vocabs = prepared.vocabs
     return digest(vocabs.source.fingerprint, vocabs.target.fingerprint, pairs, *arrays)
-
-
-# ---- configs and flags ----
 
 
 def read_mutated_config(number: int, settings: dict[str, Any]) -> Any:
@@ -222,7 +210,6 @@ def read_mutated_config(number: int, settings: dict[str, Any]) -> Any:
 
 
 def parse_mutated_flags(number: int, settings: dict[str, Any]) -> Any:
-    """Whether a senseless command line is accepted."""
     from flaxformer_mt.commands.flags import parse_flags
     from flaxformer_mt.commands.main import COMMANDS
     from flaxformer_mt.config import Config
@@ -246,11 +233,7 @@ def parse_mutated_flags(number: int, settings: dict[str, Any]) -> Any:
     return "accepted"
 
 
-# ---- foreign models ----
-
-
 def import_damaged(number: int, settings: dict[str, Any]) -> Any:
-    """Whether a damaged foreign model is imported."""
     from foreign_models import MODELS, damaged_model
 
     from flaxformer_mt.convert.import_run import import_run
@@ -268,7 +251,6 @@ def import_damaged(number: int, settings: dict[str, Any]) -> Any:
 
 
 def crash(number: int, settings: dict[str, Any]) -> Any:
-    """For tests of the isolation itself."""
     settings["say"]["what"] = str(number)
     if number == 1:
         raise KeyError(number)

@@ -36,7 +36,6 @@ def numbers(small: int, large: int) -> range:
 
 
 def mutate_text(text: str, draw: random.Random) -> str:
-    """A text with one to three slips of the keyboard."""
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(text) + 1)
         one, rest = text[at : at + 1], text[at + 1 :]
@@ -46,7 +45,6 @@ def mutate_text(text: str, draw: random.Random) -> str:
 
 
 def mutate_line(draw: random.Random) -> list[str]:
-    """A command with right flags, some of which are mutated."""
     command = draw.choice(sorted(COMMANDS))
     flags = draw.sample(list(list_flag_types(COMMANDS[command].options)), 3)
     words = [f"{flag}={draw.choice(PLAUSIBLE)}" for flag in flags if flag != "--help"]
@@ -57,21 +55,10 @@ def mutate_line(draw: random.Random) -> list[str]:
         at = draw.randrange(len(words))
         flag, _, value = words[at].partition("=")
         words[at : at + 1] = draw.choice(
-            [
-                [f"{flag}={draw.choice(VALUES)}"],
-                [mutate_text(words[at], draw)],
-                [flag],
-                [flag, value],
-                [value],
-                [words[at], words[at]],
-                [flag.replace("_", "-")],
-                [flag.upper()],
-                [flag.rpartition(".")[2]],
-                ["--" + flag],
-                ["--", flag],
-                [],
-            ]
-        )
+            [[f"{flag}={draw.choice(VALUES)}"], [mutate_text(words[at], draw)], [flag], [flag, value],
+             [value], [words[at], words[at]], [flag.replace("_", "-")], [flag.upper()],
+             [flag.rpartition(".")[2]], ["--" + flag], ["--", flag], []],
+        )  # fmt: skip
         words = words or ["--run=x"]
     return [mutate_text(command, draw) if draw.random() < 0.05 else command, *words]
 

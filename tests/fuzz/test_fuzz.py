@@ -39,7 +39,6 @@ def numbers(small: int, large: int) -> range:
 
 
 def log(kind: str, outcomes: Sequence[dict[str, Any]], **facts: Any) -> None:
-    """Appends to the log what became of the inputs of a kind."""
     if path := os.environ.get("FLAXFORMER_MT_FUZZ_LOG"):
         with Path(path).open("a", encoding="utf-8") as file:
             for outcome in outcomes:
@@ -81,7 +80,6 @@ def try_all(
 
 
 def describe(outcomes: list[dict[str, Any]]) -> str:
-    """The first few of them, for a failed assertion."""
     return f"{len(outcomes)}:\n" + "\n".join(
         f"{o['number']}: {o['what'][:300]}: {o['kind']} {str(o['value'])[-1000:]}" for o in outcomes[:6]
     )
@@ -99,17 +97,12 @@ def check_same(outcomes: list[dict[str, Any]], expected: Any) -> None:
 
 
 def undamaged(server: Server | None, probe: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The outcome without damage."""
     if server is None:
         return attempt(probe, -1, settings)
     return server.attempt_all(probe, [-1], settings, normal=0)[0]
 
 
-# ---- runs and the cache ----
-
-
 def test_damage_to_any_file_of_a_run(server, tiny_run, tmp_path):
-    """The config, parameters and vocabularies are those that were trained, or the user is told."""
     settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": "runs"}
     expected = undamaged(server, "load_run", settings)
     check_same(try_all(server, "load_run", numbers(20, 700), settings), expected)
@@ -121,18 +114,15 @@ COMMANDS = {
     "train": (40, ["train", "--run={run}"]),
     "translate": (40, ["translate", "--run={run}", "--input={text}/test.xx"]),
     "score": (20, ["score", "--run={run}", "--source={text}/test.xx", "--target={text}/test.yy"]),
-    "evaluate": (20, ["evaluate", "--run={run}"]),
-    "average": (20, ["average", "--run={run}", "--last=2"]),
+    "evaluate": (20, ["evaluate", "--run={run}"]), "average": (20, ["average", "--run={run}", "--last=2"]),
     "export": (20, ["export", "--run={run}", "--format=torch", "--output={output}"]),
-    "show": (20, ["show", "--run={run}"]),
-    "plot": (20, ["plot", "--run={run}", "--output={output}"]),
-}
+    "show": (20, ["show", "--run={run}"]), "plot": (20, ["plot", "--run={run}", "--output={output}"]),
+}  # fmt: skip
 
 
 @large_only
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_on_damaged_runs(server, tiny_run, tiny_text, tmp_path, name):
-    """One message and status 2, or what the command prints of the undamaged run; train: the same arrays."""
     count, flags = COMMANDS[name]
     flags = [flag.replace("{text}", str(tiny_text)) for flag in flags]
     settings = {"run": str(tiny_run), "scratch": str(tmp_path), "seed": f"command {name}", "flags": flags}
@@ -155,9 +145,6 @@ def test_damage_to_any_file_of_the_cache(server, tiny_config, tmp_path):
     check_same(outcomes, expected)
 
 
-# ---- configs and flags ----
-
-
 def test_mutated_configs(server, tmp_path):
     outcomes = try_all(server, "read_mutated_config", numbers(200, 600), {"folder": str(tmp_path)})
     assert sum(outcome["kind"] == "result" for outcome in outcomes) > 2
@@ -165,9 +152,6 @@ def test_mutated_configs(server, tmp_path):
 
 def test_mutated_flags(server):
     try_all(server, "parse_mutated_flags", numbers(20, 600), {})
-
-
-# ---- foreign models ----
 
 
 @pytest.fixture(scope="module")
@@ -182,18 +166,13 @@ def foreign(tiny_config, tiny_run, tmp_path_factory):
 
 @pytest.mark.parametrize("name", mark_slow(MODELS, *SIMILAR))
 def test_damaged_foreign_models(server, foreign, tmp_path, name):
-    """An importer refuses a damaged model, or imports one that computes what the foreign system computes."""
     settings = {"format": name, "folder": str(foreign[name]), "scratch": str(tmp_path)}
     if server is not None:
         assert undamaged(server, "import_damaged", settings)["kind"] == "result"
     try_all(server, "import_damaged", numbers(4, 100), settings, name=f"import {name}")
 
 
-# ---- the generators, and the isolation ----
-
-
 def test_damage_is_damage(tmp_path):
-    """The generator draws every kind, the same each time."""
     kinds = set()
     for seed in range(400):
         path = tmp_path / str(seed) / "file"
@@ -215,9 +194,6 @@ def test_the_isolation_notices_what_it_is_for(monkeypatch):
     bad = {1: "bug", 2: "killed", 3: "killed", 4: "bug"}
     assert kinds == [(bad.get(number, "result"), number) for number in range(6)]
     assert outcomes[3]["value"] == "SIGALRM"
-
-
-# ---- kills ----
 
 
 class Killer:
@@ -258,7 +234,6 @@ class Killer:
 
 
 def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_path):
-    """The next preparation sweeps what the killed ones left, and gives the same data."""
     imports = ("flaxformer_mt.data.prepare", "flaxformer_mt.corpus.reader")
     with open_server(imports, **quick_environment()) as server:
         expected = Killer(server, tiny_config, tmp_path / "undisturbed").act("prepare")["left"]
@@ -277,19 +252,11 @@ def test_preparations_killed_at_any_moment_are_repeated_alike(tiny_config, tmp_p
 
 @large_only
 def test_training_killed_at_any_moment_ends_alike(server, tiny_config, tmp_path):
-    """After any number of kills, all arrays of all checkpoints are those of an undisturbed run."""
     config = change(
         tiny_config,
-        train={
-            "steps": 20,
-            "checkpoint_every": 2,
-            "evaluate_every": 10,
-            "average_last": 2,
-            "keep_checkpoints": 2,
-            "log_every": 5,
-        },
-        search={"method": "greedy", "beam_size": 1},
-    )
+        train={"steps": 20, "checkpoint_every": 2, "evaluate_every": 10, "average_last": 2,
+               "keep_checkpoints": 2, "log_every": 5}, search={"method": "greedy", "beam_size": 1},
+    )  # fmt: skip
     undisturbed = Killer(server, config, tmp_path / "undisturbed").act("train")
     expected, changes = undisturbed["left"], undisturbed["changes"]
     assert all(changes.values()), changes

@@ -15,8 +15,6 @@ from flaxformer_mt.commands.server.translations import DirectedModel
 
 
 class Serving:
-    """A server that listens at a free port until `close`."""
-
     def __init__(self, models, keys=(), **limits) -> None:
         pytest.importorskip("starlette", reason="the server needs the extra serve")
         import uvicorn
@@ -36,7 +34,6 @@ class Serving:
         self._thread.start()
 
     def ask(self, path: str, body=None, kind="application/json", method=None):
-        """The status and the JSON of the answer."""
         data = json.dumps(body).encode() if isinstance(body, dict | list) else body
         request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
         try:
@@ -76,7 +73,6 @@ def model(translator):
 
 @pytest.fixture(scope="module")
 def serve():
-    """Starts servers, which end with the tests of the module."""
     started: list[Serving] = []
 
     def start(*args, **options) -> Serving:

@@ -16,15 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 BIG = (
-    "vocab.size=32000",
-    "model.dtype=bfloat16",
-    "model.dropout_rate=0.1",
-    "model.scan_layers=False",
-    "data.batching=pack",
-    "data.batch_tokens=32768",
-    "data.max_source_length=100",
+    "vocab.size=32000", "model.dtype=bfloat16", "model.dropout_rate=0.1", "model.scan_layers=False",
+    "data.batching=pack", "data.batch_tokens=32768", "data.max_source_length=100",
     "data.max_target_length=100",
-)
+)  # fmt: skip
 SMALL = ("model.dtype=bfloat16", "data.batching=pack")
 
 DESCRIBE = """
@@ -45,12 +40,9 @@ def describe(recipe: str, target: str, *flags: str) -> dict[str, Any]:
         if name not in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     }
     done = subprocess.run(
-        [sys.executable, "-c", DESCRIBE, recipe, target, *flags],
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-c", DESCRIBE, recipe, target, *flags], cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["found"]
 
@@ -62,12 +54,9 @@ def describe(recipe: str, target: str, *flags: str) -> dict[str, Any]:
 )
 @pytest.mark.parametrize(
     ("recipe", "flags", "attention", "kernels", "gigabytes"),
-    [
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 190),
-        ("wmt14_en_de_big", BIG, "triton", 1800, 200),
-        ("multi30k_de_en", SMALL, "triton", 1450, 3.6),
-    ],
-)
+    [("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 190),
+     ("wmt14_en_de_big", BIG, "triton", 1800, 200), ("multi30k_de_en", SMALL, "triton", 1450, 3.6)],
+)  # fmt: skip
 def test_an_update_on_an_h100_has_few_kernels_and_bytes(recipe, flags, attention, kernels, gigabytes):
     found = describe(recipe, "h100:1", *flags)
     assert found["attention"]["kernel"] == attention and found["attention"]["calls"]
@@ -83,7 +72,6 @@ def test_an_update_on_an_h100_has_few_kernels_and_bytes(recipe, flags, attention
     reason="needs the compilers of the extra gpu",
 )
 def test_eight_gpus_send_the_gradients_of_all_parameters_once():
-    """Nobody has measured the time."""
     layers = ("model.num_encoder_layers=1", "model.num_decoder_layers=1", "vocab.size=8000")
     found = describe("multi30k_de_en", "h100:8", *SMALL, *layers)
     assert list(found["collectives"]) == ["all-reduce"]
@@ -96,7 +84,6 @@ def test_eight_gpus_send_the_gradients_of_all_parameters_once():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the compiler of the extra tpu")
 def test_an_update_on_a_v5e_has_few_cycles():
-    """By the compiler's own estimate."""
     flags = ("data.batch_tokens=16384", "data.max_source_length=128", "data.max_target_length=128")
     found = describe("wmt14_en_de_base", "v5e:1x1", *SMALL, *flags)
     assert found["attention"]["kernel"] == "pallas" and sum(found["attention"]["calls"].values()) == 36

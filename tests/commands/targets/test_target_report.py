@@ -1,17 +1,20 @@
-"""The estimate of time and the text for people, from made-up programs; nothing is compiled."""
+"""Names of targets, what is told of them, and the search for settings that fit, from made-up programs."""
 
 import dataclasses
+import re
 
 import jax
 import pytest
 
 from flaxformer_mt.commands import show_target
-from flaxformer_mt.commands.compile_for_target import Compiled, parse_target
+from flaxformer_mt.commands.compile_for_target import ACCELERATORS, Compiled, describe_gpu, parse_target
 from flaxformer_mt.commands.program_text import Kernel, Traffic
 from flaxformer_mt.commands.show import longest_batch
-from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig
+from flaxformer_mt.commands.show_target import Step, count_most_attempts, find_settings, list_ladders
+from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
+from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.flops import padded_work, training_flops
+from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.parallel import make_parallel
 
 CONFIG = Config(
@@ -68,12 +71,8 @@ def test_the_time_on_an_h100_is_that_of_its_kernels():
     assert "98.0 ms of it" in model("h100", name="attention_forward")["basis"]
     exact = dataclasses.replace(config, model=ModelConfig(dtype="float32"))
     for other in (
-        model("a100"),
-        model("h200"),
-        model("b200"),
-        model("h100:8", devices=8),
-        model("h100", exact),
-    ):
+        model("a100"), model("h200"), model("b200"), model("h100:8", devices=8), model("h100", exact),
+    ):  # fmt: skip
         assert other["milliseconds"] is None and other["basis"].startswith("no time")
         assert [kind["milliseconds"] for kind in other["kernels"]] == [None, None]
 
@@ -133,3 +132,130 @@ def test_an_update_that_does_not_fit_comes_with_settings_that_do(monkeypatch):
     assert f"{step}\n" in text
     refused = {"decoding_step": result["decoding_step"] | {"fits": False}}
     assert f"{step}; it does NOT fit\n" in show_target.summarize_target(result | refused)
+
+
+def test_names_give_the_kind_the_shape_and_the_number_of_chips():
+    found = {
+        name: (target.kind, target.shape, target.groups, target.chips, target.name)
+        for name in ("v5e:2x2", "v5e:16x16:2", "v6e", "v5p", "v5p:2x2x4", "h100:8", "h200", "H100:8:3")
+        if (target := parse_target(name))
+    }
+    assert found == {
+        "v5e:2x2": ("v5e", "2x2", 1, 4, "v5e:2x2"), "v5e:16x16:2": ("v5e", "16x16", 2, 512, "v5e:16x16:2"),
+        "v6e": ("v6e", "1x1", 1, 1, "v6e:1x1"), "v5p": ("v5p", "1x1x1", 1, 1, "v5p:1x1x1"),
+        "v5p:2x2x4": ("v5p", "2x2x4", 1, 16, "v5p:2x2x4"), "h100:8": ("h100", "8", 1, 8, "h100:8"),
+        "h200": ("h200", "1", 1, 1, "h200:1"), "H100:8:3": ("h100", "8", 3, 24, "h100:8:3"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, near",
+    [("v5:2x2", "did you mean v5[ep]:2x2"), ("h10:8", "did you mean h[12]00:8"), ("tpu", "known: v4, v5e"),
+     ("v5e:3x3", "nearest is --target=v5e:2x4"), ("v5e:4", "nearest is --target=v5e:2x2"),
+     ("v5e:2x2x1", "nearest is --target=v5e:2x2"), ("v5e:big", "slices: 1x1, 2x2"),
+     ("v5e:0x0", "nearest is --target=v5e:1x1"), ("v5e:2x2:0", "KIND:SHAPE:NUMBER"),
+     ("v5e:2x2:1:1", "KIND:SHAPE:NUMBER"), ("h100:2x2", "h100:8"), ("h100:0", "h100:8"),
+     ("", "unknown accelerator ''")],
+)  # fmt: skip
+def test_an_unknown_target_is_refused_with_the_nearest_one(name, near):
+    with pytest.raises(UserError, match=near) as error:
+        parse_target(name)
+    assert f"--target={name}" in str(error.value)
+
+
+def test_every_accelerator_has_a_peak_rate_and_gpus_a_description():
+    config = Config(model=ModelConfig(dtype="bfloat16"))
+    for kind, accelerator in ACCELERATORS.items():
+        assert peak_flops(config, accelerator.device_kind) is not None, kind
+        if accelerator.platform == "cuda":
+            text = describe_gpu(kind)
+            assert text.count("{") == text.count("}")
+            assert re.search(rf"device_memory_size: {accelerator.memory}\b", text)
+            assert f"memory_bandwidth: {accelerator.bandwidth:.0f} " in text
+
+
+NEAREST_FIT_CONFIG = Config(
+    data=DataConfig(batch_tokens=8192, max_source_length=64, max_target_length=64),
+    model=ModelConfig(model_dim=512, remat="none"),
+    train=TrainConfig(loss_chunk_tokens=0),
+)
+LADDERS = list_ladders(NEAREST_FIT_CONFIG, device_count=4, loss_tokens=8192)
+CHUNKS, DOTS, FULL = LADDERS[0][0].changes, LADDERS[1][0].changes, LADDERS[1][1].changes
+LAYOUT, HALF, EIGHTH = LADDERS[2][0].changes, LADDERS[3][0].changes, LADDERS[3][2].changes
+
+
+def test_the_ladders_have_what_a_config_has_not_used_up():
+    assert LADDERS == [
+        [({"train.loss_chunk_tokens": 1024}, 1)],
+        [({"model.remat": "dots"}, 2), ({"model.remat": "full"}, 4)],
+        [({"parallel.fsdp": 4, "parallel.data": 1}, 6)],
+        [({"data.batch_tokens": 4096, "optim.accumulation": 2}, 9),
+         ({"data.batch_tokens": 2048, "optim.accumulation": 4}, 12),
+         ({"data.batch_tokens": 1024, "optim.accumulation": 8}, 15)],
+    ]  # fmt: skip
+    for step in (step for ladder in LADDERS for step in ladder):
+        changed = NEAREST_FIT_CONFIG.replace(step.changes)
+        validate(changed)
+        tokens = changed.data.batch_tokens * changed.optim.accumulation
+        assert (
+            tokens == NEAREST_FIT_CONFIG.data.batch_tokens * NEAREST_FIT_CONFIG.optim.accumulation
+        )  # of an update
+    used = NEAREST_FIT_CONFIG.replace(
+        {"train.loss_chunk_tokens": 256, "model.remat": "full", "parallel.fsdp": 4, "data.batch_tokens": 512,
+         "optim.accumulation": 3},
+    )  # fmt: skip
+    assert list_ladders(used, device_count=4, loss_tokens=512) == []
+    pmap = used.replace({"parallel.fsdp": 1, "parallel.backend": "pmap"})
+    assert list_ladders(pmap, device_count=4, loss_tokens=512) == []
+    split = used.replace({"parallel.fsdp": 1, "parallel.tensor": 2})
+    assert list_ladders(split, device_count=8, loss_tokens=512) == [
+        [Step({"parallel.fsdp": 4, "parallel.data": 1}, 6)]
+    ]
+    dots = used.replace({"model.remat": "dots", "data.batch_tokens": 1024})
+    assert list_ladders(dots, device_count=4, loss_tokens=512) == [
+        [({"model.remat": "full"}, 2)],
+        [({"data.batch_tokens": 512, "optim.accumulation": 6}, 9)],
+    ]
+
+
+def memory_of(config: Config) -> int:
+    """100 units: 20 of logits, 40 of activations, 40 of the state; only logits and activations shrink."""
+    share = 8192 // config.data.batch_tokens
+    logits = 2 if config.train.loss_chunk_tokens else 20 // share
+    activations = {"none": 40, "dots": 30, "full": 10}[config.model.remat] // share
+    return logits + activations + 40 // config.parallel.fsdp
+
+
+def tried(memory: int, measure=memory_of) -> list[tuple[dict, int, bool, int]]:
+    reported = []
+    found = find_settings(NEAREST_FIT_CONFIG, LADDERS, measure=measure, memory=memory, report=reported.append)
+    assert reported == found and len(found) <= count_most_attempts(LADDERS)
+    changes = [str(sorted(attempt.changes.items())) for attempt in found]
+    assert "[]" not in changes and len(set(changes)) == len(changes)  # nothing is compiled twice
+    for attempt in found:
+        assert attempt.needed == measure(NEAREST_FIT_CONFIG.replace(attempt.changes))
+        assert attempt.fits == (attempt.needed <= memory)
+    return found
+
+
+def test_steps_are_added_until_the_update_fits():
+    assert tried(82) == [(CHUNKS, 82, True, 1)]
+    # And what was added before is taken back where it is not needed.
+    assert tried(75) == [(CHUNKS, 82, False, 1), (CHUNKS | DOTS, 72, True, 3), (DOTS, 90, False, 2)]
+    assert tried(40) == [
+        (CHUNKS, 82, False, 1), (CHUNKS | DOTS, 72, False, 3), (CHUNKS | FULL, 52, False, 5),
+        (CHUNKS | FULL | LAYOUT, 22, True, 11), (CHUNKS | LAYOUT, 52, False, 7),
+        (CHUNKS | DOTS | LAYOUT, 42, False, 9), (FULL | LAYOUT, 40, True, 10),
+    ]  # fmt: skip
+
+
+def test_where_nothing_fits_all_steps_were_tried():
+    found = tried(3)
+    assert not any(attempt.fits for attempt in found) and len(found) == 7
+    assert found[-1].changes == CHUNKS | FULL | LAYOUT | EIGHTH and found[-1].distance == 26
+    assert find_settings(NEAREST_FIT_CONFIG, [], measure=memory_of, memory=3) == []
+
+
+def test_the_number_of_attempts_is_limited():
+    assert len(tried(13)) == count_most_attempts(LADDERS) == 7 + 4
+    assert count_most_attempts([]) == 0
