@@ -8,15 +8,24 @@ from flaxformer_mt.model import make_model
 
 V = 24
 CONFIG = ModelConfig(
-    model_dim=16, ffn_dim=24, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout_rate=0.0,
+    model_dim=16,
+    ffn_dim=24,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    dropout_rate=0.0,
     dtype="bfloat16",
-)  # fmt: skip
+)
 KINDS: dict[str, dict[str, Any]] = {
     "encoder-decoder": {},
-    "convolution, untied, with biases": {"ffn_layer": "convolution", "tying": "none", "attention_bias": True,
-                                         "output_bias": True},
+    "convolution, untied, with biases": {
+        "ffn_layer": "convolution",
+        "tying": "none",
+        "attention_bias": True,
+        "output_bias": True,
+    },
     "decoder-only, gated": {"architecture": "decoder_only", "activation": "swiglu", "value_dim": 4},
-}  # fmt: skip
+}
 
 
 def make_bfloat16(fields: dict[str, Any]) -> Any:

@@ -35,8 +35,10 @@ class Browser:
         arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
         options = {"args": arguments, "binary": shutil.which("chromium")}
         wanted = {
-            "browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"},
-        }  # fmt: skip
+            "browserName": "chrome",
+            "goog:chromeOptions": options,
+            "goog:loggingPrefs": {"browser": "ALL"},
+        }
         session = self._send("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._url += f"/session/{session['sessionId']}"
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}

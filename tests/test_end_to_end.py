@@ -30,9 +30,11 @@ def get_config() -> Config:
 
 # Variables by which the tests compile otherwise than users do.
 OF_TESTS = (
-    "XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+    "XLA_FLAGS",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
     "TF_CPP_MIN_LOG_LEVEL",
-)  # fmt: skip
+)
 
 # Translations that are not only spaces, although the model has hardly been trained.
 SEARCH = ("--min_length_offset=4", "--suppress=▁")
@@ -46,9 +48,15 @@ def command(tmp_path_factory):
 
     def run(*arguments: str, text: str = "") -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "flaxformer_mt", *arguments], input=text, cwd=ROOT, env=variables,
-            capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "flaxformer_mt", *arguments],
+            input=text,
+            cwd=ROOT,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr and "Warning" not in done.stderr, done.stderr
         return done.stdout

@@ -105,9 +105,14 @@ def masks(lengths: list[int], width: int) -> np.ndarray:
 def test_the_work_of_a_bucket_is_that_of_its_sentences():
     work = real_work(masks([2, 4, 0], 4), masks([3, 1, 0], 5))
     assert work == Work(
-        source_tokens=6, target_tokens=4, predictions=4, places=12 + 15, source_by_source=4 + 16,
-        target_by_target=9 + 1, target_by_source=2 * 3 + 4 * 1,
-    )  # fmt: skip
+        source_tokens=6,
+        target_tokens=4,
+        predictions=4,
+        places=12 + 15,
+        source_by_source=4 + 16,
+        target_by_target=9 + 1,
+        target_by_source=2 * 3 + 4 * 1,
+    )
     assert work.padding == pytest.approx(1 - 10 / 27)
     assert real_work(masks([4, 4], 4), masks([5, 5], 5)) == padded_work(2, 4, 5)
     assert padded_work(2, 4, 5).padding == 0 and np.isnan(Work().padding)
@@ -139,12 +144,22 @@ def config_of(dtype: str, peak: float = 0.0) -> Config:
 
 @pytest.mark.parametrize(
     ("kind", "bfloat16", "float32"),
-    [("NVIDIA A100-SXM4-40GB", 312, 156), ("NVIDIA A100 80GB PCIe", 312, 156),
-     ("NVIDIA H100 80GB HBM3", 989.4, 494.7), ("NVIDIA H100 PCIe", 756.5, 378), ("NVIDIA H200", 989.4, 494.7),
-     ("NVIDIA L4", 121, 60), ("Tesla T4", 8.1, 8.1), ("Tesla V100-SXM2-16GB", 15.7, 15.7),
-     ("NVIDIA GeForce RTX 4090", 165.2, 82.6), ("TPU v3", 61.5, 61.5), ("TPU v5 lite", 197, 197),
-     ("TPU v5", 459, 459), ("TPU v6 lite", 918, 918)],
-)  # fmt: skip
+    [
+        ("NVIDIA A100-SXM4-40GB", 312, 156),
+        ("NVIDIA A100 80GB PCIe", 312, 156),
+        ("NVIDIA H100 80GB HBM3", 989.4, 494.7),
+        ("NVIDIA H100 PCIe", 756.5, 378),
+        ("NVIDIA H200", 989.4, 494.7),
+        ("NVIDIA L4", 121, 60),
+        ("Tesla T4", 8.1, 8.1),
+        ("Tesla V100-SXM2-16GB", 15.7, 15.7),
+        ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
+        ("TPU v3", 61.5, 61.5),
+        ("TPU v5 lite", 197, 197),
+        ("TPU v5", 459, 459),
+        ("TPU v6 lite", 918, 918),
+    ],
+)
 def test_known_devices_are_found_by_the_name_that_jax_gives_them(kind, bfloat16, float32):
     assert peak_flops(config_of("bfloat16"), kind) == pytest.approx(bfloat16 * 1e12)
     assert peak_flops(config_of("float32"), kind) == pytest.approx(float32 * 1e12)
@@ -152,9 +167,15 @@ def test_known_devices_are_found_by_the_name_that_jax_gives_them(kind, bfloat16,
 
 @pytest.mark.parametrize(
     "kind",
-    ["cpu", "", "TPU v4 lite", "NVIDIA L40S", "NVIDIA GeForce RTX 4090 Laptop GPU",
-     "NVIDIA A100-SXM4-40GB MIG 1g.5gb"],
-)  # fmt: skip
+    [
+        "cpu",
+        "",
+        "TPU v4 lite",
+        "NVIDIA L40S",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+    ],
+)
 def test_a_device_that_is_not_in_the_table_has_no_peak_but_the_configs(kind):
     assert peak_flops(config_of("bfloat16"), kind) is None
     assert peak_flops(config_of("bfloat16", 3e12), kind) == 3e12

@@ -19,24 +19,51 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the lowest layer up. A wing (a folder, or a loose file) imports only from layers below its own; wings
 # of one layer do not import each other.
 LAYERS = [
-    {"errors"}, {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock"}, {"config"},
-    {"flops", "vocab", "tracking", "object_store", "workers"}, {"parallel"}, {"kernels"}, {"losses"},
-    {"model", "search"}, {"corpus"}, {"runs"}, {"data"}, {"text_io"}, {"decoding"}, {"translation"},
-    {"convert"}, {"evaluation"}, {"training"}, {"commands"}, {"__main__"},
-]  # fmt: skip
+    {"errors"},
+    {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock"},
+    {"config"},
+    {"flops", "vocab", "tracking", "object_store", "workers"},
+    {"parallel"},
+    {"kernels"},
+    {"losses"},
+    {"model", "search"},
+    {"corpus"},
+    {"runs"},
+    {"data"},
+    {"text_io"},
+    {"decoding"},
+    {"translation"},
+    {"convert"},
+    {"evaluation"},
+    {"training"},
+    {"commands"},
+    {"__main__"},
+]
 
 # Heavy dependency -> the only folder that imports it.
 DOORS = {
-    "torch": "convert", "transformers": "convert.huggingface", "ctranslate2": "convert.ctranslate2",
-    "ray": "workers", "matplotlib": "evaluation", "tensorflow_datasets": "corpus", "tensorflow": None,
+    "torch": "convert",
+    "transformers": "convert.huggingface",
+    "ctranslate2": "convert.ctranslate2",
+    "ray": "workers",
+    "matplotlib": "evaluation",
+    "tensorflow_datasets": "corpus",
+    "tensorflow": None,
     "pickle": None,
-}  # fmt: skip
+}
 
 # Files of convert/ that are imported whatever the format is; the others bring the foreign system along.
 COMMON_TO_ALL_FORMATS = {
-    "__init__", "export_run", "foreign_files", "formats", "hub_store", "import_run", "name_table",
-    "parity_check", "sentencepiece_file",
-}  # fmt: skip
+    "__init__",
+    "export_run",
+    "foreign_files",
+    "formats",
+    "hub_store",
+    "import_run",
+    "name_table",
+    "parity_check",
+    "sentencepiece_file",
+}
 
 # Wing -> wings that it must not import.
 WALLS = {"search": {"vocab"}}

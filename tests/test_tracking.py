@@ -83,9 +83,17 @@ def test_each_log_is_one_line_of_json(tmp_path, clock):
         assert len(read_metrics(tmp_path / "new" / "run")) == 2
     lines = (tmp_path / "new" / "run" / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
     assert [json.loads(line) for line in lines[:-1]] == [
-        {"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5, "tokens": 7, "rate": 0.5,
-         "note": "ü\u2028x"}, {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
-    ]  # fmt: skip
+        {
+            "step": 50,
+            "time": 1700000100.0,
+            "split": "train",
+            "loss": 3.5,
+            "tokens": 7,
+            "rate": 0.5,
+            "note": "ü\u2028x",
+        },
+        {"step": 50, "time": 1700000101.5, "split": "valid", "bleu": 12.25},
+    ]
     assert lines[-1] == ""
     assert lines[0].startswith('{"step": 50, "time": 1700000100.0, "split": "train", "loss": 3.5')
 
@@ -182,8 +190,12 @@ def test_without_tensorboard_it_is_not_imported(tmp_path):
 
 def test_the_line_of_progress():
     values = {
-        "loss": 3.4119, "learning_rate": 8.9e-4, "tokens_per_second": 5600.4, "padding": 0.0613, "other": 1,
-    }  # fmt: skip
+        "loss": 3.4119,
+        "learning_rate": 8.9e-4,
+        "tokens_per_second": 5600.4,
+        "padding": 0.0613,
+        "other": 1,
+    }
     line = "step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left"
     assert format_train_line(1200, 5000, values, 751) == line
     shares = {"loss": 1.0, "perplexity": 2.71828, "accuracy": 0.4567}
@@ -199,9 +211,18 @@ def test_the_line_of_progress():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0:00"), (59.6, "1:00"), (751, "12:31"), (3599.4, "59:59"), (3599.6, "1 h 00 min"),
-     (11_130, "3 h 05 min"), (172_799, "47 h 59 min"), (172_800, "2 d 00 h"), (190_000, "2 d 04 h")],
-)  # fmt: skip
+    [
+        (0, "0:00"),
+        (59.6, "1:00"),
+        (751, "12:31"),
+        (3599.4, "59:59"),
+        (3599.6, "1 h 00 min"),
+        (11_130, "3 h 05 min"),
+        (172_799, "47 h 59 min"),
+        (172_800, "2 d 00 h"),
+        (190_000, "2 d 04 h"),
+    ],
+)
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
 
@@ -262,9 +283,12 @@ def test_elsewhere_than_on_a_terminal_each_line_stands(tmp_path):
     tracker.close()
     tracker.close()
     assert stream.getvalue().split("\n") == [
-        "begins [bold]here[/bold]", "step   100/100 | loss 1.000 | 0:00 left",
-        "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10", "epoch 3 @100 | loss 1.500", "",
-    ]  # fmt: skip
+        "begins [bold]here[/bold]",
+        "step   100/100 | loss 1.000 | 0:00 left",
+        "valid @100 | loss 2.000 | BLEU 31.20 | chrF 55.10",
+        "epoch 3 @100 | loss 1.500",
+        "",
+    ]
 
 
 def test_a_terminal_shows_one_line_written_over_and_messages_above_it(tmp_path, monkeypatch, capsys):
@@ -309,9 +333,11 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(tmp_path, clock, monk
     values |= {"accuracy": 0.5, "utilization": 0.431, "data_wait": 0.034}
     monkeypatch.setenv("TERM", "xterm-256color")
     for columns, shown in [
-        (80, {"loss", "tokens/s"}), (100, {"loss", "tokens/s", "MFU"}), (60, {"loss"}),
+        (80, {"loss", "tokens/s"}),
+        (100, {"loss", "tokens/s", "MFU"}),
+        (60, {"loss"}),
         (200, {"loss", "lr", "tokens/s", "padding", "MFU", "data wait", "accuracy"}),
-    ]:  # fmt: skip
+    ]:
         monkeypatch.setenv("COLUMNS", str(columns))
         stream = Terminal()
         with make_tracker(tmp_path, total_steps=50_000, stream=stream) as tracker:
@@ -342,8 +368,10 @@ def test_long_silence_ends_with_the_number_of_the_step(tmp_path, clock):
         clock.now += 21.0
         tracker.show_step(60)
     assert stream.getvalue().split("\n")[:3] == [
-        "step     7/100", "step    50/100 | loss 1.000 | 0:31 left", "step    60/100 | 0:25 left",
-    ]  # fmt: skip
+        "step     7/100",
+        "step    50/100 | loss 1.000 | 0:31 left",
+        "step    60/100 | 0:25 left",
+    ]
     assert [record["step"] for record in read_metrics(tmp_path)] == [50]
     with make_tracker(tmp_path, stream=None) as silent:
         clock.now += 1e9
@@ -384,9 +412,12 @@ def test_tensorboard_has_the_config_and_translations_of_each_evaluation(tmp_path
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     fields = {
-        "seed": 3, "optim.learning_rate": 0.5, "data.weights": (1.0, 2.5), "model.key_dim": None,
+        "seed": 3,
+        "optim.learning_rate": 0.5,
+        "data.weights": (1.0, 2.5),
+        "model.key_dim": None,
         "a|b": "x|y",
-    }  # fmt: skip
+    }
     samples = [Sample(f"source {n}", f"reference {n}", f"a | b {n}") for n in range(3)]
     stream = io.StringIO()
     with make_tracker(tmp_path, tensorboard=True, stream=stream) as tracker:

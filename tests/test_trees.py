@@ -44,9 +44,11 @@ def test_differences_are_all_listed():
     stored = {"same": "int8[1]", "shape": "int8[1]", "type": "int8[]", "old": "int8[2]"}
     wanted = {"new": "int8[]", "type": "int32[]", "same": "int8[1]", "shape": "int8[1,1]"}
     assert compare_specs(stored, wanted) == [
-        "new: stored nothing, wanted int8[]", "type: stored int8[], wanted int32[]",
-        "shape: stored int8[1], wanted int8[1,1]", "old: stored int8[2], wanted nothing",
-    ]  # fmt: skip
+        "new: stored nothing, wanted int8[]",
+        "type: stored int8[], wanted int32[]",
+        "shape: stored int8[1], wanted int8[1,1]",
+        "old: stored int8[2], wanted nothing",
+    ]
     assert compare_specs(stored, stored) == []
 
 

@@ -23,18 +23,24 @@ from flaxformer_mt.unicode_text import (
 
 # Article 1 of the Universal Declaration of Human Rights begins so, in the translations of the OHCHR.
 WITHOUT_SPACES = {
-    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกัน", "Lao": "ມະນຸດທຸກຄົນເກີດມາມີສິດເສລີພາບ",
-    "Khmer": "មនុស្សទាំងអស់កើតមកមានសេរីភាព", "Burmese": "လူတိုင်းသည် တူညီ လွတ်လပ်သော ဂုဏ်သိက္ခာဖြင့်",
-    "Tibetan": "འགྲོ་བ་མིའི་རིགས་རྒྱུད་ཡོངས་ལ་སྐྱེས་ཙམ་ཉིད་ནས་", "Chinese": "人人生而自由，在尊严和权利上一律平等。",
-    "Japanese": "すべての人間は、生まれながらにして自由であり", "Yi": "ꊿꂷꃅꄿꐨꐥ",
-}  # fmt: skip
+    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกัน",
+    "Lao": "ມະນຸດທຸກຄົນເກີດມາມີສິດເສລີພາບ",
+    "Khmer": "មនុស្សទាំងអស់កើតមកមានសេរីភាព",
+    "Burmese": "လူတိုင်းသည် တူညီ လွတ်လပ်သော ဂုဏ်သိက္ခာဖြင့်",
+    "Tibetan": "འགྲོ་བ་མིའི་རིགས་རྒྱུད་ཡོངས་ལ་སྐྱེས་ཙམ་ཉིད་ནས་",
+    "Chinese": "人人生而自由，在尊严和权利上一律平等。",
+    "Japanese": "すべての人間は、生まれながらにして自由であり",
+    "Yi": "ꊿꂷꃅꄿꐨꐥ",
+}
 WITH_SPACES = {
     "English": "All human beings are born free and equal in dignity and rights.",
     "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
     "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता",
     "Amharic": "የሰው ልጅ ሁሉ ሲወለድ ነጻና በክብርና በመብትም እኩልነት ያለው ነው",
-    "Persian": "تمام افراد بشر آزاد به دنیا می‌آیند", "numbers": "12 345 !", "nothing": "",
-}  # fmt: skip
+    "Persian": "تمام افراد بشر آزاد به دنیا می‌آیند",
+    "numbers": "12 345 !",
+    "nothing": "",
+}
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_SPACES, *WITH_SPACES])
@@ -45,9 +51,14 @@ def test_languages_without_spaces(name):
 
 def test_scripts_are_those_of_unicode_names():
     names = {
-        "a": "LATIN", "ß": "LATIN", "Ж": "CYRILLIC", "λ": "GREEK", "漢": "CJK",
-        "の": "HIRAGANA", "한": "HANGUL",
-    }  # fmt: skip
+        "a": "LATIN",
+        "ß": "LATIN",
+        "Ж": "CYRILLIC",
+        "λ": "GREEK",
+        "漢": "CJK",
+        "の": "HIRAGANA",
+        "한": "HANGUL",
+    }
     assert {character: find_script(character) for character in names} == names
     assert [find_script(character) for character in "1 .…\u00a0\u0301Ａ\u200d"] == [""] * 8
     assert count_scripts(["ab Ж", "a漢"]) == {"LATIN": 3, "CYRILLIC": 1, "CJK": 1}
@@ -56,9 +67,23 @@ def test_scripts_are_those_of_unicode_names():
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "\t\r", "\ufeff", "\u200e", "\u200b \u200b", "\u00a0\u3000", "\u2060\u00ad", "\u200c\u200d",
-     "\u3164", "\ufe0f", "\x00\x07", "\U000e0001"], ids=ascii,
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "\t\r",
+        "\ufeff",
+        "\u200e",
+        "\u200b \u200b",
+        "\u00a0\u3000",
+        "\u2060\u00ad",
+        "\u200c\u200d",
+        "\u3164",
+        "\ufe0f",
+        "\x00\x07",
+        "\U000e0001",
+    ],
+    ids=ascii,
+)
 def test_what_nobody_sees_is_blank(text):
     assert is_blank(text)
     assert not is_blank(f"{text}a") and not is_blank(f"\u4e00{text}")
@@ -84,15 +109,22 @@ def test_signs_around_numbers_are_text():
 
 # The names of iconv and of Python.
 ENCODINGS = {
-    "UTF-16LE": "utf-16-le", "UTF-16BE": "utf-16-be", "UTF-32LE": "utf-32-le", "UTF-32BE": "utf-32-be",
-}  # fmt: skip
+    "UTF-16LE": "utf-16-le",
+    "UTF-16BE": "utf-16-be",
+    "UTF-32LE": "utf-32-le",
+    "UTF-32BE": "utf-32-be",
+}
 TEXTS = {
-    "English": "The dog sleeps in the house.\nIt is late.\n", "two letters": "OK",
-    "German": "Größe läßt überall grüßen.\r\nSüß!\r\n", "Polish": "Zażółć gęślą jaźń.\n",
+    "English": "The dog sleeps in the house.\nIt is late.\n",
+    "two letters": "OK",
+    "German": "Größe läßt überall grüßen.\r\nSüß!\r\n",
+    "Polish": "Zażółć gęślą jaźń.\n",
     "Greek": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι.\n",
-    "Russian": "Все люди рождаются свободными и равными.\n", "Arabic": "يولد جميع الناس أحراراً متساوين.\n",
-    "Hindi": "सभी मनुष्यों को जन्मजात स्वतन्त्रता\n", "Thai": "มนุษย์ทั้งหลายเกิดมา\n",
-}  # fmt: skip
+    "Russian": "Все люди рождаются свободными и равными.\n",
+    "Arabic": "يولد جميع الناس أحراراً متساوين.\n",
+    "Hindi": "सभी मनुष्यों को जन्मजात स्वतन्त्रता\n",
+    "Thai": "มนุษย์ทั้งหลายเกิดมา\n",
+}
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -107,11 +139,24 @@ def test_it_is_named(encoding, language):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"a", b"\n", b"\n\n\n\n", b"a\nb\nc\nd\n", b"\t\n\t\n", b"\0", b"\0\0\0\0", b"ein\0haus\n",
-     b"a\0b c\0d\n", b"\0\n\0\n",
-     b"\xef\xbb\xbfabc\n", b"\x04\x05text\n", b"1\t2\n3\t4\n"],
+    [
+        b"",
+        b"a",
+        b"\n",
+        b"\n\n\n\n",
+        b"a\nb\nc\nd\n",
+        b"\t\n\t\n",
+        b"\0",
+        b"\0\0\0\0",
+        b"ein\0haus\n",
+        b"a\0b c\0d\n",
+        b"\0\n\0\n",
+        b"\xef\xbb\xbfabc\n",
+        b"\x04\x05text\n",
+        b"1\t2\n3\t4\n",
+    ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_utf8_is_none_of_them(data):
     assert find_encoding(data) == ""
 

@@ -49,9 +49,12 @@ def test_what_cannot_be_measured_is_refused_at_once(accelerator, flags, capsys):
 @pytest.mark.slow
 def test_all_parts_run_on_a_cpu():
     done = subprocess.run(
-        [sys.executable, str(FILE), "--tiny", "--device=cpu"], cwd=FILE.parents[1],
-        env=quick_environment() | {"PYTHONPATH": str(FILE.parents[1])}, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, str(FILE), "--tiny", "--device=cpu"],
+        cwd=FILE.parents[1],
+        env=quick_environment() | {"PYTHONPATH": str(FILE.parents[1])},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["device"] == "cpu" and result["tiny"] and result["stored"] is None

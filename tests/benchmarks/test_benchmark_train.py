@@ -110,8 +110,10 @@ def test_the_fastest_of_ours_is_compared_with_the_fastest_peer_and_each_dtype_wi
     names = benchmark.name_systems(options)
     assert names["ours bfloat16"] == ("ours", "bfloat16") and len(names) == 6
     assert list(benchmark.name_systems(benchmark.parse_options(["--setting=big"]))) == [
-        "ours", "marian", "torch",
-    ]  # fmt: skip
+        "ours",
+        "marian",
+        "torch",
+    ]
     rates = [3.0, 2.0, 1.0, 8.0, 1.5, 4.0]
     systems = {
         name: {"target_tokens_per_second": rate, "product_gflops": 8.0}

@@ -95,8 +95,10 @@ def test_each_system_translates_in_the_precisions_that_it_has(benchmark):
     systems = {"ctranslate2": {"variants": variants}}
     found = benchmark.fastest_peers(systems, options.precisions)
     assert {label: name for label, (name, _) in found.items()} == {
-        "ctranslate2": "a, int8", "ctranslate2 float32": "a, float32", "ctranslate2 int8": "a, int8",
-    }  # fmt: skip
+        "ctranslate2": "a, int8",
+        "ctranslate2 float32": "a, float32",
+        "ctranslate2 int8": "a, int8",
+    }
     options = benchmark.parse_options(["--setting=news", "--shortlist=FILE", "--precisions=float32"])
     assert [variant.get("shortlist", False) for variant in benchmark.our_variants(options).values()] == [
         False,

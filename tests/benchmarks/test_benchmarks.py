@@ -115,12 +115,17 @@ def targets(load_benchmark):
 
 
 FOUND = {
-    "layout": "pmap over 4 devices", "batch": {"rows": 192, "source_length": 128, "target_length": 128},
-    "fits": False, "peak_gib": 20.5, "memory_gib": 15.75,
+    "layout": "pmap over 4 devices",
+    "batch": {"rows": 192, "source_length": 128, "target_length": 128},
+    "fits": False,
+    "peak_gib": 20.5,
+    "memory_gib": 15.75,
     "attention": {"kernel": "plain", "reason": "", "calls": {}},
-    "collectives": {"all-reduce": {"count": 1, "bytes": 2**30, "sent": 2**29},
-                    "all-gather": {"count": 2, "bytes": 2**30, "sent": 2**28}},
-}  # fmt: skip
+    "collectives": {
+        "all-reduce": {"count": 1, "bytes": 2**30, "sent": 2**29},
+        "all-gather": {"count": 2, "bytes": 2**30, "sent": 2**28},
+    },
+}
 
 
 def test_all_recipes_are_planned_for_targets_that_exist(targets):

@@ -15,9 +15,23 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.errors import UserError
 
 ODD = [
-    "", "x", "Auto", "true", "FALSE", "none", "1", "0", "-1", "2.5", "nan", "inf", "1e400", "9" * 400, "a,b",
+    "",
+    "x",
+    "Auto",
+    "true",
+    "FALSE",
+    "none",
+    "1",
+    "0",
+    "-1",
+    "2.5",
+    "nan",
+    "inf",
+    "1e400",
+    "9" * 400,
+    "a,b",
     ",",
-]  # fmt: skip
+]
 ODD += ["1,2", "\udcff", "\0", "ａｕｔｏ", "=", "[]", "{}", " ", "~nobody/x", "٣", "1_000", "0x10", "--", "⅕"]
 ODD_JSON = [1, 0, -1, 2.5, True, False, None, "", "x", [], {}, [1], ["x"], {"a": 1}, 1 << 70, float("nan")]
 

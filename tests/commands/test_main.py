@@ -123,86 +123,138 @@ def fail(capfd, *arguments) -> str:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [("trian", f"unknown command 'trian'; did you mean train? (commands: {', '.join(COMMANDS)})"),
-     ("--run=x", f"unknown command '--run=x' (commands: {', '.join(COMMANDS)})"),
-     ("train --config.model.model_dmi=64",
-      "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?"),
-     ("train --config.model.model_dmi 64",
-      "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?"),
-     ("train --config.modle.model_dim=64",
-      "unknown flag --config.modle.model_dim; did you mean --config.model.model_dim?"),
-     ("train --model_dim=64", "unknown flag --model_dim; did you mean --config.model.model_dim?"),
-     ("train --model.model-dim=64", "unknown flag --model.model-dim; did you mean --config.model.model_dim?"),
-     ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
-     ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
-     ("train now", "config now is neither a file nor a recipe; known recipes: " + ", ".join(list_recipes())),
-     ("train toy_de_en now", "unexpected argument 'now' after CONFIG; write values as --flag=value"),
-     ("translate --json gone --beam-size 4 in out",
-      "unexpected argument 'out' after RUN and INPUT; write values as --flag=value"),
-     ("translate --json gone --beam-size 4 in", "gone is not a run directory: it has no config.json"),
-     ("train --lr=1", "unknown flag --lr; here it is --config.optim.learning_rate"),
-     ("train --config.train.max-tokens 9",
-      "unknown flag --config.train.max-tokens; here it is --config.data.batch_tokens, in tokens, on "
-      "all devices together"),
-     ("translate --run=gone --lenpen=1", "unknown flag --lenpen; here it is --length_penalty"),
-     ("train --arch=transformer",
-      "unknown flag --arch; the network is that of the config: --config=NAME, or --config.model.*"),
-     ("translate --run=gone --remove-bpe", "unknown flag --remove-bpe; pieces are joined by themselves"),
-     ("train --after-epochs=1",
-      "unknown flag --after-epochs; here it is --config.train.steps, which counts updates; `show` says "
-      "how many an epoch has"),
-     ("train --epochs=1",
-      "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
-      "many an epoch has"),
-     ("train --resume", "unknown flag --resume; train goes on with a run by itself: give its --run again"),
-     ("train --help=modle",
-      "--help=modle: there is no such part of the help (there are: all, data, data.noise, "
-      "data.noise.typo_kinds, data.clean, vocab, model, model.alignment, optim, optim.lora, train, "
-      "parallel, search)"),
-     ("--print-completion fsh", "--print-completion needs a shell, but got 'fsh' (bash, zsh, fish)"),
-     ("train --config.model.model_dim=abc", "--config.model.model_dim is 'abc', which is not a whole number"),
-     ("train --config.model.model_dim=1.5", "--config.model.model_dim is '1.5', which is not a whole number"),
-     ("train --config.model.key_dim=abc", "--config.model.key_dim is 'abc', which is not a whole number"),
-     ("train --config.model.dropout_rate=x", "--config.model.dropout_rate is 'x', which is not a number"),
-     ("train --config.model.dropout_rate=nan",
-      "--config.model.dropout_rate is nan; it must be a finite number"),
-     ("train --config.data.weights=1,x", "--config.data.weights is 'x', which is not a number"),
-     ("train --config.vocab.joint=maybe", "--config.vocab.joint is 'maybe' (allowed: True, False)"),
-     ("train --config.model.norm=leyer",
-      "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"),
-     ("train --config.model.model_dim",
-      "--config.model.model_dim has no value; give --config.model.model_dim=VALUE"),
-     ("train --config.model.model_dim --config.seed=3",
-      "--config.model.model_dim has no value; give --config.model.model_dim=VALUE"),
-     ("train --config", "--config has no value; give --config=VALUE"),
-     ("train --run=", "--run has no value; give --run=VALUE"),
-     ("train --config=toy_de_ne", "config toy_de_ne is neither a file nor a recipe; did you mean toy_de_en?"),
-     ("train --config=here/toy.py", "config file here/toy.py does not exist"),
-     ("train --config.train.log_every=0", "train.log_every is 0; it must be at least 1"),
-     ("train --config.train=5",
-      "--config.train has several values; give one of them, as --config.train.steps=VALUE"),
-     ("train --config.train.peak_flops=-1", "train.peak_flops is -1.0; it must be at least 0"),
-     ("train --profile=0", "--profile is 0; it must be at least 1"),
-     ("train --profile=-3", "--profile is -3; it must be at least 1"),
-     ("train --profile=x", "--profile is 'x', which is not a whole number"),
-     ("evaluate", "--run is required; see --help"), ("average", "--run and --last are required; see --help"),
-     ("translate --run=", "--run has no value; give --run=VALUE"),
-     ("report --run=,", "--run has no value; give --run=VALUE"),
-     ("new --files --run=x", "--files has no value; give --files=VALUE"),
-     ("export gone --format= --output=x", "--format has no value; give --format=VALUE"),
-     ("translate --run=gone -- --beam_size=4", "unknown flag --; --help=all lists all flags"),
-     ("average --run=gone --last=2", "gone is not a run directory: it has no config.json"),
-     ("translate --run=gone", "gone is not a run directory: it has no config.json"),
-     ("translate --run=gone --scoers", "unknown flag --scoers; did you mean --scores?"),
-     ("translate --run=gone --method=bean",
-      "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)"),
-     ("train --config.optim.learning_rate -1",
-      "optim.learning_rate is -1.0; it must be above 0 and at most 1000"),
-     ("train --config.train.log_every=0 --config.search.beam_size=0",
-      "train.log_every is 0; it must be at least 1\n       search.beam_size is 0; it must be at least 1"),
-     ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
-     ("doctor --run=gone", "gone is not a run directory: it has no config.json")],
-)  # fmt: skip
+    [
+        ("trian", f"unknown command 'trian'; did you mean train? (commands: {', '.join(COMMANDS)})"),
+        ("--run=x", f"unknown command '--run=x' (commands: {', '.join(COMMANDS)})"),
+        (
+            "train --config.model.model_dmi=64",
+            "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
+        ),
+        (
+            "train --config.model.model_dmi 64",
+            "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
+        ),
+        (
+            "train --config.modle.model_dim=64",
+            "unknown flag --config.modle.model_dim; did you mean --config.model.model_dim?",
+        ),
+        ("train --model_dim=64", "unknown flag --model_dim; did you mean --config.model.model_dim?"),
+        (
+            "train --model.model-dim=64",
+            "unknown flag --model.model-dim; did you mean --config.model.model_dim?",
+        ),
+        ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
+        ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
+        (
+            "train now",
+            "config now is neither a file nor a recipe; known recipes: " + ", ".join(list_recipes()),
+        ),
+        ("train toy_de_en now", "unexpected argument 'now' after CONFIG; write values as --flag=value"),
+        (
+            "translate --json gone --beam-size 4 in out",
+            "unexpected argument 'out' after RUN and INPUT; write values as --flag=value",
+        ),
+        ("translate --json gone --beam-size 4 in", "gone is not a run directory: it has no config.json"),
+        ("train --lr=1", "unknown flag --lr; here it is --config.optim.learning_rate"),
+        (
+            "train --config.train.max-tokens 9",
+            "unknown flag --config.train.max-tokens; here it is --config.data.batch_tokens, in tokens, on "
+            "all devices together",
+        ),
+        ("translate --run=gone --lenpen=1", "unknown flag --lenpen; here it is --length_penalty"),
+        (
+            "train --arch=transformer",
+            "unknown flag --arch; the network is that of the config: --config=NAME, or --config.model.*",
+        ),
+        ("translate --run=gone --remove-bpe", "unknown flag --remove-bpe; pieces are joined by themselves"),
+        (
+            "train --after-epochs=1",
+            "unknown flag --after-epochs; here it is --config.train.steps, which counts updates; `show` says "
+            "how many an epoch has",
+        ),
+        (
+            "train --epochs=1",
+            "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
+            "many an epoch has",
+        ),
+        ("train --resume", "unknown flag --resume; train goes on with a run by itself: give its --run again"),
+        (
+            "train --help=modle",
+            "--help=modle: there is no such part of the help (there are: all, data, data.noise, "
+            "data.noise.typo_kinds, data.clean, vocab, model, model.alignment, optim, optim.lora, train, "
+            "parallel, search)",
+        ),
+        ("--print-completion fsh", "--print-completion needs a shell, but got 'fsh' (bash, zsh, fish)"),
+        (
+            "train --config.model.model_dim=abc",
+            "--config.model.model_dim is 'abc', which is not a whole number",
+        ),
+        (
+            "train --config.model.model_dim=1.5",
+            "--config.model.model_dim is '1.5', which is not a whole number",
+        ),
+        ("train --config.model.key_dim=abc", "--config.model.key_dim is 'abc', which is not a whole number"),
+        ("train --config.model.dropout_rate=x", "--config.model.dropout_rate is 'x', which is not a number"),
+        (
+            "train --config.model.dropout_rate=nan",
+            "--config.model.dropout_rate is nan; it must be a finite number",
+        ),
+        ("train --config.data.weights=1,x", "--config.data.weights is 'x', which is not a number"),
+        ("train --config.vocab.joint=maybe", "--config.vocab.joint is 'maybe' (allowed: True, False)"),
+        (
+            "train --config.model.norm=leyer",
+            "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)",
+        ),
+        (
+            "train --config.model.model_dim",
+            "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
+        ),
+        (
+            "train --config.model.model_dim --config.seed=3",
+            "--config.model.model_dim has no value; give --config.model.model_dim=VALUE",
+        ),
+        ("train --config", "--config has no value; give --config=VALUE"),
+        ("train --run=", "--run has no value; give --run=VALUE"),
+        (
+            "train --config=toy_de_ne",
+            "config toy_de_ne is neither a file nor a recipe; did you mean toy_de_en?",
+        ),
+        ("train --config=here/toy.py", "config file here/toy.py does not exist"),
+        ("train --config.train.log_every=0", "train.log_every is 0; it must be at least 1"),
+        (
+            "train --config.train=5",
+            "--config.train has several values; give one of them, as --config.train.steps=VALUE",
+        ),
+        ("train --config.train.peak_flops=-1", "train.peak_flops is -1.0; it must be at least 0"),
+        ("train --profile=0", "--profile is 0; it must be at least 1"),
+        ("train --profile=-3", "--profile is -3; it must be at least 1"),
+        ("train --profile=x", "--profile is 'x', which is not a whole number"),
+        ("evaluate", "--run is required; see --help"),
+        ("average", "--run and --last are required; see --help"),
+        ("translate --run=", "--run has no value; give --run=VALUE"),
+        ("report --run=,", "--run has no value; give --run=VALUE"),
+        ("new --files --run=x", "--files has no value; give --files=VALUE"),
+        ("export gone --format= --output=x", "--format has no value; give --format=VALUE"),
+        ("translate --run=gone -- --beam_size=4", "unknown flag --; --help=all lists all flags"),
+        ("average --run=gone --last=2", "gone is not a run directory: it has no config.json"),
+        ("translate --run=gone", "gone is not a run directory: it has no config.json"),
+        ("translate --run=gone --scoers", "unknown flag --scoers; did you mean --scores?"),
+        (
+            "translate --run=gone --method=bean",
+            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)",
+        ),
+        (
+            "train --config.optim.learning_rate -1",
+            "optim.learning_rate is -1.0; it must be above 0 and at most 1000",
+        ),
+        (
+            "train --config.train.log_every=0 --config.search.beam_size=0",
+            "train.log_every is 0; it must be at least 1\n       search.beam_size is 0; it must be at least 1",
+        ),
+        ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
+        ("doctor --run=gone", "gone is not a run directory: it has no config.json"),
+    ],
+)
 def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
     assert fail(capfd, *arguments.split()) == message
 
@@ -278,10 +330,19 @@ def test_overrides_are_typed_in_both_forms(fitted):
     ((config, run_dir),) = fitted
     assert run_dir == Path("runs/wmt14_en_de_base")
     changed = {
-        "model.model_dim": 64, "model.num_heads": 4, "optim.learning_rate": 1.0, "seed": 3,
-        "data.dataset": "a,b", "data.weights": (1.0, 2.5), "vocab.joint": False, "model.tying": "none",
-        "model.key_dim": 16, "model.value_dim": None, "data.text_dir": "", "data.clean.empty": "keep",
-    }  # fmt: skip
+        "model.model_dim": 64,
+        "model.num_heads": 4,
+        "optim.learning_rate": 1.0,
+        "seed": 3,
+        "data.dataset": "a,b",
+        "data.weights": (1.0, 2.5),
+        "vocab.joint": False,
+        "model.tying": "none",
+        "model.key_dim": 16,
+        "model.value_dim": None,
+        "data.text_dir": "",
+        "data.clean.empty": "keep",
+    }
     from flaxformer_mt.config.files import choose_config
 
     expected = flatten(choose_config("wmt14_en_de_base", None)[0]) | changed
@@ -398,23 +459,26 @@ def test_programs_are_prepared_on_request(monkeypatch, run_dir, translator):
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(["--beam_size=0"], ["--beam_size is 0", "at least 1"]),
-     (["--batch_tokens=0"], ["--batch_tokens is 0", "at least 1"]),
-     (["--n_best=6", "--beam_size=5"], ["--n_best is 6", "beam_size 5", "--beam_size=6"]),
-     (["--n_best=0"], ["--n_best is 0"]),
-     (["--n_best=2", "--method=greedy"], ["--n_best is 2", "greedy", "--method=beam"]),
-     (["--method=greedy", "--beam_size=5"], ["--beam_size=5", "greedy", "--method=beam"]),
-     (["--temperature=0.5"], ["--temperature=0.5 has no effect on beam search", "--method=sample"]),
-     (["--method=sample", "--top_p=1.5"], ["--top_p is 1.5", "above 0 and at most 1"]),
-     (["--diversity_groups=3"], ["--beam_size 4 is not divisible by --diversity_groups 3", "3"]),
-     (["--length_penalty_kind=lenght"], ["--length_penalty_kind", "did you mean length?"]),
-     (["--min_length_offset=99"], ["--min_length_offset 99", "--max_length_offset 20"]),
-     (["--prefix=-"], ["only one of --input, --prefix and --required"]),
-     (["--required=gone.txt"], ["input gone.txt does not exist"]),
-     (["--input=gone.txt"], ["input gone.txt does not exist"]), (["--input=."], ["input . is a folder"]),
-     (["--output=no/where.txt"], ["output folder no does not exist"]),
-     (["--output=."], ["output . is a folder"])],
-)  # fmt: skip
+    [
+        (["--beam_size=0"], ["--beam_size is 0", "at least 1"]),
+        (["--batch_tokens=0"], ["--batch_tokens is 0", "at least 1"]),
+        (["--n_best=6", "--beam_size=5"], ["--n_best is 6", "beam_size 5", "--beam_size=6"]),
+        (["--n_best=0"], ["--n_best is 0"]),
+        (["--n_best=2", "--method=greedy"], ["--n_best is 2", "greedy", "--method=beam"]),
+        (["--method=greedy", "--beam_size=5"], ["--beam_size=5", "greedy", "--method=beam"]),
+        (["--temperature=0.5"], ["--temperature=0.5 has no effect on beam search", "--method=sample"]),
+        (["--method=sample", "--top_p=1.5"], ["--top_p is 1.5", "above 0 and at most 1"]),
+        (["--diversity_groups=3"], ["--beam_size 4 is not divisible by --diversity_groups 3", "3"]),
+        (["--length_penalty_kind=lenght"], ["--length_penalty_kind", "did you mean length?"]),
+        (["--min_length_offset=99"], ["--min_length_offset 99", "--max_length_offset 20"]),
+        (["--prefix=-"], ["only one of --input, --prefix and --required"]),
+        (["--required=gone.txt"], ["input gone.txt does not exist"]),
+        (["--input=gone.txt"], ["input gone.txt does not exist"]),
+        (["--input=."], ["input . is a folder"]),
+        (["--output=no/where.txt"], ["output folder no does not exist"]),
+        (["--output=."], ["output . is a folder"]),
+    ],
+)
 def test_translate_refuses_invalid_flags(capfd, monkeypatch, run_dir, translator, flags, words):
     feed(monkeypatch, b"a\n")
     message = fail(capfd, "translate", f"--run={run_dir}", *flags)
@@ -463,11 +527,14 @@ def test_an_output_never_overwrites_an_input(capfd, tmp_path, run_dir, translato
     (tmp_path / "other").write_bytes(b"\n\n")
     (tmp_path / "new.partial").symlink_to("text")
     for flags in (
-        ["--input=text", "--output=text"], ["--input=text", "--output=link"],
-        ["--input=hard", "--output=text"], ["--input=other", "--prefix=link", "--output=./text"],
-        ["--input=other", "--required=text", "--output=text"], ["--input=text", "--output=new"],
+        ["--input=text", "--output=text"],
+        ["--input=text", "--output=link"],
+        ["--input=hard", "--output=text"],
+        ["--input=other", "--prefix=link", "--output=./text"],
+        ["--input=other", "--required=text", "--output=text"],
+        ["--input=text", "--output=new"],
         ["--input=text", "--output=text", "--resume"],
-    ):  # fmt: skip
+    ):
         said = fail(capfd, "translate", f"--run={run_dir}", *flags)
         assert "would overwrite the input" in said and "give another --output=FILE" in said, flags
     for name in ("source", "target"):
@@ -614,16 +681,18 @@ def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
 
 @pytest.mark.parametrize(
     ("line", "answer"),
-    [("train --src=de", "here it is --config.data.source_language"),
-     ("translate runs/a --src=x.de", "here it is --input"),
-     ("translate runs/a --output_dir=x", "here it is --output"),
-     ("evaluate runs/a --output_dir=x", "here it is --run"),
-     ("show --config.model.layers=6", "here it is --config.model.num_encoder_layers"),
-     ("train RUN", "RUN is a run directory, not a config file; give --run=RUN"),
-     ("import Helsinki-NLP/opus-mt-de-en --run=x", "hf:Helsinki-NLP/opus-mt-de-en"),
-     ("import a/b/c --run=x", "give the folder of the model as --input=PATH\n"),
-     ("export RUN --format=huggingface --output=x", "did you mean hf?")],
-)  # fmt: skip
+    [
+        ("train --src=de", "here it is --config.data.source_language"),
+        ("translate runs/a --src=x.de", "here it is --input"),
+        ("translate runs/a --output_dir=x", "here it is --output"),
+        ("evaluate runs/a --output_dir=x", "here it is --run"),
+        ("show --config.model.layers=6", "here it is --config.model.num_encoder_layers"),
+        ("train RUN", "RUN is a run directory, not a config file; give --run=RUN"),
+        ("import Helsinki-NLP/opus-mt-de-en --run=x", "hf:Helsinki-NLP/opus-mt-de-en"),
+        ("import a/b/c --run=x", "give the folder of the model as --input=PATH\n"),
+        ("export RUN --format=huggingface --output=x", "did you mean hf?"),
+    ],
+)
 def test_what_users_of_other_toolkits_write_is_answered_with_what_they_mean(
     capfd, tmp_path, monkeypatch, line, answer
 ):
@@ -699,9 +768,12 @@ def test_paths_that_are_not_utf8_are_printed_as_json(capfd, monkeypatch):
 
 def test_show_prints_the_size_of_a_run_and_its_time_at_peak(capfd):
     small = [
-        "--config.vocab.size=1000", "--config.model.num_encoder_layers=1",
-        "--config.model.num_decoder_layers=1", "--config.train.peak_flops=2e12", "--config.train.steps=7200",
-    ]  # fmt: skip
+        "--config.vocab.size=1000",
+        "--config.model.num_encoder_layers=1",
+        "--config.model.num_decoder_layers=1",
+        "--config.train.peak_flops=2e12",
+        "--config.train.steps=7200",
+    ]
     assert main(["show", CONFIG, *small]) == 0
     shown = json.loads(capfd.readouterr().out)
     assert shown["config"]["model"]["num_encoder_layers"] == 1
@@ -809,9 +881,12 @@ def test_a_full_disk_behind_standard_output_is_one_line(flags):
 
 @pytest.mark.parametrize(
     "closed, status, said",
-    [(">&-", 2, "error: standard output is closed; redirect it to a file, or to /dev/null\n"), ("<&-", 0, ""),
-     ("2>&-", 0, "")],
-)  # fmt: skip
+    [
+        (">&-", 2, "error: standard output is closed; redirect it to a file, or to /dev/null\n"),
+        ("<&-", 0, ""),
+        ("2>&-", 0, ""),
+    ],
+)
 def test_closed_streams(closed, status, said):
     """Without a stream, its number would go to the next file that is opened."""
     command = f"exec {shlex.quote(sys.executable)} -m flaxformer_mt --version {closed}"

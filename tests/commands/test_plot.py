@@ -40,9 +40,14 @@ SOURCE = "zwei acht"
 LONGEST = 12
 
 MODEL = ModelConfig(
-    num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12, first_position=1,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    model_dim=8,
+    num_heads=2,
+    ffn_dim=12,
+    first_position=1,
     dropout_rate=0.0,
-)  # fmt: skip
+)
 
 METRICS = [
     {"step": 50, "split": "train", "loss": 5.0, "learning_rate": 0.1},
@@ -60,12 +65,16 @@ def make_run(folder, model, *, source_language="de"):
     """A run of an untrained model, evaluated at step 7; what it says stops within a few tokens."""
     config = Config(
         data=DataConfig(
-            dataset="parallel_text", source_language=source_language, cache_dir=str(folder.parent / "cache"),
-            max_source_length=LONGEST, max_target_length=LONGEST,
+            dataset="parallel_text",
+            source_language=source_language,
+            cache_dir=str(folder.parent / "cache"),
+            max_source_length=LONGEST,
+            max_target_length=LONGEST,
         ),
-        vocab=VocabConfig(kind="char", size=22, byte_fallback=False), model=model,
+        vocab=VocabConfig(kind="char", size=22, byte_fallback=False),
+        model=model,
         search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=0.0, max_length_offset=5),
-    )  # fmt: skip
+    )
     pairs = [
         SimpleNamespace(source=f"{a} {b}", target=f"{WORDS[a]} {WORDS[b]}") for a in WORDS for b in WORDS
     ]
@@ -175,8 +184,10 @@ def check_attention(run, result, drawn):
     model = trained.make_model()
     maps = jax.jit(lambda params: attention_maps(model, params, batch))(trained.params)
     sizes = {
-        "cross": (len(target), len(source)), "encoder": 2 * (len(source),), "decoder": 2 * (len(target),),
-    }  # fmt: skip
+        "cross": (len(target), len(source)),
+        "encoder": 2 * (len(source),),
+        "decoder": 2 * (len(target),),
+    }
     for part, size in sizes.items():
         shown = weights_of(drawn[f"attention_{part}.png"])
         assert shown.shape == (2, *size)
@@ -222,17 +233,25 @@ def test_a_run_that_was_not_evaluated_yet_is_drawn_from_its_last_checkpoint(one_
 
 @pytest.mark.parametrize(
     ("flags", "message"),
-    [([], "--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run"),
-     (["--positions=0"], "--positions is 0, but the width of an encoding must be at least 1"),
-     (["--positions=8", "--run={run}"], "without a run; leave out --run"),
-     (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
-     (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
-     (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
-     (["--run={run}", "--source=  "], "--source is '  ', which has no words; give a sentence"),
-     (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
-     (["--run={run}", "--output={run}/config.json"], "config.json is a file, but the figures need a folder"),
-     (["--run={tmp}/text", f"--source={SOURCE}"], "is a language model (its data.source_language is empty)")],
-)  # fmt: skip
+    [
+        ([], "--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run"),
+        (["--positions=0"], "--positions is 0, but the width of an encoding must be at least 1"),
+        (["--positions=8", "--run={run}"], "without a run; leave out --run"),
+        (["--run={tmp}/none"], "{tmp}/none is not a run directory: it has no config.json"),
+        (["--run={run}", "--checkpoint=8"], "there is no checkpoint 8; the nearest is 7"),
+        (["--run={run}", "--checkpoint=bets", f"--source={SOURCE}"], "did you mean best?"),
+        (["--run={run}", "--source=  "], "--source is '  ', which has no words; give a sentence"),
+        (["--run={run}", "--source=\u200b"], "which has no words; give a sentence"),
+        (
+            ["--run={run}", "--output={run}/config.json"],
+            "config.json is a file, but the figures need a folder",
+        ),
+        (
+            ["--run={tmp}/text", f"--source={SOURCE}"],
+            "is a language model (its data.source_language is empty)",
+        ),
+    ],
+)
 def test_mistakes_cost_one_message_and_write_nothing(run, tmp_path, capfd, flags, message):
     data = DataConfig(source_language="")
     model = ModelConfig(architecture="decoder_only")
@@ -395,9 +414,12 @@ def test_a_table_of_zeros_has_a_scale_too():
 def test_panels_and_curves_without_numbers_are_left_out():
     nan = float("nan")
     figure = draw_training(
-        {"loss": {"training": ([1, 2, 3], [2.0, nan, 1.0]), "validation": ([], [])},
-         "BLEU": {"validation": ([2], [nan])}, "learning rate": {}},
-    )  # fmt: skip
+        {
+            "loss": {"training": ([1, 2, 3], [2.0, nan, 1.0]), "validation": ([], [])},
+            "BLEU": {"validation": ([2], [nan])},
+            "learning rate": {},
+        },
+    )
     (axes,) = figure.axes
     assert (axes.get_ylabel(), axes.get_xlabel(), legend_of(axes)) == ("loss", "step", ["training"])
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [2.0, nan, 1.0])  # a gap, not a line across

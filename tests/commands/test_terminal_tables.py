@@ -17,18 +17,31 @@ PROBLEMS = {
 }
 REPORT = {
     "train": {"parts": [{"name": "parallel_text", "read": 50_000, "pairs": 48_800, "problems": PROBLEMS}]},
-    "valid": {"parts": [{"name": "parallel_text", "read": 100, "pairs": 100, "problems": {}}]}, "test": None,
+    "valid": {"parts": [{"name": "parallel_text", "read": 100, "pairs": 100, "problems": {}}]},
+    "test": None,
     "vocabulary": {"kind": "bpe", "joint": True, "source_size": 8000, "target_size": 8000},
-    "batches": {"batches": 320, "pairs": 48_000, "skipped": 800, "source_tokens": 1, "target_tokens": 900_000,
-                "padding": 0.0512, "shapes": [{"rows": 128, "source": 16, "target": 16, "batches": 300}]},
+    "batches": {
+        "batches": 320,
+        "pairs": 48_000,
+        "skipped": 800,
+        "source_tokens": 1,
+        "target_tokens": 900_000,
+        "padding": 0.0512,
+        "shapes": [{"rows": 128, "source": 16, "target": 16, "batches": 300}],
+    },
     "lost_text": {"lines": 100, "lost": 3, "characters": [], "examples": []},
     "overlap": {"valid": {"of": 100, "pairs": 4, "sources": 12}},
-    "target_lengths": {"ratio": 1.088, "offset": -7.2, "share": 0.999, "pairs": 48_800,
-                       "groups": [{"longest_source": 8, "pairs": 1200, "median": 9, "99%": 14, "99.9%": 17,
-                                   "longest": 18},
-                                  {"pairs": 47_600, "median": 150, "99%": 190, "99.9%": 200,
-                                   "longest": 1210}]},
-}  # fmt: skip
+    "target_lengths": {
+        "ratio": 1.088,
+        "offset": -7.2,
+        "share": 0.999,
+        "pairs": 48_800,
+        "groups": [
+            {"longest_source": 8, "pairs": 1200, "median": 9, "99%": 14, "99.9%": 17, "longest": 18},
+            {"pairs": 47_600, "median": 150, "99%": 190, "99.9%": 200, "longest": 1210},
+        ],
+    },
+}
 
 
 def test_the_summary_of_preparation_says_what_became_of_the_pairs():
@@ -81,8 +94,10 @@ def test_the_summary_of_an_experiment_has_its_size_memory_and_time():
 
 def test_columns_are_aligned_numbers_on_the_right():
     assert align([["name", "count"], ["a", "7"], ["bcdef", "1,000"]]) == [
-        "  name   count", "  a          7", "  bcdef  1,000",
-    ]  # fmt: skip
+        "  name   count",
+        "  a          7",
+        "  bcdef  1,000",
+    ]
 
 
 @pytest.mark.parametrize("command", ["prepare", "show"])

@@ -41,27 +41,71 @@ from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {
-    "num_encoder_layers": 1, "num_decoder_layers": 1, "model_dim": 12, "num_heads": 2, "ffn_dim": 20,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "model_dim": 12,
+    "num_heads": 2,
+    "ffn_dim": 20,
     "max_positions": 60,
-}  # fmt: skip
+}
 # Between them all that the format can express.
 VARIANTS = {
     "pre": {"output_bias": True, "num_encoder_layers": 2, "num_decoder_layers": 2},
-    "post": {"norm_position": "post", "tying": "none", "attention_bias": False, "ffn_bias": False,
-             "activation": "gelu", "first_position": 1, "embedding_scale": False, "norm_epsilon": 1e-2,
-             "padding_mask": "both"},
-    "rotary": {"norm": "rms", "norm_epsilon": 1e-3, "activation": "swiglu", "positions": "rotary",
-               "max_positions": None, "first_position": 3, "tying": "target_output"},
-    "learned": {"norm_position": "post", "final_norm": True, "embedding_norm": True,
-                "activation": "gelu_tanh", "positions": "learned", "first_position": 2, "tying": "embeddings",
-                "output_bias": True, "logit_scale": True},
-    "wide_values": {"key_dim": 4, "value_dim": 5, "norm_affine": False, "final_norm": False,
-                    "ffn_layer": "convolution", "activation": "silu", "model_dim": 9, "num_heads": 3},
-    "wide_keys": {"key_dim": 8, "value_dim": 3, "positions": "rotary", "max_positions": None, "norm": "rms",
-                  "norm_affine": False, "embedding_norm": True, "ffn_layer": "convolution",
-                  "activation": "swiglu", "logit_scale": True},
+    "post": {
+        "norm_position": "post",
+        "tying": "none",
+        "attention_bias": False,
+        "ffn_bias": False,
+        "activation": "gelu",
+        "first_position": 1,
+        "embedding_scale": False,
+        "norm_epsilon": 1e-2,
+        "padding_mask": "both",
+    },
+    "rotary": {
+        "norm": "rms",
+        "norm_epsilon": 1e-3,
+        "activation": "swiglu",
+        "positions": "rotary",
+        "max_positions": None,
+        "first_position": 3,
+        "tying": "target_output",
+    },
+    "learned": {
+        "norm_position": "post",
+        "final_norm": True,
+        "embedding_norm": True,
+        "activation": "gelu_tanh",
+        "positions": "learned",
+        "first_position": 2,
+        "tying": "embeddings",
+        "output_bias": True,
+        "logit_scale": True,
+    },
+    "wide_values": {
+        "key_dim": 4,
+        "value_dim": 5,
+        "norm_affine": False,
+        "final_norm": False,
+        "ffn_layer": "convolution",
+        "activation": "silu",
+        "model_dim": 9,
+        "num_heads": 3,
+    },
+    "wide_keys": {
+        "key_dim": 8,
+        "value_dim": 3,
+        "positions": "rotary",
+        "max_positions": None,
+        "norm": "rms",
+        "norm_affine": False,
+        "embedding_norm": True,
+        "ffn_layer": "convolution",
+        "activation": "swiglu",
+        "logit_scale": True,
+    },
     "narrow_rotary_keys": {"key_dim": 4, "value_dim": 7, "positions": "rotary", "max_positions": None},
-}  # fmt: skip
+}
 
 
 # For tests in which a second layer shows nothing more.
@@ -105,9 +149,11 @@ def padded_batch(weights):
         return [[*random.integers(4, vocab.size, length).tolist(), vocab.eos_id] for length in lengths]
 
     return make_batch(
-        sentences(vocabs.source, [5, 1, 11, 0, 20]), sentences(vocabs.target, [3, 9, 0, 14, 1]), vocabs,
+        sentences(vocabs.source, [5, 1, 11, 0, 20]),
+        sentences(vocabs.target, [3, 9, 0, 14, 1]),
+        vocabs,
         config=weights.config,
-    )  # fmt: skip
+    )
 
 
 def export(weights, folder, quantization="none"):
@@ -243,11 +289,15 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
     def translate(sources, **options):
         found = translator.translate_batch(
-            [vocabs.source.pieces(source[:-1]) for source in sources], beam_size=1, min_decoding_length=0,
-            max_input_length=0, max_decoding_length=limit,
-            suppress_sequences=[[piece] for piece in vocabs.target.pieces(never)], return_end_token=True,
+            [vocabs.source.pieces(source[:-1]) for source in sources],
+            beam_size=1,
+            min_decoding_length=0,
+            max_input_length=0,
+            max_decoding_length=limit,
+            suppress_sequences=[[piece] for piece in vocabs.target.pieces(never)],
+            return_end_token=True,
             **options,
-        )  # fmt: skip
+        )
         return [result.hypotheses[0] for result in found]
 
     assert translate(sources) == [vocabs.target.pieces(tokens) for tokens in ours]

@@ -85,10 +85,15 @@ def our_search(folder, tiny_run):
 
 @pytest.mark.parametrize(
     "options",
-    [{"no_repeat_ngram": 1}, {"suppress": ("\u2581",)}, {"suppress": ("30", "34"), "allow_unknown": False},
-     {"min_length_offset": 20, "max_length_offset": 24}, {"min_length_ratio": 1.5, "max_length_ratio": 3.0}],
+    [
+        {"no_repeat_ngram": 1},
+        {"suppress": ("\u2581",)},
+        {"suppress": ("30", "34"), "allow_unknown": False},
+        {"min_length_offset": 20, "max_length_offset": 24},
+        {"min_length_ratio": 1.5, "max_length_ratio": 3.0},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, plain, our_search, options):
     found = translate(CTranslate2Engine(folder, method="greedy", **options), LINES)
     assert [one.tokens for one in found] != [one.tokens for one in plain], "the option has no effect"
@@ -135,11 +140,14 @@ def test_arguments_of_a_beam_search(folder):
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"method": "mbr"}, "search.method=mbr"), ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
-     ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
-     ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
-     ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2")],
-)  # fmt: skip
+    [
+        ({"method": "mbr"}, "search.method=mbr"),
+        ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
+        ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
+        ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
+        ({"coverage_penalty": 0.2, "diversity_groups": 2}, "0.2, search.diversity_groups=2"),
+    ],
+)
 def test_options_that_it_lacks_are_refused_by_name(folder, options, named):
     with pytest.raises(UserError, match=f"{named}: CTranslate2 does not have this"):
         CTranslate2Engine(folder, **options)

@@ -51,20 +51,49 @@ from flaxformer_mt.vocab import Vocabs
 FORMATS = {m.FORMAT.name: m.STATE_DICT for m in (aiayn, decoder_only, handbuilt, kokoyi)}
 
 TINY = ModelConfig(
-    num_encoder_layers=2, num_decoder_layers=2, model_dim=8, num_heads=2, key_dim=3, value_dim=5, ffn_dim=12,
-    norm_position="post", embedding_scale=False, tying="none", padding_mask="both",
-)  # fmt: skip
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    model_dim=8,
+    num_heads=2,
+    key_dim=3,
+    value_dim=5,
+    ffn_dim=12,
+    norm_position="post",
+    embedding_scale=False,
+    tying="none",
+    padding_mask="both",
+)
 # What each document is, beside TINY.
 BASES: dict[str, dict[str, Any]] = {
-    "embeddings": {}, "handbuilt": {"first_position": 1, "num_decoder_layers": 1},
-    "kokoyi": {"attention_bias": False, "padding_mask": "none", "key_dim": 6, "value_dim": 6, "ffn_dim": 6,
-               "ffn_layer": "convolution"},
-    "decoder-only": {"architecture": "decoder_only", "positions": "one_vector", "max_positions": 14,
-                     "norm_affine": False, "norm_epsilon": 0.0, "activation": "gelu", "embedding_bias": True,
-                     "output_bias": True},
-    "aiayn": {"tying": "all", "logit_scale": True, "embedding_norm": True, "norm_epsilon": 1e-6,
-              "attention_bias": False, "max_positions": 16},
-}  # fmt: skip
+    "embeddings": {},
+    "handbuilt": {"first_position": 1, "num_decoder_layers": 1},
+    "kokoyi": {
+        "attention_bias": False,
+        "padding_mask": "none",
+        "key_dim": 6,
+        "value_dim": 6,
+        "ffn_dim": 6,
+        "ffn_layer": "convolution",
+    },
+    "decoder-only": {
+        "architecture": "decoder_only",
+        "positions": "one_vector",
+        "max_positions": 14,
+        "norm_affine": False,
+        "norm_epsilon": 0.0,
+        "activation": "gelu",
+        "embedding_bias": True,
+        "output_bias": True,
+    },
+    "aiayn": {
+        "tying": "all",
+        "logit_scale": True,
+        "embedding_norm": True,
+        "norm_epsilon": 1e-6,
+        "attention_bias": False,
+        "max_positions": 16,
+    },
+}
 
 
 class Case(NamedTuple):
@@ -81,16 +110,24 @@ CASES = {
     "handbuilt_fc": Case("handbuilt", SHALLOW | {"ffn_layer": "dense"}),
     "kokoyi": Case("kokoyi", {}, is_joint=False),
     "language_model": Case(
-        "decoder-only", {"padding_mask": "source", "num_decoder_layers": 1}, source_language="",
-    ), "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
+        "decoder-only",
+        {"padding_mask": "source", "num_decoder_layers": 1},
+        source_language="",
+    ),
+    "translator": Case("decoder-only", {"positions": "learned", "max_positions": 18}),
     "aiayn_all": Case("aiayn", SHALLOW),
     "aiayn_target_output": Case(
-        "aiayn", SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True}, is_joint=False,
-    ), "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
-    "aiayn_none": Case(
-        "aiayn", SHALLOW | UNSCALED | {"tying": "none", "ffn_layer": "convolution"}, is_joint=False,
+        "aiayn",
+        SHALLOW | UNSCALED | {"tying": "target_output", "embedding_scale": True},
+        is_joint=False,
     ),
-}  # fmt: skip
+    "aiayn_embeddings": Case("aiayn", SHALLOW | UNSCALED | {"tying": "embeddings"}),
+    "aiayn_none": Case(
+        "aiayn",
+        SHALLOW | UNSCALED | {"tying": "none", "ffn_layer": "convolution"},
+        is_joint=False,
+    ),
+}
 
 
 def make_config(case: Case) -> Config:
@@ -382,9 +419,14 @@ def is_key_bias(name: str) -> bool:
 
 @pytest.mark.parametrize(
     "case",
-    [CASES["handbuilt_fc"], Case("kokoyi", SHALLOW, is_joint=False), CASES["language_model"],
-     CASES["aiayn_all"]], ids=lambda case: case.format,
-)  # fmt: skip
+    [
+        CASES["handbuilt_fc"],
+        Case("kokoyi", SHALLOW, is_joint=False),
+        CASES["language_model"],
+        CASES["aiayn_all"],
+    ],
+    ids=lambda case: case.format,
+)
 def test_ten_updates_by_adam_end_in_the_documents_parameters(case, vocabs, tmp_path):
     weights = make_weights(case, vocabs)
     module = BUILD[case.format](write(weights, case.format, tmp_path))
@@ -443,31 +485,55 @@ REFUSALS = [
     ("kokoyi", {"attention_bias": True}, "model.attention_bias is True; supported: False"),
     ("kokoyi", {"final_norm": True}, "model.final_norm is True; supported: None, False"),
     ("kokoyi", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
-    ("kokoyi", {"padding_mask": "source"},
-     "model.padding_mask is source; supported: none. The class does not mask"),
-    ("kokoyi", {"ffn_dim": 16},
-     "model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; they must be equal"),
-    ("kokoyi", {"num_encoder_layers": 1},
-     "model.num_encoder_layers is 1 and model.num_decoder_layers is 2; they must be equal"),
-    ("decoder-only", {"architecture": "encoder_decoder"},
-     "model.architecture is encoder_decoder; supported: decoder_only"),
+    (
+        "kokoyi",
+        {"padding_mask": "source"},
+        "model.padding_mask is source; supported: none. The class does not mask",
+    ),
+    (
+        "kokoyi",
+        {"ffn_dim": 16},
+        "model.key_dim is 6, model.value_dim is 6 and model.ffn_dim is 16; they must be equal",
+    ),
+    (
+        "kokoyi",
+        {"num_encoder_layers": 1},
+        "model.num_encoder_layers is 1 and model.num_decoder_layers is 2; they must be equal",
+    ),
+    (
+        "decoder-only",
+        {"architecture": "encoder_decoder"},
+        "model.architecture is encoder_decoder; supported: decoder_only",
+    ),
     ("decoder-only", {"activation": "gelu_tanh"}, "model.activation is gelu_tanh; supported: gelu"),
     ("decoder-only", {"norm_epsilon": 1e-5}, "model.norm_epsilon is 1e-05; supported: 0"),
     ("decoder-only", {"norm_affine": True}, "model.norm_affine is True; supported: False"),
     ("decoder-only", {"positions": "rotary"}, "model.positions is rotary; supported: one_vector, learned"),
     ("decoder-only", {"tying": "all"}, "model.tying is all; supported: none"),
-    ("decoder-only", {"padding_mask": "none"},
-     "model.padding_mask is none; supported with a source: source, both."),
+    (
+        "decoder-only",
+        {"padding_mask": "none"},
+        "model.padding_mask is none; supported with a source: source, both.",
+    ),
     ("aiayn", {"embedding_norm": False}, "model.embedding_norm is False; supported: True"),
     ("aiayn", {"output_bias": True}, "model.output_bias is True; supported: False"),
     ("aiayn", {"padding_mask": "none"}, "model.padding_mask is none; supported: both, source"),
-    ("aiayn", {"embedding_scale": True},
-     "model.embedding_scale and model.logit_scale are both True; at most one of the two may be"),
-    ("aiayn", {"tying": "embeddings"},
-     "model.logit_scale is True with model.tying embeddings; supported: False, as this system"),
-    ("aiayn", {"num_decoder_layers": 3},
-     "model.num_encoder_layers is 2 and model.num_decoder_layers is 3; they must be equal"),
-]  # fmt: skip
+    (
+        "aiayn",
+        {"embedding_scale": True},
+        "model.embedding_scale and model.logit_scale are both True; at most one of the two may be",
+    ),
+    (
+        "aiayn",
+        {"tying": "embeddings"},
+        "model.logit_scale is True with model.tying embeddings; supported: False, as this system",
+    ),
+    (
+        "aiayn",
+        {"num_decoder_layers": 3},
+        "model.num_encoder_layers is 2 and model.num_decoder_layers is 3; they must be equal",
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "changes", "reason"), REFUSALS)
@@ -518,12 +584,21 @@ def test_tied_matrices_are_one_tensor_in_the_state_dict(vocabs, tmp_path):
 def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
     settings = checkpoint["settings"]
     module = aiayn_document.Transformer(
-        settings.src_vocab_size, settings.trg_vocab_size, settings.src_pad_idx, settings.trg_pad_idx,
+        settings.src_vocab_size,
+        settings.trg_vocab_size,
+        settings.src_pad_idx,
+        settings.trg_pad_idx,
         trg_emb_prj_weight_sharing=settings.proj_share_weight,
-        emb_src_trg_weight_sharing=settings.embs_share_weight, d_k=settings.d_k, d_v=settings.d_v,
-        d_model=settings.d_model, d_word_vec=settings.d_word_vec, d_inner=settings.d_inner_hid,
-        n_layers=settings.n_layers, n_head=settings.n_head, dropout=settings.dropout,
-    )  # fmt: skip
+        emb_src_trg_weight_sharing=settings.embs_share_weight,
+        d_k=settings.d_k,
+        d_v=settings.d_v,
+        d_model=settings.d_model,
+        d_word_vec=settings.d_word_vec,
+        d_inner=settings.d_inner_hid,
+        n_layers=settings.n_layers,
+        n_head=settings.n_head,
+        dropout=settings.dropout,
+    )
     module.load_state_dict(checkpoint["model"])
     return module.eval()
 
@@ -537,11 +612,13 @@ def translate_as_the_script(module: Any, source: Any, target: Any) -> Any:
 
 
 SCRIPT_CASES = {
-    "all": CASES["aiayn_all"], "untied": CASES["aiayn_none"], "embeddings": CASES["aiayn_embeddings"],
+    "all": CASES["aiayn_all"],
+    "untied": CASES["aiayn_none"],
+    "embeddings": CASES["aiayn_embeddings"],
     "long": Case("aiayn", SHALLOW | {"max_positions": 300, "tying": "target_output"}, is_joint=False),
     "emb": Case("aiayn", SHALLOW | UNSCALED | {"embedding_scale": True}),
     "none": Case("aiayn", SHALLOW | UNSCALED),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SCRIPT_CASES.values(), ids=SCRIPT_CASES)
@@ -570,9 +647,18 @@ def test_the_checkpoint_translates_in_the_projects_script_as_our_model(case, voc
 def train_as_the_project(path: Path, **options: Any) -> Any:
     torch.manual_seed(0)
     settings = dict(
-        src_vocab_size=23, trg_vocab_size=23, src_pad_idx=0, trg_pad_idx=0, d_word_vec=8, d_model=8,
-        n_layers=1, n_head=2, d_k=3, d_v=5, dropout=0.1,
-    )  # fmt: skip
+        src_vocab_size=23,
+        trg_vocab_size=23,
+        src_pad_idx=0,
+        trg_pad_idx=0,
+        d_word_vec=8,
+        d_model=8,
+        n_layers=1,
+        n_head=2,
+        d_k=3,
+        d_v=5,
+        dropout=0.1,
+    )
     flags = {"proj_share_weight": True, "embs_share_weight": True, "scale_emb_or_prj": "prj"} | options
     module = aiayn_document.Transformer(
         *(settings[name] for name in ("src_vocab_size", "trg_vocab_size", "src_pad_idx", "trg_pad_idx")),
@@ -630,19 +716,27 @@ def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_pat
     for content, message in [
         ({"model": {}}, "must have `model` and `settings`"),
         ({"model": {"x": 1}, "settings": argparse.Namespace()}, "`model` must contain named tensors"),
-        ({"model": {}, "settings": argparse.Namespace()},
-         "settings have d_model None; it must be of type int"),
+        (
+            {"model": {}, "settings": argparse.Namespace()},
+            "settings have d_model None; it must be of type int",
+        ),
         ({"model": {}, "settings": wrong}, "settings have d_model '8'; it must be of type int"),
         ({"model": {}, "settings": Path("x")}, "is not a checkpoint that loads safely"),
         ({"model": {}, "settings": argparse.Namespace(d_model=True)}, "settings have d_model True; it must"),
-        ({"model": {"x": torch.zeros(1).expand(10**12)}, "settings": wrong},
-         "has 4000000000000 bytes, but the file has"),
+        (
+            {"model": {"x": torch.zeros(1).expand(10**12)}, "settings": wrong},
+            "has 4000000000000 bytes, but the file has",
+        ),
         ({"model": {"x": torch.eye(2).to_sparse()}, "settings": wrong}, "x has the layout torch.sparse_coo"),
-        ({"model": {}, "settings": argparse.Namespace(**sizes | {"n_layers": 10**9})},
-         "model.num_encoder_layers is 1000000000; the largest accepted value is 1000"),
-        ({"model": {}, "settings": argparse.Namespace(**sizes | {"n_head": 0})},
-         "model.num_heads is 0; it must be at least 1"),
-    ]:  # fmt: skip
+        (
+            {"model": {}, "settings": argparse.Namespace(**sizes | {"n_layers": 10**9})},
+            "model.num_encoder_layers is 1000000000; the largest accepted value is 1000",
+        ),
+        (
+            {"model": {}, "settings": argparse.Namespace(**sizes | {"n_head": 0})},
+            "model.num_heads is 0; it must be at least 1",
+        ),
+    ]:
         torch.save(content, path)
         with pytest.raises(UserError, match=message):
             aiayn.FORMAT.read(path, given)

@@ -37,9 +37,12 @@ TEXT = [
     ("Wir lesen.", "We read."),
 ]
 HANDBUILT = {
-    "norm_position": "post", "first_position": 1, "embedding_scale": False, "tying": "none",
+    "norm_position": "post",
+    "first_position": 1,
+    "embedding_scale": False,
+    "tying": "none",
     "padding_mask": "both",
-}  # fmt: skip
+}
 TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12)
 
 
@@ -54,12 +57,16 @@ def write_text(folder: Path) -> None:
 def make_run(folder: Path, root: Path, **model: object) -> Config:
     config = Config(
         data=DataConfig(
-            dataset="parallel_text", text_dir=str(root / "my_data"), cache_dir=str(root / "cache"),
-            max_source_length=40, max_target_length=40,
+            dataset="parallel_text",
+            text_dir=str(root / "my_data"),
+            cache_dir=str(root / "cache"),
+            max_source_length=40,
+            max_target_length=40,
         ),
-        vocab=VocabConfig(size=320), model=dataclasses.replace(TINY, **model),
+        vocab=VocabConfig(size=320),
+        model=dataclasses.replace(TINY, **model),
         train=TrainConfig(tensorboard=False),
-    )  # fmt: skip
+    )
     write_untrained_run(folder, config, [Pair(*text) for text in TEXT * 3], step=1)
     return config
 
@@ -143,8 +150,14 @@ def test_every_snippet_runs(place, monkeypatch, capsysbinary):
             printed[line] = capsysbinary.readouterr()
             assert b"warning:" not in printed[line].err, line
     assert {path.name for path in (place / "exported").iterdir()} == {
-        "torch", "ct2", "ct2_int8", "pegasus", "nn", "handbuilt", "aiayn",
-    }  # fmt: skip
+        "torch",
+        "ct2",
+        "ct2_int8",
+        "pegasus",
+        "nn",
+        "handbuilt",
+        "aiayn",
+    }
     data = pickle.loads((place / "data.pkl").read_bytes())  # noqa: S301
     numbers = [data["vocab"]["src"].vocab.stoi[piece] for piece in data["test"][0].src]
     assert numbers == load_vocabs(place / "runs" / "toy_de_en" / "vocab").source.tokenize(TEXT[0][0])

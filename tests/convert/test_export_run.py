@@ -65,20 +65,35 @@ def run(tmp_path_factory):
             (text / f"{split}.{language}").write_text(lines, encoding="utf-8")
     config = Config(
         data=DataConfig(
-            dataset="parallel_text", text_dir=str(text), cache_dir=str(root / "cache"), max_source_length=12,
-            max_target_length=12, batch_tokens=96, num_shapes=1,
+            dataset="parallel_text",
+            text_dir=str(text),
+            cache_dir=str(root / "cache"),
+            max_source_length=12,
+            max_target_length=12,
+            batch_tokens=96,
+            num_shapes=1,
         ),
         vocab=VocabConfig(kind="char", size=22, joint=True, byte_fallback=False),
         model=ModelConfig(
-            num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, key_dim=3, value_dim=5,
-            ffn_dim=12, norm_position="post", first_position=1, embedding_scale=False, tying="none",
-            padding_mask="both", dropout_rate=0.0,
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            model_dim=8,
+            num_heads=2,
+            key_dim=3,
+            value_dim=5,
+            ffn_dim=12,
+            norm_position="post",
+            first_position=1,
+            embedding_scale=False,
+            tying="none",
+            padding_mask="both",
+            dropout_rate=0.0,
         ),
         optim=OptimConfig(schedule="constant", warmup_steps=0),
         train=TrainConfig(steps=3, evaluate_every=9, checkpoint_every=2, tensorboard=False),
         parallel=ParallelConfig(devices=1),
         search=SearchConfig(method="greedy", beam_size=1, max_length_ratio=1.0, max_length_offset=4),
-    )  # fmt: skip
+    )
     return write_untrained_run(root / "run", config, pairs)
 
 
@@ -157,12 +172,17 @@ def test_an_imported_run_trains_further_under_another_recipe(exported, tmp_path)
     config = read_config(run_dir / "config.json")
     before = params_of(run_dir)
     tuned = dataclasses.replace(
-        config, optim=dataclasses.replace(config.optim, learning_rate=1e-5, ema_decay=0.9),
+        config,
+        optim=dataclasses.replace(config.optim, learning_rate=1e-5, ema_decay=0.9),
         train=dataclasses.replace(
-            config.train, final_checkpoint="last", average_last=1, keep_checkpoints=1, checkpoint_every=1,
+            config.train,
+            final_checkpoint="last",
+            average_last=1,
+            keep_checkpoints=1,
+            checkpoint_every=1,
             best_metric="loss",
         ),
-    )  # fmt: skip
+    )
     wider = dataclasses.replace(config, model=dataclasses.replace(config.model, ffn_dim=16))
     with pytest.raises(UserError, match="model.ffn_dim: 12 -> 16"):
         check_run(run_dir, wider)
@@ -275,9 +295,12 @@ def test_a_list_of_words_is_a_vocabulary(run, exported, tmp_path):
     words = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"word{number}" for number in range(18))]
     (tmp_path / "words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     import_run(
-        exported[0] / "state_dict.pt", format_name="handbuilt", run_dir=tmp_path / "new",
-        config=read_config(run / "config.json"), vocab=tmp_path / "words.txt",
-    )  # fmt: skip
+        exported[0] / "state_dict.pt",
+        format_name="handbuilt",
+        run_dir=tmp_path / "new",
+        config=read_config(run / "config.json"),
+        vocab=tmp_path / "words.txt",
+    )
     vocab = load_vocabs(tmp_path / "new" / "vocab").source
     assert vocab.tokenize("word3 word17 word") == [7, 21, 3, 2]
 
@@ -333,25 +356,33 @@ def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_p
         ("model", {"model_dim": 10**12}, "model.model_dim is 1000000000000; it must be from 1 to 2147483647"),
         ("model", {"model_dim": -1}, "model.model_dim is -1; it must be at least 1"),
         ("model", {"ffn_dim": 0}, "model.ffn_dim is 0; it must be at least 1"),
-        ("model", {"ffn_dim": 10**6},
-         "model.ffn_dim 1000000 make more than 16000000 parameters, but the files"),
+        (
+            "model",
+            {"ffn_dim": 10**6},
+            "model.ffn_dim 1000000 make more than 16000000 parameters, but the files",
+        ),
         ("model", {"max_positions": 10**12}, "model.max_positions is 1000000000000"),
         ("model", {"num_heads": "2"}, "config.model.num_heads should be int, got '2' (str)"),
-        ("data", {"max_source_length": 10**12},
-         "data.max_source_length is 1000000000000; it must be from 2 to"),
-    ]:  # fmt: skip
+        (
+            "data",
+            {"max_source_length": 10**12},
+            "data.max_source_length is 1000000000000; it must be from 2 to",
+        ),
+    ]:
         facts = copy.deepcopy(stored)
         facts["flaxformer_mt"]["config"][section] |= changes
         (folder / "config.json").write_text(json.dumps(facts))
         with pytest.raises(UserError, match=re.escape(words)):
             import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")
     for change, words in [
-        ({"arguments": stored["arguments"] | {"d_ff": 10**12}},
-         "d_ff is 1000000000000, but the config implies"),
+        (
+            {"arguments": stored["arguments"] | {"d_ff": 10**12}},
+            "d_ff is 1000000000000, but the config implies",
+        ),
         ({"arguments": None}, "does not describe the arguments of the foreign model"),
         ({"flaxformer_mt": []}, "its entry flaxformer_mt has no config"),
         ({"flaxformer_mt": {"config": 3}}, "its entry flaxformer_mt has no config"),
-    ]:  # fmt: skip
+    ]:
         (folder / "config.json").write_text(json.dumps(stored | change))
         with pytest.raises(UserError, match=re.escape(words)):
             import_run(folder, format_name="handbuilt", run_dir=tmp_path / "run")

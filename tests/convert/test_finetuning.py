@@ -38,15 +38,24 @@ def write_text(folder: Path) -> None:
 def make_config(root: Path, *, steps: int = 40, **optim) -> Config:
     return Config(
         data=DataConfig(
-            dataset="parallel_text", text_dir=str(root / "text"), cache_dir=str(root / "cache"),
-            max_source_length=40, max_target_length=40, batch_tokens=1280, num_shapes=1,
+            dataset="parallel_text",
+            text_dir=str(root / "text"),
+            cache_dir=str(root / "cache"),
+            max_source_length=40,
+            max_target_length=40,
+            batch_tokens=1280,
+            num_shapes=1,
         ),
         optim=OptimConfig(learning_rate=5e-3, schedule="constant", warmup_steps=1, **optim),
         train=TrainConfig(
-            steps=steps, log_every=5, evaluate_every=steps, checkpoint_every=steps, final_checkpoint="last",
+            steps=steps,
+            log_every=5,
+            evaluate_every=steps,
+            checkpoint_every=steps,
+            final_checkpoint="last",
             tensorboard=False,
         ),
-    )  # fmt: skip
+    )
 
 
 def losses(run: Path) -> list[float]:

@@ -151,10 +151,13 @@ def test_each_language_may_have_its_list(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([*WORDS, "der"], "lines 6 and 11 of .* are both 'der'"), ([*WORDS, "", "x"], "line 11 of .* is empty"),
-     ([*WORDS, "\u2581x"], "line 11 of .* contains '\u2581'"),
-     (WORDS[2:], r"lacks pad \(<pad>, .*\) and bos \(<bos>, .*\); each special symbol needs a line")],
-)  # fmt: skip
+    [
+        ([*WORDS, "der"], "lines 6 and 11 of .* are both 'der'"),
+        ([*WORDS, "", "x"], "line 11 of .* is empty"),
+        ([*WORDS, "\u2581x"], "line 11 of .* contains '\u2581'"),
+        (WORDS[2:], r"lacks pad \(<pad>, .*\) and bos \(<bos>, .*\); each special symbol needs a line"),
+    ],
+)
 def test_lists_that_are_no_vocabulary_are_refused(tmp_path, words, message):
     with pytest.raises(UserError, match=message):
         read_given_vocabs(write(tmp_path / "words.txt", words))

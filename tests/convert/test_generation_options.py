@@ -52,15 +52,31 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         search = read(
-            vocab, tmp_path, num_beams=6, early_stopping=True, no_repeat_ngram_size=3, min_length=5,
-            bad_words_ids=[[0], [3], [7]], suppress_tokens=[8, 2], num_beam_groups=2, diversity_penalty=0.25,
-            forced_eos_token_id=2, repetition_penalty=1.0, renormalize_logits=True,
-        )  # fmt: skip
+            vocab,
+            tmp_path,
+            num_beams=6,
+            early_stopping=True,
+            no_repeat_ngram_size=3,
+            min_length=5,
+            bad_words_ids=[[0], [3], [7]],
+            suppress_tokens=[8, 2],
+            num_beam_groups=2,
+            diversity_penalty=0.25,
+            forced_eos_token_id=2,
+            repetition_penalty=1.0,
+            renormalize_logits=True,
+        )
     assert search == SearchConfig(
-        beam_size=6, length_penalty_kind="length", stopping="inexact", no_repeat_ngram=3, min_length_offset=5,
-        suppress=(piece, vocab.pieces([8])[0]), allow_unknown=False, diversity_groups=2,
+        beam_size=6,
+        length_penalty_kind="length",
+        stopping="inexact",
+        no_repeat_ngram=3,
+        min_length_offset=5,
+        suppress=(piece, vocab.pieces([8])[0]),
+        allow_unknown=False,
+        diversity_groups=2,
         diversity_strength=0.25,
-    )  # fmt: skip
+    )
     assert read(vocab, tmp_path).method == "greedy"
     sampled = read(vocab, tmp_path, do_sample=True, temperature=0.7, top_p=0.9, min_new_tokens=40)
     assert (sampled.method, sampled.temperature, sampled.top_k, sampled.top_p) == ("sample", 0.7, 50, 0.9)
@@ -72,9 +88,16 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
 def test_options_of_theirs_that_we_lack_are_named(vocab, tmp_path):
     with pytest.warns(FlaxformerWarning) as warned:
         search = read(
-            vocab, tmp_path, num_beams=4, do_sample=True, length_penalty=-0.5, repetition_penalty=1.2,
-            forced_bos_token_id=7, forced_eos_token_id=5, bad_words_ids=[[5, 6]],
-        )  # fmt: skip
+            vocab,
+            tmp_path,
+            num_beams=4,
+            do_sample=True,
+            length_penalty=-0.5,
+            repetition_penalty=1.2,
+            forced_bos_token_id=7,
+            forced_eos_token_id=5,
+            bad_words_ids=[[5, 6]],
+        )
     message = str(warned[0].message)
     for words in (
         "repetition_penalty is 1.2; forced_bos_token_id is 7; forced_eos_token_id is 5",
@@ -99,9 +122,14 @@ def test_damaged_options_are_refused(vocab, tmp_path):
 
 def test_ours_go_out_and_come_back(vocab, tmp_path):
     ours = SearchConfig(
-        beam_size=3, length_penalty_kind="length", stopping="inexact", suppress=tuple(vocab.pieces([6, 9])),
-        allow_unknown=False, no_repeat_ngram=2, min_length_offset=4,
-    )  # fmt: skip
+        beam_size=3,
+        length_penalty_kind="length",
+        stopping="inexact",
+        suppress=tuple(vocab.pieces([6, 9])),
+        allow_unknown=False,
+        no_repeat_ngram=2,
+        min_length_offset=4,
+    )
     facts = written(vocab, tmp_path, **dataclasses.asdict(ours))
     assert facts["bad_words_ids"] == [[0], [1], [3], [6], [9]]
     assert (facts["no_repeat_ngram_size"], facts["min_length"], facts["max_length"]) == (2, 4, 30)
@@ -117,13 +145,17 @@ def test_ours_that_no_file_can_hold_are_named():
         stopping="inexact", patience=2.0, coverage_penalty=0.2, diversity_groups=2, min_length_ratio=0.5
     )
     assert lost_options(search) == [
-        "search.min_length_ratio=0.5", "search.coverage_penalty=0.2", "search.diversity_groups=2",
+        "search.min_length_ratio=0.5",
+        "search.coverage_penalty=0.2",
+        "search.diversity_groups=2",
         "search.patience=2",
-    ]  # fmt: skip
+    ]
     assert lost_options(dataclasses.replace(search, method="greedy")) == ["search.min_length_ratio=0.5"]
     assert constraining_options(SearchConfig()) == []
     search = SearchConfig(suppress=("a", "b"), allow_unknown=False, no_repeat_ngram=3, min_length_offset=2)
     assert constraining_options(search) == [
-        "search.suppress=a,b", "search.allow_unknown=False", "search.no_repeat_ngram=3",
+        "search.suppress=a,b",
+        "search.allow_unknown=False",
+        "search.no_repeat_ngram=3",
         "search.min_length_offset=2",
-    ]  # fmt: skip
+    ]

@@ -35,9 +35,15 @@ from flaxformer_mt.vocab import load_vocabs
 
 # Family -> the style of its language tags.
 STYLES = {
-    "m2m_100": "m2m_100", "nllb": "nllb", "mbart_50": "mbart_50", "bart": "opus", "t5": "t5", "mt5": "opus",
-    "madlad": "madlad", "byt5": "opus",
-}  # fmt: skip
+    "m2m_100": "m2m_100",
+    "nllb": "nllb",
+    "mbart_50": "mbart_50",
+    "bart": "opus",
+    "t5": "t5",
+    "mt5": "opus",
+    "madlad": "madlad",
+    "byt5": "opus",
+}
 FORMAT = find_format("hf")
 # M2M100 is the network of NLLB, mT5 and ByT5 are that of MADLAD.
 DEFAULT = mark_slow(MAKERS, "m2m_100", "mt5", "byt5")
@@ -297,25 +303,31 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
-    [("t5", {"model_type": "umt5"}, "model_type is umt5; --format=hf reads bart, mbart, m2m_100, t5, mt5"),
-     ("t5", {"model_type": None}, "model_type is None"),
-     ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is gated-relu; supported: relu"),
-     ("t5", {"eos_token_id": 2}, "says eos_token_id 2, but the vocabulary has </s> at 1"),
-     ("t5", {"num_layers": 3}, "encoder.block.2.layer.0.SelfAttention.q.weight: missing"),
-     ("t5", {"relative_attention_num_buckets": 12}, r"has shape \[8, 2\], expected \[12, 2\]"),
-     ("t5", {"relative_attention_num_buckets": 2}, "must be a whole number from 4"),
-     ("t5", {"relative_attention_max_distance": 3}, "model.relative_distance 3 more than half"),
-     ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder is False; only encoder-decoder models"),
-     ("t5", {"quantization_config": {"bits": 4}}, "quantization_config is .*; save the model without"),
-     ("t5", {"vocab_size": 10**7}, "parameters, but the files have"),
-     ("t5", {"vocab_size": 60}, "but the model has 60 ids"),
-     ("nllb", {"d_model": "32"}, "d_model is '32'; it must be a whole number"),
-     ("nllb", {"decoder_ffn_dim": 7}, "encoder_ffn_dim is 48 and decoder_ffn_dim is 7; they must be equal"),
-     ("nllb", {"activation_function": "quick_gelu"}, "activation_function is quick_gelu; supported: relu"),
-     ("nllb", {"pad_token_id": 10**6}, "pad_token_id is 1000000; it must be an id below vocab_size"),
-     ("nllb", {"eos_token_id": [2]}, r"eos_token_id is \[2\]; it must be an id"),
-     ("nllb", {"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "32 is not divisible by")],
-)  # fmt: skip
+    [
+        ("t5", {"model_type": "umt5"}, "model_type is umt5; --format=hf reads bart, mbart, m2m_100, t5, mt5"),
+        ("t5", {"model_type": None}, "model_type is None"),
+        ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is gated-relu; supported: relu"),
+        ("t5", {"eos_token_id": 2}, "says eos_token_id 2, but the vocabulary has </s> at 1"),
+        ("t5", {"num_layers": 3}, "encoder.block.2.layer.0.SelfAttention.q.weight: missing"),
+        ("t5", {"relative_attention_num_buckets": 12}, r"has shape \[8, 2\], expected \[12, 2\]"),
+        ("t5", {"relative_attention_num_buckets": 2}, "must be a whole number from 4"),
+        ("t5", {"relative_attention_max_distance": 3}, "model.relative_distance 3 more than half"),
+        ("t5", {"is_encoder_decoder": False}, "is_encoder_decoder is False; only encoder-decoder models"),
+        ("t5", {"quantization_config": {"bits": 4}}, "quantization_config is .*; save the model without"),
+        ("t5", {"vocab_size": 10**7}, "parameters, but the files have"),
+        ("t5", {"vocab_size": 60}, "but the model has 60 ids"),
+        ("nllb", {"d_model": "32"}, "d_model is '32'; it must be a whole number"),
+        (
+            "nllb",
+            {"decoder_ffn_dim": 7},
+            "encoder_ffn_dim is 48 and decoder_ffn_dim is 7; they must be equal",
+        ),
+        ("nllb", {"activation_function": "quick_gelu"}, "activation_function is quick_gelu; supported: relu"),
+        ("nllb", {"pad_token_id": 10**6}, "pad_token_id is 1000000; it must be an id below vocab_size"),
+        ("nllb", {"eos_token_id": [2]}, r"eos_token_id is \[2\]; it must be an id"),
+        ("nllb", {"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "32 is not divisible by"),
+    ],
+)
 def test_configs_that_no_model_of_ours_has_are_refused(folders, tmp_path, name, changes, message):
     with pytest.raises(UserError, match=message):
         FORMAT.read(edited(folders / name, tmp_path / "copy", **changes), Given())

@@ -73,9 +73,12 @@ def test_without_a_network_the_cache_serves(api, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "remedy"),
-    [("RepositoryNotFoundError", r"correct the name, which is OWNER/NAME.*`hf auth login`"),
-     ("GatedRepoError", "accept its terms on its page"), ("HFValidationError", "correct the name")],
-)  # fmt: skip
+    [
+        ("RepositoryNotFoundError", r"correct the name, which is OWNER/NAME.*`hf auth login`"),
+        ("GatedRepoError", "accept its terms on its page"),
+        ("HFValidationError", "correct the name"),
+    ],
+)
 def test_failures_name_the_model_and_the_remedy(api, kind, remedy):
     assert issubclass(getattr(errors, kind), Exception)  # the errors of the library have these names
     Api.error = type(kind, (Exception,), {})("404 for url")
@@ -105,10 +108,13 @@ def test_an_upload_has_a_card(api, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "library", "loads"),
-    [("marian", "transformers", "AutoModelForSeq2SeqLM.from_pretrained"),
-     ("ctranslate2", "ctranslate2", "ctranslate2.Translator"), ("torch", "pytorch", "Transformer.load"),
-     ("aiayn", "pytorch", "the classes of `aiayn`")],
-)  # fmt: skip
+    [
+        ("marian", "transformers", "AutoModelForSeq2SeqLM.from_pretrained"),
+        ("ctranslate2", "ctranslate2", "ctranslate2.Translator"),
+        ("torch", "pytorch", "Transformer.load"),
+        ("aiayn", "pytorch", "the classes of `aiayn`"),
+    ],
+)
 def test_a_card_has_data_scores_with_signatures_and_how_to_load(name, library, loads):
     part = {"name": "mine", "pairs": 12_345}
     test = {"bleu": 31.25, "signature": "nrefs:1|tok:13a", "chrf": 55.5, "chrf_signature": "nc:6"}

@@ -27,30 +27,59 @@ safetensors = pytest.importorskip("safetensors.numpy")
 from tiny_toolkits import PAIRS as TEXT
 
 LINES = [
-    *(source for source, _ in TEXT), "  führend  und   folgend ", "",
-    "unbekannt: 漢字 👍 <s> </s> <pad> <unk> xyz", "Ätz\u00a0weiß\tTab",
+    *(source for source, _ in TEXT),
+    "  führend  und   folgend ",
+    "",
+    "unbekannt: 漢字 👍 <s> </s> <pad> <unk> xyz",
+    "Ätz\u00a0weiß\tTab",
     "\ufeffun\u00adsicht\u200bbar\u2060 \u202a\u202c me\u200ckham",
-]  # fmt: skip
+]
 TINY = {
-    "num_encoder_layers": 1, "num_decoder_layers": 1, "model_dim": 12, "num_heads": 2, "ffn_dim": 20,
-    "max_positions": 60, "norm_position": "post",
-}  # fmt: skip
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "model_dim": 12,
+    "num_heads": 2,
+    "ffn_dim": 20,
+    "max_positions": 60,
+    "norm_position": "post",
+}
 VARIANTS = {
     "all": ("marian", {}, {}),
-    "embeddings": ("marian",
-                   {"tying": "embeddings", "output_bias": True, "activation": "silu",
-                    "embedding_scale": False, "num_encoder_layers": 2, "num_decoder_layers": 2}, {}),
-    "target_output": ("marian",
-                      {"tying": "target_output", "attention_bias": False, "ffn_bias": False,
-                       "activation": "gelu"}, {"joint": False}),
-    "none": ("marian",
-             {"tying": "none", "norm_affine": False, "activation": "gelu_tanh", "ffn_layer": "convolution",
-              "padding_mask": "both"}, {"byte_fallback": False}),
+    "embeddings": (
+        "marian",
+        {
+            "tying": "embeddings",
+            "output_bias": True,
+            "activation": "silu",
+            "embedding_scale": False,
+            "num_encoder_layers": 2,
+            "num_decoder_layers": 2,
+        },
+        {},
+    ),
+    "target_output": (
+        "marian",
+        {"tying": "target_output", "attention_bias": False, "ffn_bias": False, "activation": "gelu"},
+        {"joint": False},
+    ),
+    "none": (
+        "marian",
+        {
+            "tying": "none",
+            "norm_affine": False,
+            "activation": "gelu_tanh",
+            "ffn_layer": "convolution",
+            "padding_mask": "both",
+        },
+        {"byte_fallback": False},
+    ),
     "pre": ("hf-pre-norm", {"norm_position": "pre", "output_bias": True}, {}),
-    "pre_untied": ("hf-pre-norm",
-                   {"norm_position": "pre", "tying": "embeddings", "norm_affine": False, "model_dim": 14},
-                   {}),
-}  # fmt: skip
+    "pre_untied": (
+        "hf-pre-norm",
+        {"norm_position": "pre", "tying": "embeddings", "norm_affine": False, "model_dim": 14},
+        {},
+    ),
+}
 
 
 class Pairs(list):
@@ -171,9 +200,12 @@ def test_generate_translates_as_our_search(exported):
 
 def train_spm(lines: list[str], path: Path, size: int) -> list[str]:
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines * 3), model_prefix=str(path.with_suffix("")), vocab_size=size,
-        model_type="unigram", minloglevel=3,
-    )  # fmt: skip
+        sentence_iterator=iter(lines * 3),
+        model_prefix=str(path.with_suffix("")),
+        vocab_size=size,
+        model_type="unigram",
+        minloglevel=3,
+    )
     path.with_suffix(".model").rename(path)
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
@@ -192,12 +224,23 @@ def make_opus(folder: Path, *, code: bool = True, **changes) -> transformers.Mar
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
     torch.manual_seed(0)
     settings = {
-        "vocab_size": len(names), "d_model": 12, "encoder_layers": 1, "decoder_layers": 2,
-        "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 16,
-        "decoder_ffn_dim": 16, "max_position_embeddings": 48, "activation_function": "swish",
-        "scale_embedding": True, "pad_token_id": len(names) - 1, "decoder_start_token_id": len(names) - 1,
-        "eos_token_id": 0, "forced_eos_token_id": 0, "bad_words_ids": [[len(names) - 1]],
-    }  # fmt: skip
+        "vocab_size": len(names),
+        "d_model": 12,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "decoder_attention_heads": 3,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "max_position_embeddings": 48,
+        "activation_function": "swish",
+        "scale_embedding": True,
+        "pad_token_id": len(names) - 1,
+        "decoder_start_token_id": len(names) - 1,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+        "bad_words_ids": [[len(names) - 1]],
+    }
     model = transformers.MarianMTModel(transformers.MarianConfig(**(settings | changes)))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -347,16 +390,21 @@ def test_two_vocabularies_of_unlike_sizes_come_in(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "model", "message"),
-    [("marian", {"norm_position": "pre"},
-      "model.norm_position is pre; supported: post (for pre: --format=hf-pre-norm)"),
-     ("marian", {"activation": "swiglu"}, "model.activation is swiglu; supported: relu, gelu"),
-     ("marian", {"norm": "rms"}, "model.norm is rms; supported: layer"),
-     ("marian", {"key_dim": 5}, "model.key_dim is 5; supported: None, 6"),
-     ("marian", {"first_position": 1}, "model.first_position is 1; supported: 0"),
-     ("marian", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
-     ("hf-pre-norm", {"norm_position": "pre", "tying": "none"}, "model.tying is none; supported: all"),
-     ("hf-pre-norm", {"norm_position": "pre", "final_norm": False}, "model.final_norm is False")],
-)  # fmt: skip
+    [
+        (
+            "marian",
+            {"norm_position": "pre"},
+            "model.norm_position is pre; supported: post (for pre: --format=hf-pre-norm)",
+        ),
+        ("marian", {"activation": "swiglu"}, "model.activation is swiglu; supported: relu, gelu"),
+        ("marian", {"norm": "rms"}, "model.norm is rms; supported: layer"),
+        ("marian", {"key_dim": 5}, "model.key_dim is 5; supported: None, 6"),
+        ("marian", {"first_position": 1}, "model.first_position is 1; supported: 0"),
+        ("marian", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
+        ("hf-pre-norm", {"norm_position": "pre", "tying": "none"}, "model.tying is none; supported: all"),
+        ("hf-pre-norm", {"norm_position": "pre", "final_norm": False}, "model.final_norm is False"),
+    ],
+)
 def test_what_the_classes_lack_is_refused_with_the_reason(name, model, message):
     config = Config(model=ModelConfig(**(TINY | model)))
     assert any(message in line for line in find_format(name).problems(config))
@@ -372,15 +420,17 @@ def edited(folder: Path, tmp_path: Path, **changes) -> Path:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"model_type": "m2m_100"}, "has model_type m2m_100; marian reads marian"),
-     ({"decoder_ffn_dim": 17}, "encoder_ffn_dim is 16 and decoder_ffn_dim is 17; they must be equal"),
-     ({"activation_function": "quick_gelu"}, "activation_function is quick_gelu"),
-     ({"decoder_start_token_id": 0}, "decoder_start_token_id equals eos_token_id"),
-     ({"eos_token_id": 5}, "says eos_token_id 5, but the vocabulary has </s> at 0"),
-     ({"vocab_size": 20}, "outside the 20 rows"),
-     ({"encoder_layers": 2}, "model.encoder.layers.1.fc1.weight: missing"),
-     ({"d_model": 18}, r"model.shared.weight: has shape \[\d+, 12\], expected \[\d+, 18\]")],
-)  # fmt: skip
+    [
+        ({"model_type": "m2m_100"}, "has model_type m2m_100; marian reads marian"),
+        ({"decoder_ffn_dim": 17}, "encoder_ffn_dim is 16 and decoder_ffn_dim is 17; they must be equal"),
+        ({"activation_function": "quick_gelu"}, "activation_function is quick_gelu"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id equals eos_token_id"),
+        ({"eos_token_id": 5}, "says eos_token_id 5, but the vocabulary has </s> at 0"),
+        ({"vocab_size": 20}, "outside the 20 rows"),
+        ({"encoder_layers": 2}, "model.encoder.layers.1.fc1.weight: missing"),
+        ({"d_model": 18}, r"model.shared.weight: has shape \[\d+, 12\], expected \[\d+, 18\]"),
+    ],
+)
 def test_folders_that_cannot_be_a_model_of_ours_are_refused(opus, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         find_format("marian").read(edited(opus[1], tmp_path, **changes), Given())
@@ -390,22 +440,28 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
     folder = shutil.copytree(opus[1], tmp_path / "foreign")
     stored = json.loads((folder / "config.json").read_text())
     for changes, words in [
-        ({"encoder_layers": 10**9},
-         "encoder_layers is '1000000000'; it must be a whole number from 1 to 1000"),
+        (
+            {"encoder_layers": 10**9},
+            "encoder_layers is '1000000000'; it must be a whole number from 1 to 1000",
+        ),
         ({"d_model": "512"}, "d_model is '512'; it must be a whole number"),
         ({"d_model": None}, "d_model 1024 is not divisible by encoder_attention_heads 3"),
         ({"d_model": 0}, "d_model is '0'; it must be a whole number from 1"),
         ({"encoder_ffn_dim": -1, "decoder_ffn_dim": -1}, "encoder_ffn_dim is '-1'"),
         ({"max_position_embeddings": 10**12}, "max_position_embeddings is '1000000000000'"),
         ({"vocab_size": 10**7}, "parameters, but the files have"),
-        ({"decoder_start_token_id": 10**6},
-         "decoder_start_token_id is 1000000, but the target vocabulary has"),
+        (
+            {"decoder_start_token_id": 10**6},
+            "decoder_start_token_id is 1000000, but the target vocabulary has",
+        ),
         ({"pad_token_id": [1]}, "pad_token_id is '[1]'"),
         ({"dropout": float("nan")}, "dropout is 'nan'; it must be a number from 0 to 1"),
         ({"activation_function": ["silu"]}, "activation_function is ['silu']; supported"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-         "quantized models are"),
-    ]:  # fmt: skip
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            "quantized models are",
+        ),
+    ]:
         (folder / "config.json").write_text(json.dumps(stored | changes))
         with pytest.raises(UserError, match=re.escape(words)):
             find_format("marian").read(folder, Given())

@@ -50,14 +50,20 @@ def test_constants_are_written_and_checked_within_their_tolerance():
     near = {"w": leaves["kernel"], "table": value + np.float32(5e-4)}
     assert_same(leaves, table.to_flax(near))
     for wrong, message in [
-        ({"table": value + np.float32(0.5)},
-         r"table: differs from the value that this config implies by up to 0\.5"),
-        ({"zeros": np.array([0.0, 1e-9], np.float32)},
-         r"zeros: differs from the value that this config implies by up to 1e-09"),
-        ({"table": value * np.float32(np.nan)},
-         r"table: differs from the value that this config implies by up to nan"),
+        (
+            {"table": value + np.float32(0.5)},
+            r"table: differs from the value that this config implies by up to 0\.5",
+        ),
+        (
+            {"zeros": np.array([0.0, 1e-9], np.float32)},
+            r"zeros: differs from the value that this config implies by up to 1e-09",
+        ),
+        (
+            {"table": value * np.float32(np.nan)},
+            r"table: differs from the value that this config implies by up to nan",
+        ),
         ({"table": numbers(4)}, r"table: has shape \[4\], expected \[3\]"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(UserError, match=message):
             table.to_flax(near | wrong)
     with pytest.raises(UserError, match=r"table: missing, expected shape \[3\]"):

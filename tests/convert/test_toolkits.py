@@ -69,11 +69,19 @@ def assert_same_logits(weights: Weights, batch: Batch, theirs: Any) -> None:
 
 FAIRSEQ = {
     "post-norm, output tied": {},
-    "pre-norm, all tied": {"normalize_before": True, "share_all_embeddings": True,
-                           "activation_fn": "gelu_accurate"},
-    "learned, untied": {"learned_pos": True, "share_decoder_input_output_embed": False,
-                        "layernorm_embedding": True, "no_scale_embedding": True, "activation_fn": "gelu"},
-}  # fmt: skip
+    "pre-norm, all tied": {
+        "normalize_before": True,
+        "share_all_embeddings": True,
+        "activation_fn": "gelu_accurate",
+    },
+    "learned, untied": {
+        "learned_pos": True,
+        "share_decoder_input_output_embed": False,
+        "layernorm_embedding": True,
+        "no_scale_embedding": True,
+        "activation_fn": "gelu",
+    },
+}
 
 
 @pytest.mark.parametrize("changes", FAIRSEQ.values(), ids=FAIRSEQ)
@@ -99,11 +107,16 @@ def test_fairseq_computes_what_its_twin_does(changes, modern, tmp_path):
 
 ONMT = {
     "untied": {},
-    "all tied, gated, without biases": {"share_embeddings": True, "share_decoder_embeddings": True,
-                                        "pos_ffn_activation_fn": "silu", "add_qkvbias": False,
-                                        "add_ffnbias": False, "position_encoding_type": "SinusoidalConcat"},
+    "all tied, gated, without biases": {
+        "share_embeddings": True,
+        "share_decoder_embeddings": True,
+        "pos_ffn_activation_fn": "silu",
+        "add_qkvbias": False,
+        "add_ffnbias": False,
+        "position_encoding_type": "SinusoidalConcat",
+    },
     "output tied": {"share_decoder_embeddings": True, "pos_ffn_activation_fn": "gelu"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("changes", ONMT.values(), ids=ONMT)
@@ -128,14 +141,22 @@ def test_sources_without_symbols_of_older_versions_of_opennmt_py(tmp_path):
 
 MARIAN: dict[str, dict] = {
     "post-norm, all tied": {"tied_embeddings_all": True},
-    "pre-norm, untied": {"transformer_preprocess": "n", "transformer_postprocess": "da",
-                         "transformer_postprocess_top": "n", "transformer_postprocess_emb": "nd",
-                         "transformer_ffn_activation": "relu"},
+    "pre-norm, untied": {
+        "transformer_preprocess": "n",
+        "transformer_postprocess": "da",
+        "transformer_postprocess_top": "n",
+        "transformer_postprocess_emb": "nd",
+        "transformer_ffn_activation": "relu",
+    },
     "ssru, output tied": {"transformer_decoder_autoreg": "rnn", "dec_cell": "ssru", "tied_embeddings": True},
-    "pre-norm ssru, embeddings tied": {"transformer_decoder_autoreg": "rnn", "dec_cell": "ssru",
-                                       "transformer_preprocess": "n", "transformer_postprocess": "da",
-                                       "tied_embeddings_src": True},
-}  # fmt: skip
+    "pre-norm ssru, embeddings tied": {
+        "transformer_decoder_autoreg": "rnn",
+        "dec_cell": "ssru",
+        "transformer_preprocess": "n",
+        "transformer_postprocess": "da",
+        "tied_embeddings_src": True,
+    },
+}
 
 
 @pytest.mark.parametrize("yml", [False, True], ids=["spm", "yml"])
@@ -174,9 +195,12 @@ def test_eole_computes_what_its_twin_does(tied, tmp_path):
 JOEY = {
     "pre-norm, output tied": {},
     "post-norm, all tied": {"layer_norm": "post", "tied_embeddings": True, "activation": "swish"},
-    "unscaled, untied": {"tied_softmax": False, "embeddings": {"embedding_dim": 16, "scale": False},
-                         "activation": "gelu"},
-}  # fmt: skip
+    "unscaled, untied": {
+        "tied_softmax": False,
+        "embeddings": {"embedding_dim": 16, "scale": False},
+        "activation": "gelu",
+    },
+}
 
 
 @pytest.mark.parametrize("changes", JOEY.values(), ids=JOEY)
@@ -275,32 +299,34 @@ def write_all(root: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("write", "changes", "message"),
-    [("fairseq", {"adaptive_softmax_cutoff": "100,200"}, "softmax_cutoff is '100,200'; supported"),
-     ("fairseq", {"no_token_positional_embeddings": True}, "positional_embeddings is 'True'; supported"),
-     ("fairseq", {"activation_fn": "tanh"}, "activation_fn is 'tanh'; supported: 'relu', 'gelu', "),
-     ("fairseq", {"decoder_attention_heads": 4}, "heads is 2 and decoder_attention_heads is 4; they must"),
-     ("fairseq", {"task": "translation_multi_simple_epoch"}, "task is 'translation_multi_simple_epoch'"),
-     ("fairseq", {"encoder_layers": "2"}, "encoder_layers is '2'; it must be a whole number"),
-     ("fairseq", {"encoder_embed_dim": None}, "lacks encoder_embed_dim; give the file of a complete"),
-     ("onmt", {"copy_attn": True}, "copy_attn is 'True'; supported: False"),
-     ("onmt", {"max_relative_positions": -1}, "max_relative_positions is '-1'; supported: 0"),
-     ("onmt", {"pos_ffn_activation_fn": "gated-gelu"}, "activation_fn is 'gated-gelu'; supported: 'relu'"),
-     ("onmt", {"layer_norm": "rms"}, "layer_norm is 'rms'; supported: 'standard'"),
-     ("onmt", {"encoder_type": "brnn"}, "encoder_type is 'brnn'; supported: 'transformer'"),
-     ("eole", {"embeddings": {"position_encoding_type": "Rotary"}}, "type is 'Rotary'; supported"),
-     ("eole", {"decoder": {"heads": 4}}, "encoder.heads is 2 and decoder.heads is 4; they must be equal"),
-     ("eole", {"encoder": {"heads_kv": 1}}, "heads_kv is '1'; supported: 2"),
-     ("eole", {"encoder": None}, "model.encoder is None; it must be a Transf"),
-     ("marian", {"transformer_ffn_activation": "gelu"}, "'gelu'; supported: 'relu', 'swish'"),
-     ("marian", {"transformer_decoder_autoreg": "average-attention"}, "autoreg is 'average-attention'"),
-     ("marian", {"transformer_decoder_autoreg": "rnn"}, "dec-cell is 'gru'; supported: 'ssru'"),
-     ("marian", {"transformer_preprocess": "nr"}, "transformer-preprocess 'nr'.* supported: 'n' and 'a'"),
-     ("marian", {"transformer_train_positions": True}, "train-positions is 'True'; supported: False"),
-     ("marian", {"type": "s2s"}, "type is 's2s'; supported: 'transformer'"),
-     ("joey", {"type": "recurrent"}, "type is 'recurrent'; supported: 'transformer'"),
-     ("joey", {"alpha": 0.5}, "alpha is '0.5'; supported: 1"),
-     ("joey", {"activation": "tanh"}, "activation is 'tanh'; supported: 'relu', 'gelu', 'swish'")],
-)  # fmt: skip
+    [
+        ("fairseq", {"adaptive_softmax_cutoff": "100,200"}, "softmax_cutoff is '100,200'; supported"),
+        ("fairseq", {"no_token_positional_embeddings": True}, "positional_embeddings is 'True'; supported"),
+        ("fairseq", {"activation_fn": "tanh"}, "activation_fn is 'tanh'; supported: 'relu', 'gelu', "),
+        ("fairseq", {"decoder_attention_heads": 4}, "heads is 2 and decoder_attention_heads is 4; they must"),
+        ("fairseq", {"task": "translation_multi_simple_epoch"}, "task is 'translation_multi_simple_epoch'"),
+        ("fairseq", {"encoder_layers": "2"}, "encoder_layers is '2'; it must be a whole number"),
+        ("fairseq", {"encoder_embed_dim": None}, "lacks encoder_embed_dim; give the file of a complete"),
+        ("onmt", {"copy_attn": True}, "copy_attn is 'True'; supported: False"),
+        ("onmt", {"max_relative_positions": -1}, "max_relative_positions is '-1'; supported: 0"),
+        ("onmt", {"pos_ffn_activation_fn": "gated-gelu"}, "activation_fn is 'gated-gelu'; supported: 'relu'"),
+        ("onmt", {"layer_norm": "rms"}, "layer_norm is 'rms'; supported: 'standard'"),
+        ("onmt", {"encoder_type": "brnn"}, "encoder_type is 'brnn'; supported: 'transformer'"),
+        ("eole", {"embeddings": {"position_encoding_type": "Rotary"}}, "type is 'Rotary'; supported"),
+        ("eole", {"decoder": {"heads": 4}}, "encoder.heads is 2 and decoder.heads is 4; they must be equal"),
+        ("eole", {"encoder": {"heads_kv": 1}}, "heads_kv is '1'; supported: 2"),
+        ("eole", {"encoder": None}, "model.encoder is None; it must be a Transf"),
+        ("marian", {"transformer_ffn_activation": "gelu"}, "'gelu'; supported: 'relu', 'swish'"),
+        ("marian", {"transformer_decoder_autoreg": "average-attention"}, "autoreg is 'average-attention'"),
+        ("marian", {"transformer_decoder_autoreg": "rnn"}, "dec-cell is 'gru'; supported: 'ssru'"),
+        ("marian", {"transformer_preprocess": "nr"}, "transformer-preprocess 'nr'.* supported: 'n' and 'a'"),
+        ("marian", {"transformer_train_positions": True}, "train-positions is 'True'; supported: False"),
+        ("marian", {"type": "s2s"}, "type is 's2s'; supported: 'transformer'"),
+        ("joey", {"type": "recurrent"}, "type is 'recurrent'; supported: 'transformer'"),
+        ("joey", {"alpha": 0.5}, "alpha is '0.5'; supported: 1"),
+        ("joey", {"activation": "tanh"}, "activation is 'tanh'; supported: 'relu', 'gelu', 'swish'"),
+    ],
+)
 def test_what_a_toolkit_has_and_this_package_lacks_is_named(write, changes, message, tmp_path):
     folder = tmp_path / "model"
     if write == "fairseq":

@@ -30,20 +30,45 @@ from flaxformer_mt.vocab import Vocabs
 TOLERANCE = 1e-4
 TINY = ModelConfig(num_encoder_layers=1, num_decoder_layers=1, model_dim=8, num_heads=2, ffn_dim=12)
 POST: dict[str, Any] = {
-    "norm_position": "post", "num_encoder_layers": 2, "key_dim": 3, "value_dim": 5, "activation": "gelu",
-    "ffn_layer": "convolution", "first_position": 1, "embedding_scale": False, "embedding_norm": True,
-    "logit_scale": True, "tying": "target_output", "padding_mask": "both", "output_bias": True,
-    "norm_epsilon": 1e-3, "max_positions": 40,
-}  # fmt: skip
+    "norm_position": "post",
+    "num_encoder_layers": 2,
+    "key_dim": 3,
+    "value_dim": 5,
+    "activation": "gelu",
+    "ffn_layer": "convolution",
+    "first_position": 1,
+    "embedding_scale": False,
+    "embedding_norm": True,
+    "logit_scale": True,
+    "tying": "target_output",
+    "padding_mask": "both",
+    "output_bias": True,
+    "norm_epsilon": 1e-3,
+    "max_positions": 40,
+}
 ROTARY: dict[str, Any] = {
-    "positions": "rotary", "activation": "swiglu", "norm": "rms", "key_dim": 6, "attention_bias": False,
-    "ffn_bias": False, "tying": "none", "first_position": 1, "final_norm": False,
-}  # fmt: skip
+    "positions": "rotary",
+    "activation": "swiglu",
+    "norm": "rms",
+    "key_dim": 6,
+    "attention_bias": False,
+    "ffn_bias": False,
+    "tying": "none",
+    "first_position": 1,
+    "final_norm": False,
+}
 LEARNED: dict[str, Any] = {
-    "positions": "learned", "max_positions": 40, "first_position": 2, "embedding_bias": True,
-    "tying": "embeddings", "activation": "gelu_tanh", "padding_mask": "none", "norm_affine": False,
-    "norm_position": "post", "final_norm": True,
-}  # fmt: skip
+    "positions": "learned",
+    "max_positions": 40,
+    "first_position": 2,
+    "embedding_bias": True,
+    "tying": "embeddings",
+    "activation": "gelu_tanh",
+    "padding_mask": "none",
+    "norm_affine": False,
+    "norm_position": "post",
+    "final_norm": True,
+}
 
 
 class Case(NamedTuple):
@@ -56,14 +81,16 @@ class Case(NamedTuple):
 ONE_STACK = {"architecture": "decoder_only"}
 TORCH = standalone_format.FORMAT
 TORCH_CASES = {
-    "pre": Case(TORCH, {"num_decoder_layers": 2}), "post": Case(TORCH, POST, is_joint=False),
-    "rotary": Case(TORCH, ROTARY, is_joint=False), "learned": Case(TORCH, LEARNED),
+    "pre": Case(TORCH, {"num_decoder_layers": 2}),
+    "post": Case(TORCH, POST, is_joint=False),
+    "rotary": Case(TORCH, ROTARY, is_joint=False),
+    "learned": Case(TORCH, LEARNED),
     "one_vector": Case(TORCH, {"positions": "one_vector", "max_positions": 5, "activation": "silu"}),
     "recurrent": Case(TORCH, {"num_decoder_layers": 2, "decoder_self_attention": "ssru"}),
     "one_stack": Case(TORCH, ONE_STACK | LEARNED | {"tying": "all", "padding_mask": "both"}),
     "one_stack_rotary": Case(TORCH, ONE_STACK | ROTARY),
     "language_model": Case(TORCH, ONE_STACK | {"padding_mask": "none"}, source_language=""),
-}  # fmt: skip
+}
 NN = nn_transformer.FORMAT
 PLAIN = {
     name: value
@@ -287,9 +314,12 @@ def test_the_folder_translates_without_the_package(written, translations, tmp_pa
     weights, folder = written["post"]
     text = "".join(f"{line}\n" for line in LINES)
     done = subprocess.run(
-        [sys.executable, "-I", "-c", RUN, str(folder), text], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-I", "-c", RUN, str(folder), text],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["ours"] == []
@@ -346,10 +376,15 @@ def test_torch_s_own_transformer_takes_its_part_of_the_state(written, name):
     folder = written[name].folder
     state, facts = torch.load(folder / STATE_NAME, weights_only=True), read_config_json(folder)["arguments"]
     plain = torch.nn.Transformer(
-        facts["d_model"], facts["nhead"], facts["num_encoder_layers"], facts["num_decoder_layers"],
-        facts["dim_feedforward"], layer_norm_eps=facts["layer_norm_eps"], batch_first=True,
+        facts["d_model"],
+        facts["nhead"],
+        facts["num_encoder_layers"],
+        facts["num_decoder_layers"],
+        facts["dim_feedforward"],
+        layer_norm_eps=facts["layer_norm_eps"],
+        batch_first=True,
         norm_first=facts["norm_first"],
-    )  # fmt: skip
+    )
     assert facts["final_norm"]
     start = "transformer."
     part = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
@@ -369,10 +404,20 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("architecture", "decoder_only"), ("decoder_self_attention", "ssru"), ("activation", "swiglu"),
-     ("norm", "rms"), ("norm_affine", False), ("positions", "rotary"), ("positions", "one_vector"),
-     ("embedding_bias", True), ("embedding_norm", True), ("key_dim", 3), ("value_dim", 5)],
-)  # fmt: skip
+    [
+        ("architecture", "decoder_only"),
+        ("decoder_self_attention", "ssru"),
+        ("activation", "swiglu"),
+        ("norm", "rms"),
+        ("norm_affine", False),
+        ("positions", "rotary"),
+        ("positions", "one_vector"),
+        ("embedding_bias", True),
+        ("embedding_norm", True),
+        ("key_dim", 3),
+        ("value_dim", 5),
+    ],
+)
 def test_torch_nn_says_what_it_cannot_express(field, value):
     config = Config(model=dataclasses.replace(TINY, **{field: value}))
     (line,) = NN.problems(config)

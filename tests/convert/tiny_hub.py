@@ -11,32 +11,61 @@ import torch
 import transformers
 
 CORPUS = [
-    "der kleine Hund schläft im Garten .", "the small dog sleeps in the garden .",
-    "die alte Katze trinkt heute Milch .", "the old cat drinks milk today .", "wir lesen ein gutes Buch .",
-    "we read a good book .", "Anna kauft zwei rote Äpfel .", "Anna buys two red apples .",
-    "le petit chien dort dans le jardin .", "nous lisons un bon livre .",
-]  # fmt: skip
+    "der kleine Hund schläft im Garten .",
+    "the small dog sleeps in the garden .",
+    "die alte Katze trinkt heute Milch .",
+    "the old cat drinks milk today .",
+    "wir lesen ein gutes Buch .",
+    "we read a good book .",
+    "Anna kauft zwei rote Äpfel .",
+    "Anna buys two red apples .",
+    "le petit chien dort dans le jardin .",
+    "nous lisons un bon livre .",
+]
 LINES = [
-    *CORPUS[::2], "  führend  und   folgend ", "unbekannt: 漢字 xyz", "Ätz\u00a0weiß", "a", "der der der",
-]  # fmt: skip
+    *CORPUS[::2],
+    "  führend  und   folgend ",
+    "unbekannt: 漢字 xyz",
+    "Ätz\u00a0weiß",
+    "a",
+    "der der der",
+]
 
 _BART_SIZES = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
-    "dropout": 0.0, "attention_dropout": 0.0,
-}  # fmt: skip
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 _T5_SIZES = {
-    "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "dropout_rate": 0.0,
-}  # fmt: skip
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "dropout_rate": 0.0,
+}
 
 
 def train_sentencepiece(kind: str, size: int, **options: Any) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS * 3), model_writer=model, vocab_size=size, model_type=kind,
-        minloglevel=3, **options,
-    )  # fmt: skip
+        sentence_iterator=iter(CORPUS * 3),
+        model_writer=model,
+        vocab_size=size,
+        model_type=kind,
+        minloglevel=3,
+        **options,
+    )
     return model.getvalue()
 
 
@@ -108,9 +137,12 @@ def make_mbart_50(folder: Path) -> Any:
     )
     tokenizer.save_pretrained(folder)
     config = transformers.MBartConfig(
-        vocab_size=len(tokenizer), scale_embedding=True, decoder_start_token_id=2, forced_eos_token_id=None,
+        vocab_size=len(tokenizer),
+        scale_embedding=True,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
         **_BART_SIZES,
-    )  # fmt: skip
+    )
     model = transformers.MBartForConditionalGeneration(config)
     with torch.no_grad():
         model.final_logits_bias.add_(
@@ -169,9 +201,14 @@ def make_madlad(folder: Path) -> Any:
         tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", pad_token="<s>"
     ).save_pretrained(folder)
     config = transformers.T5Config(
-        vocab_size=70, feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0,
-        pad_token_id=1, eos_token_id=2, **_T5_SIZES,
-    )  # fmt: skip
+        vocab_size=70,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        **_T5_SIZES,
+    )
     model = transformers.T5ForConditionalGeneration(config)
     model.lm_head.weight = torch.nn.Parameter(torch.zeros(70, 32))
     return _save(model, folder)
@@ -180,9 +217,12 @@ def make_madlad(folder: Path) -> Any:
 def make_byt5(folder: Path) -> Any:
     transformers.ByT5Tokenizer(extra_ids=10).save_pretrained(folder)
     config = transformers.T5Config(
-        vocab_size=272, feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0,
+        vocab_size=272,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
         **_T5_SIZES,
-    )  # fmt: skip
+    )
     return _save(transformers.T5ForConditionalGeneration(config), folder)
 
 
@@ -192,9 +232,15 @@ def _save(model: Any, folder: Path) -> Any:
 
 
 MAKERS = {
-    "m2m_100": make_m2m_100, "nllb": make_nllb, "mbart_50": make_mbart_50, "bart": make_bart, "t5": make_t5,
-    "mt5": make_mt5, "madlad": make_madlad, "byt5": make_byt5,
-}  # fmt: skip
+    "m2m_100": make_m2m_100,
+    "nllb": make_nllb,
+    "mbart_50": make_mbart_50,
+    "bart": make_bart,
+    "t5": make_t5,
+    "mt5": make_mt5,
+    "madlad": make_madlad,
+    "byt5": make_byt5,
+}
 
 
 STEPS = 150

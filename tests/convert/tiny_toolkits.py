@@ -19,21 +19,28 @@ from safetensors.torch import save_file
 from toolkit_twins import Fairseq, Joey, Marian, Onmt, as_eole, randomize
 
 GERMAN = [
-    "der kleine Hund schläft im Garten .", "die alte Katze trinkt heute Milch .",
-    "wir lesen ein gutes Buch .", "Anna kauft zwei rote Äpfel .",
-]  # fmt: skip
+    "der kleine Hund schläft im Garten .",
+    "die alte Katze trinkt heute Milch .",
+    "wir lesen ein gutes Buch .",
+    "Anna kauft zwei rote Äpfel .",
+]
 ENGLISH = [
-    "the small dog sleeps in the garden .", "the old cat drinks milk today .", "we read a good book .",
+    "the small dog sleeps in the garden .",
+    "the old cat drinks milk today .",
+    "we read a good book .",
     "Anna buys two red apples .",
-]  # fmt: skip
+]
 
 
 def train_pieces(lines: list[str], kind: str = "bpe", **options: Any) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines * 3), model_writer=model, model_type=kind, minloglevel=3,
+        sentence_iterator=iter(lines * 3),
+        model_writer=model,
+        model_type=kind,
+        minloglevel=3,
         **{"vocab_size": 90} | options,
-    )  # fmt: skip
+    )
     return model.getvalue()
 
 
@@ -49,15 +56,30 @@ def fairseq_args(**changes: Any) -> argparse.Namespace:
     sizes = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 2, "normalize_before": False}
     sizes |= {"learned_pos": False}
     args = {
-        "arch": "transformer_iwslt_de_en", "task": "translation", "source_lang": "de", "target_lang": "en",
-        "activation_fn": "relu", "dropout": 0.2, "attention_dropout": 0.0, "activation_dropout": 0.0,
-        "relu_dropout": 0.0, "max_source_positions": 50, "max_target_positions": 50,
-        "share_all_embeddings": False, "share_decoder_input_output_embed": True, "layernorm_embedding": False,
-        "no_scale_embedding": False, "adaptive_softmax_cutoff": None, "adaptive_input": False,
-        "no_token_positional_embeddings": False, "encoder_layerdrop": 0, "encoder_layers": 2,
-        "decoder_layers": 1, "data": "data-bin/iwslt14",
+        "arch": "transformer_iwslt_de_en",
+        "task": "translation",
+        "source_lang": "de",
+        "target_lang": "en",
+        "activation_fn": "relu",
+        "dropout": 0.2,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "relu_dropout": 0.0,
+        "max_source_positions": 50,
+        "max_target_positions": 50,
+        "share_all_embeddings": False,
+        "share_decoder_input_output_embed": True,
+        "layernorm_embedding": False,
+        "no_scale_embedding": False,
+        "adaptive_softmax_cutoff": None,
+        "adaptive_input": False,
+        "no_token_positional_embeddings": False,
+        "encoder_layerdrop": 0,
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "data": "data-bin/iwslt14",
         **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sizes.items()},
-    }  # fmt: skip
+    }
     for name, value in changes.items():
         both = name in sizes
         args |= {f"{side}_{name}": value for side in ("encoder", "decoder")} if both else {name: value}
@@ -93,16 +115,36 @@ def write_fairseq(folder: Path, args: argparse.Namespace, *, modern: bool = True
 
 def onmt_options(**changes: Any) -> argparse.Namespace:
     options = {
-        "model_type": "text", "model_task": "seq2seq", "encoder_type": "transformer",
-        "decoder_type": "transformer", "enc_layers": 2, "dec_layers": 1, "enc_hid_size": 16,
-        "dec_hid_size": 16, "src_word_vec_size": 16, "tgt_word_vec_size": 16, "heads": 2,
-        "transformer_ff": 24, "self_attn_type": "scaled-dot", "position_encoding": True,
-        "position_encoding_type": "SinusoidalInterleaved", "max_relative_positions": 0,
-        "pos_ffn_activation_fn": "relu", "add_qkvbias": True, "add_ffnbias": True, "norm_eps": 1e-6,
-        "layer_norm": "standard", "copy_attn": False, "parallel_residual": False, "share_embeddings": False,
-        "share_decoder_embeddings": False, "dropout": [0.1], "attention_dropout": [0.1], "lora_layers": [],
+        "model_type": "text",
+        "model_task": "seq2seq",
+        "encoder_type": "transformer",
+        "decoder_type": "transformer",
+        "enc_layers": 2,
+        "dec_layers": 1,
+        "enc_hid_size": 16,
+        "dec_hid_size": 16,
+        "src_word_vec_size": 16,
+        "tgt_word_vec_size": 16,
+        "heads": 2,
+        "transformer_ff": 24,
+        "self_attn_type": "scaled-dot",
+        "position_encoding": True,
+        "position_encoding_type": "SinusoidalInterleaved",
+        "max_relative_positions": 0,
+        "pos_ffn_activation_fn": "relu",
+        "add_qkvbias": True,
+        "add_ffnbias": True,
+        "norm_eps": 1e-6,
+        "layer_norm": "standard",
+        "copy_attn": False,
+        "parallel_residual": False,
+        "share_embeddings": False,
+        "share_decoder_embeddings": False,
+        "dropout": [0.1],
+        "attention_dropout": [0.1],
+        "lora_layers": [],
         "generator_function": "softmax",
-    }  # fmt: skip
+    }
     return argparse.Namespace(**options | changes)
 
 
@@ -142,15 +184,30 @@ def write_onmt(folder: Path, opt: argparse.Namespace, *, symbols: bool = True, s
 
 def marian_options(**changes: Any) -> dict:
     options = {
-        "type": "transformer", "dim-emb": 16, "enc-depth": 2, "dec-depth": 2, "dec-cell": "gru",
-        "transformer-heads": 2, "transformer-dim-ffn": 24, "transformer-ffn-depth": 2,
-        "transformer-ffn-activation": "swish", "transformer-preprocess": "", "transformer-postprocess": "dan",
-        "transformer-postprocess-emb": "d", "transformer-postprocess-top": "",
-        "transformer-decoder-autoreg": "self-attention", "transformer-no-projection": False,
-        "transformer-train-positions": False, "transformer-tied-layers": [],
-        "transformer-guided-alignment-layer": "last", "tied-embeddings": False, "tied-embeddings-src": False,
-        "tied-embeddings-all": False, "lemma-dim-emb": 0, "version": "v1.12.0",
-    }  # fmt: skip
+        "type": "transformer",
+        "dim-emb": 16,
+        "enc-depth": 2,
+        "dec-depth": 2,
+        "dec-cell": "gru",
+        "transformer-heads": 2,
+        "transformer-dim-ffn": 24,
+        "transformer-ffn-depth": 2,
+        "transformer-ffn-activation": "swish",
+        "transformer-preprocess": "",
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "d",
+        "transformer-postprocess-top": "",
+        "transformer-decoder-autoreg": "self-attention",
+        "transformer-no-projection": False,
+        "transformer-train-positions": False,
+        "transformer-tied-layers": [],
+        "transformer-guided-alignment-layer": "last",
+        "tied-embeddings": False,
+        "tied-embeddings-src": False,
+        "tied-embeddings-all": False,
+        "lemma-dim-emb": 0,
+        "version": "v1.12.0",
+    }
     return options | {name.replace("_", "-"): value for name, value in changes.items()}
 
 
@@ -185,16 +242,24 @@ def write_marian(folder: Path, options: dict, *, yml: bool = False) -> Marian:
 
 def eole_model(**changes: Any) -> dict:
     stack = {
-        "layers": 1, "heads": 2, "hidden_size": 16, "transformer_ff": 24, "mlp_activation_fn": "gated-silu",
-        "norm_eps": 1e-6, "add_qkvbias": True, "add_ffnbias": True,
-    }  # fmt: skip
+        "layers": 1,
+        "heads": 2,
+        "hidden_size": 16,
+        "transformer_ff": 24,
+        "mlp_activation_fn": "gated-silu",
+        "norm_eps": 1e-6,
+        "add_qkvbias": True,
+        "add_ffnbias": True,
+    }
     model = {
         "architecture": "transformer",
         "embeddings": {"word_vec_size": 16, "position_encoding_type": "SinusoidalInterleaved"},
         "encoder": {"encoder_type": "transformer", **stack},
-        "decoder": {"decoder_type": "transformer", **stack, "layers": 2}, "hidden_size": 16,
-        "share_embeddings": False, "share_decoder_embeddings": True,
-    }  # fmt: skip
+        "decoder": {"decoder_type": "transformer", **stack, "layers": 2},
+        "hidden_size": 16,
+        "share_embeddings": False,
+        "share_decoder_embeddings": True,
+    }
     for name, value in changes.items():
         if name in ("encoder", "decoder", "embeddings"):
             model[name] = model[name] | value
@@ -205,9 +270,11 @@ def eole_model(**changes: Any) -> dict:
 
 def write_eole(folder: Path, model: dict, *, spm: bool = True) -> Any:
     onmt = onmt_options(
-        enc_layers=1, dec_layers=2, pos_ffn_activation_fn="silu",
+        enc_layers=1,
+        dec_layers=2,
+        pos_ffn_activation_fn="silu",
         share_decoder_embeddings=model["share_decoder_embeddings"],
-    )  # fmt: skip
+    )
     twin = write_onmt(folder, onmt, spm=spm)
     checkpoint = torch.load(folder / "model_step_10.pt", weights_only=False)
     (folder / "model_step_10.pt").unlink()
@@ -227,10 +294,16 @@ def write_eole(folder: Path, model: dict, *, spm: bool = True) -> Any:
 
 def joey_config(**changes: Any) -> dict:
     stack = {
-        "type": "transformer", "num_layers": 2, "num_heads": 2,
-        "embeddings": {"embedding_dim": 16, "scale": True, "dropout": 0.0}, "hidden_size": 16, "ff_size": 24,
-        "dropout": 0.1, "layer_norm": "pre", "activation": "relu",
-    }  # fmt: skip
+        "type": "transformer",
+        "num_layers": 2,
+        "num_heads": 2,
+        "embeddings": {"embedding_dim": 16, "scale": True, "dropout": 0.0},
+        "hidden_size": 16,
+        "ff_size": 24,
+        "dropout": 0.1,
+        "layer_norm": "pre",
+        "activation": "relu",
+    }
     model = {"tied_embeddings": False, "tied_softmax": True}
     model |= {name: changes.pop(name) for name in [*model] if name in changes}
     model |= {side: stack | changes for side in ("encoder", "decoder")}

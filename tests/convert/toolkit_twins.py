@@ -260,12 +260,16 @@ class Onmt(nn.Module):
 
 # OpenNMT-py's names of parts -> eole's; the two compute the same.
 EOLE_NAMES = {
-    ".embeddings.make_embedding.emb_luts.0.": ".embeddings.", ".embeddings.make_embedding.pe.": ".pe.",
+    ".embeddings.make_embedding.emb_luts.0.": ".embeddings.",
+    ".embeddings.make_embedding.pe.": ".pe.",
     "encoder.transformer.": "encoder.transformer_layers.",
-    ".feed_forward.layer_norm.": ".post_attention_layernorm.", ".feed_forward.w_1.": ".mlp.gate_up_proj.",
-    ".feed_forward.w_2.": ".mlp.down_proj.", ".feed_forward.w_3.": ".mlp.up_proj.",
-    ".layer_norm_1.": ".input_layernorm.", ".layer_norm_2.": ".precontext_layernorm.",
-}  # fmt: skip
+    ".feed_forward.layer_norm.": ".post_attention_layernorm.",
+    ".feed_forward.w_1.": ".mlp.gate_up_proj.",
+    ".feed_forward.w_2.": ".mlp.down_proj.",
+    ".feed_forward.w_3.": ".mlp.up_proj.",
+    ".layer_norm_1.": ".input_layernorm.",
+    ".layer_norm_2.": ".precontext_layernorm.",
+}
 
 
 def as_eole(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,9 +18,11 @@ def main() -> None:
     path = Path(sys.argv[1])
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, resources={"metadata": {"path": str(path.parent)}}, coalesce_streams=True,
+        notebook,
+        resources={"metadata": {"path": str(path.parent)}},
+        coalesce_streams=True,
         record_timing=False,
-    )  # fmt: skip
+    )
     client.execute()
     nbformat.write(notebook, path)
 

@@ -41,20 +41,28 @@ GIVEN = {
     README: ["python -m documentation.write_words my_data --languages=cs,en"],
     "docs/api.md": ["rm -rf exported runs/de_en runs/en runs/imported"],
     "docs/data.md": ["python -m documentation.write_words my_data --languages=cs,en"],
-    "docs/evaluation.md": [_POST, f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
-                           "cp runs/toy_de_en/translations/test.hypothesis other.txt"],
-    "docs/export.md": ["rm -rf exported opus-mt-de-en runs/handbuilt_again runs/opus runs/theirs",
-                       "python -m documentation.write_words my_data --languages=de,en",
-                       "cp runs/toy_de_en/translations/test.source test.de",
-                       f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
-                       _POST, "cp configs/handbuilt.py my_config.py",
-                       f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
-                       "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn"],
+    "docs/evaluation.md": [
+        _POST,
+        f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
+        "cp runs/toy_de_en/translations/test.hypothesis other.txt",
+    ],
+    "docs/export.md": [
+        "rm -rf exported opus-mt-de-en runs/handbuilt_again runs/opus runs/theirs",
+        "python -m documentation.write_words my_data --languages=de,en",
+        "cp runs/toy_de_en/translations/test.source test.de",
+        f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
+        _POST,
+        "cp configs/handbuilt.py my_config.py",
+        f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
+        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
+    ],
     "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
-    "docs/translating.md": ["cp runs/toy_de_en/translations/test.source test.de",
-                            "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de"],
+    "docs/translating.md": [
+        "cp runs/toy_de_en/translations/test.source test.de",
+        "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
+    ],
     "docs/tutorial.md": ["rm -rf exported/tutorial runs/tutorial runs/tutorial.py"],
-}  # fmt: skip
+}
 
 # The page with the commands that build the site, and a pattern of these.
 SITE = ("docs/testing.md", r"requirements-docs\.txt|mkdocs build")
@@ -129,10 +137,13 @@ class Tree:
           PageError: its status is not 0, or it prints a traceback.
         """
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", given or command.text], cwd=self.folder,
-            env=self._environment(activated=command.page != README), input=program.encode(),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            ["bash", "-euo", "pipefail", "-c", given or command.text],
+            cwd=self.folder,
+            env=self._environment(activated=command.page != README),
+            input=program.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         output = done.stdout.decode(errors="replace")
         problem = f"status {done.returncode}" if done.returncode else ""
         if not problem and "Traceback (most recent call last)" in output:

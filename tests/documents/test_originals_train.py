@@ -22,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four", "acht": "eight"}
 PAIRS = [(f"{a} und {b}", f"{NUMBERS[b]} and {NUMBERS[a]}") for a in NUMBERS for b in NUMBERS]
 FIVE = [
-    ("der Hund schläft heute", "the dog sleeps today"), ("die Katze trinkt", "the cat drinks"),
-    ("wir lesen ein Buch", "we read a book"), ("Anna kauft Äpfel", "Anna buys apples"),
+    ("der Hund schläft heute", "the dog sleeps today"),
+    ("die Katze trinkt", "the cat drinks"),
+    ("wir lesen ein Buch", "we read a book"),
+    ("Anna kauft Äpfel", "Anna buys apples"),
     ("kommt ihr morgen", "will you come tomorrow"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -53,19 +55,30 @@ def shrink(config: Config, folder: Path, *, pieces: int, steps: int, model: dict
     return dataclasses.replace(
         config,
         data=dataclasses.replace(
-            config.data, dataset="parallel_text", text_dir=str(folder), cache_dir=str(folder / "cache"),
-            max_source_length=12, max_target_length=12, batch_tokens=12 * 32,
-            batch_pairs=min(config.data.batch_pairs, 32), num_shapes=1,
+            config.data,
+            dataset="parallel_text",
+            text_dir=str(folder),
+            cache_dir=str(folder / "cache"),
+            max_source_length=12,
+            max_target_length=12,
+            batch_tokens=12 * 32,
+            batch_pairs=min(config.data.batch_pairs, 32),
+            num_shapes=1,
         ),
         vocab=dataclasses.replace(config.vocab, kind="word", size=pieces, joint=True, byte_fallback=False),
         model=dataclasses.replace(config.model, num_encoder_layers=1, num_decoder_layers=1, **model),
         optim=dataclasses.replace(config.optim, **optim),
         train=dataclasses.replace(
-            config.train, tensorboard=False, steps=steps, log_every=1, evaluate_every=steps,
-            checkpoint_every=steps, final_checkpoint="last",
+            config.train,
+            tensorboard=False,
+            steps=steps,
+            log_every=1,
+            evaluate_every=steps,
+            checkpoint_every=steps,
+            final_checkpoint="last",
         ),
         parallel=ParallelConfig(devices=1),
-    )  # fmt: skip
+    )
 
 
 def assert_loss_falls(run_dir: Path, *, steps: int) -> list[dict]:
@@ -130,10 +143,20 @@ def test_handbuilt_learns_five_pairs_by_heart(tmp_path, loaded):
     write_text(tmp_path, FIVE)
     assert len({word for pair in FIVE for side in pair for word in side.split()}) == 33
     small = shrink(
-        load_config(ROOT / "configs" / "handbuilt.py"), tmp_path, pieces=33 + 4, steps=60,
-        model={"model_dim": 32, "num_heads": 2, "key_dim": 12, "value_dim": 20, "ffn_dim": 48,
-               "max_positions": 12}, optim={"learning_rate": 3e-3, "warmup_steps": 5},
-    )  # fmt: skip
+        load_config(ROOT / "configs" / "handbuilt.py"),
+        tmp_path,
+        pieces=33 + 4,
+        steps=60,
+        model={
+            "model_dim": 32,
+            "num_heads": 2,
+            "key_dim": 12,
+            "value_dim": 20,
+            "ffn_dim": 48,
+            "max_positions": 12,
+        },
+        optim={"learning_rate": 3e-3, "warmup_steps": 5},
+    )
     data = dataclasses.replace(small.data, source_language="de", target_language="en")
     run_dir = tmp_path / "run"
     report = fit(dataclasses.replace(small, data=data), run_dir)

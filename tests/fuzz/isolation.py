@@ -38,9 +38,12 @@ HEAVY = [
 class Server:
     def __init__(self, modules: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, **(environment or {})},
-        )  # fmt: skip
+            [sys.executable, str(Path(__file__)), *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
 
     def run(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -55,10 +55,21 @@ def mutate_line(draw: random.Random) -> list[str]:
         at = draw.randrange(len(words))
         flag, _, value = words[at].partition("=")
         words[at : at + 1] = draw.choice(
-            [[f"{flag}={draw.choice(VALUES)}"], [mutate_text(words[at], draw)], [flag], [flag, value],
-             [value], [words[at], words[at]], [flag.replace("_", "-")], [flag.upper()],
-             [flag.rpartition(".")[2]], ["--" + flag], ["--", flag], []],
-        )  # fmt: skip
+            [
+                [f"{flag}={draw.choice(VALUES)}"],
+                [mutate_text(words[at], draw)],
+                [flag],
+                [flag, value],
+                [value],
+                [words[at], words[at]],
+                [flag.replace("_", "-")],
+                [flag.upper()],
+                [flag.rpartition(".")[2]],
+                ["--" + flag],
+                ["--", flag],
+                [],
+            ],
+        )
         words = words or ["--run=x"]
     return [mutate_text(command, draw) if draw.random() < 0.05 else command, *words]
 

@@ -12,9 +12,12 @@ from damage import mutate, mutate_json
 
 # Format -> the file of its weights.
 TOOLKITS = {
-    "fairseq": "model.pt", "opennmt-py": "model_step_10.pt", "eole": "model.00.safetensors",
-    "marian-npz": "model.npz", "joeynmt": "10.ckpt",
-}  # fmt: skip
+    "fairseq": "model.pt",
+    "opennmt-py": "model_step_10.pt",
+    "eole": "model.00.safetensors",
+    "marian-npz": "model.npz",
+    "joeynmt": "10.ckpt",
+}
 # Format -> keys of the tensors in its checkpoint.
 _STATES = {"fairseq": "model", "opennmt-py": "model", "joeynmt": "model_state"}
 _MARIAN_OPTIONS = "special:model.yml"
@@ -108,12 +111,16 @@ def _save_arrays(arrays: dict[str, Any], path: Path) -> None:
 
 
 _ARRAYS: dict[str, Any] = {
-    "missing": None, "whole": lambda array: array.astype(np.int32), "complex": lambda array: array + 1j,
+    "missing": None,
+    "whole": lambda array: array.astype(np.int32),
+    "complex": lambda array: array + 1j,
     "half": lambda array: array.astype(np.float16),
     "nan": lambda array: np.full(array.shape, np.nan, np.float32),
-    "large": lambda array: np.full(array.shape, 3e38, np.float32), "scalar": lambda array: np.float32(1),
+    "large": lambda array: np.full(array.shape, 3e38, np.float32),
+    "scalar": lambda array: np.float32(1),
     "no elements": lambda array: array[:0],
     "transposed": lambda array: array.T if array.ndim == 2 else array[None],
     "one more": lambda array: np.concatenate([array, array[:1]]),
-    "code": lambda array: np.array([{"a": 1}], object), "text": lambda array: np.array(["text"]),
-}  # fmt: skip
+    "code": lambda array: np.array([{"a": 1}], object),
+    "text": lambda array: np.array(["text"]),
+}

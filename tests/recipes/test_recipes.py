@@ -243,9 +243,15 @@ def get_config():
 """
 # Files and entries that say when something was done, or how long it took.
 TIMES = (
-    "metrics.jsonl", "config.json", "settings.txt", ".lock", "report.json", "report.html", "corpus.json",
+    "metrics.jsonl",
+    "config.json",
+    "settings.txt",
+    ".lock",
+    "report.json",
+    "report.html",
+    "corpus.json",
     "history.jsonl",
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow

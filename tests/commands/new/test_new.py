@@ -128,9 +128,19 @@ def test_a_table_of_json_objects_is_read_by_workers(corpus, monkeypatch):
 
 def test_names_of_files(tmp_path):
     for name in (
-        "c.fr", "c.en", "fr.txt", "en.txt", "a.fr-en.tsv", "t.tsv", "a.fr-en.jsonl.zst", "t.jsonl", "c.fr.gz",
-        "d.zh_Hant", "d.en", "t.txt",
-    ):  # fmt: skip
+        "c.fr",
+        "c.en",
+        "fr.txt",
+        "en.txt",
+        "a.fr-en.tsv",
+        "t.tsv",
+        "a.fr-en.jsonl.zst",
+        "t.jsonl",
+        "c.fr.gz",
+        "d.zh_Hant",
+        "d.en",
+        "t.txt",
+    ):
         (tmp_path / name).write_text("x\n")
 
     def find(*names, languages=(None, None)):
@@ -195,12 +205,15 @@ def write_run(folder):
 
 @pytest.mark.parametrize(
     ("change", "flags", "message"),
-    [(shorten, [], "corpus.yy has 599; correct them, or .* --drop_invalid"),
-     (spoil, [], "600 pairs are refused: not UTF-8 .* --drop_invalid"),
-     (leave_few, [], "90 pairs after cleaning; a model needs at least 500"),
-     (write_config, [], "a.py exists; give --overwrite"), (write_run, [], "a is a run already"),
-     (lambda folder: None, ["--bogus=1"], "unknown flag --bogus")],
-)  # fmt: skip
+    [
+        (shorten, [], "corpus.yy has 599; correct them, or .* --drop_invalid"),
+        (spoil, [], "600 pairs are refused: not UTF-8 .* --drop_invalid"),
+        (leave_few, [], "90 pairs after cleaning; a model needs at least 500"),
+        (write_config, [], "a.py exists; give --overwrite"),
+        (write_run, [], "a is a run already"),
+        (lambda folder: None, ["--bogus=1"], "unknown flag --bogus"),
+    ],
+)
 def test_mistakes_are_told(corpus, change, flags, message, capfd):
     change(corpus)
     assert main(["new", "corpus.xx", "corpus.yy", "--run=a", *flags]) == 2

@@ -47,13 +47,21 @@ def test_lines_of_a_document():
 
 @pytest.mark.parametrize(
     ("document", "lines"),
-    [("", []), ("<b> </b><!-- only -->\n<code>x</code>", []), ("a < b", ["a < b"]),
-     ("&lt;x-0&gt; <b>c</b>", ["<x-0> c"]), ("<b><p>a <i>b</i></p></b>", ["a b"]),
-     ("<p>a <b>b <i>c</b> d</i> e</p>", ["a b c d e"]), ("<p>a <b>b</p><p>c</b> d</p>", ["a b", "c d"]),
-     ("a <code>b <i>c", ["a"]), ("<textarea>a</textarea>b<style>p > a {}</style>c", ["b", "c"]),
-     ("</b>a <img src='i'><wbr/> b", ["a b"]), ("a <!-- c\nd --> <?pi?> b", ["a b"]),
-     ("<ul><li>a</li><li><b>b</b> c</li></ul>", ["a", "b c"])],
-)  # fmt: skip
+    [
+        ("", []),
+        ("<b> </b><!-- only -->\n<code>x</code>", []),
+        ("a < b", ["a < b"]),
+        ("&lt;x-0&gt; <b>c</b>", ["<x-0> c"]),
+        ("<b><p>a <i>b</i></p></b>", ["a b"]),
+        ("<p>a <b>b <i>c</b> d</i> e</p>", ["a b c d e"]),
+        ("<p>a <b>b</p><p>c</b> d</p>", ["a b", "c d"]),
+        ("a <code>b <i>c", ["a"]),
+        ("<textarea>a</textarea>b<style>p > a {}</style>c", ["b", "c"]),
+        ("</b>a <img src='i'><wbr/> b", ["a b"]),
+        ("a <!-- c\nd --> <?pi?> b", ["a b"]),
+        ("<ul><li>a</li><li><b>b</b> c</li></ul>", ["a", "b c"]),
+    ],
+)
 def test_odd_documents_keep_everything(document, lines):
     template = read_html(document)
     assert [line.text for line in template.lines] == lines
@@ -72,11 +80,13 @@ APART = "audio button canvas datalist iframe noscript object select svg template
 
 @pytest.mark.parametrize(
     ("names", "start", "lines"),
-    [(VOID, "Der Mann <{0}> liest", ["Der Mann liest ein Buch."]),
-     (UNSPOKEN, "Der Mann <{0}>x</{0}> liest", ["Der Mann liest ein Buch."]),
-     (SPOKEN, "Der Mann <{0}>liest</{0}>", ["Der Mann liest ein Buch."]),
-     (APART, "Der Mann <{0}>rot</{0}> liest", ["Der Mann liest ein Buch.", "rot"])],
-)  # fmt: skip
+    [
+        (VOID, "Der Mann <{0}> liest", ["Der Mann liest ein Buch."]),
+        (UNSPOKEN, "Der Mann <{0}>x</{0}> liest", ["Der Mann liest ein Buch."]),
+        (SPOKEN, "Der Mann <{0}>liest</{0}>", ["Der Mann liest ein Buch."]),
+        (APART, "Der Mann <{0}>rot</{0}> liest", ["Der Mann liest ein Buch.", "rot"]),
+    ],
+)
 def test_inline_elements_of_html_stay_in_their_sentence(names, start, lines):
     for name in names.split():
         document = f"<p>{start.format(name)} ein Buch.</p>"
@@ -127,20 +137,25 @@ def test_the_character_that_stands_in_for_ampersands_is_none_of_the_document():
 # Each with the texts that an HTML5 parser finds outside of translate="no": html5lib agrees on all of them.
 @pytest.mark.parametrize(
     ("document", "lines"),
-    [("<ul><li translate=no>a<li>b</ul>", ["b"]),
-     ("<ul><li translate='No'>a<p>c<ul><li>d</ul>e</ul>b", ["b"]),
-     ("<ul><li translate=no><div><ul><li>x</ul>y</div>z<li>b</ul>", ["b"]),
-     ("<dl><dt translate=no>a<dd>b<dt>c</dl>", ["b", "c"]), ("<p translate=no>a <b>x<p>b", ["b"]),
-     ("<p translate=no>a<div>b</div>", ["b"]), ("<div><p translate=no>a</div>b", ["b"]),
-     ("<div><p translate=no>a</b>c</div>b", ["b"]), ("<p>a<span translate=no>x<p>b", ["a", "b"]),
-     ("<table><tr><td translate=no>a<td>b<tr><td>c</table>", ["b", "c"]),
-     ("<table><tr translate=no><td>a<tr><td>b<tbody><tr><td>c</table>", ["b", "c"]),
-     ("<table><thead translate=no><tr><th>a<tbody><tr><td>b</table>", ["b"]),
-     ("<table><tr><td translate=no><table><tr><td>a<td>b</table>c<td>d</table>", ["d"]),
-     ("<select><option translate=no>a<option>b</select>", ["b"]),
-     ("<select><optgroup translate=no><option>a<optgroup><option>b</select>", ["b"]),
-     ("<ruby>x<rt>a<rtc>b</ruby> y<p>z", ["x y", "z"])],
-)  # fmt: skip
+    [
+        ("<ul><li translate=no>a<li>b</ul>", ["b"]),
+        ("<ul><li translate='No'>a<p>c<ul><li>d</ul>e</ul>b", ["b"]),
+        ("<ul><li translate=no><div><ul><li>x</ul>y</div>z<li>b</ul>", ["b"]),
+        ("<dl><dt translate=no>a<dd>b<dt>c</dl>", ["b", "c"]),
+        ("<p translate=no>a <b>x<p>b", ["b"]),
+        ("<p translate=no>a<div>b</div>", ["b"]),
+        ("<div><p translate=no>a</div>b", ["b"]),
+        ("<div><p translate=no>a</b>c</div>b", ["b"]),
+        ("<p>a<span translate=no>x<p>b", ["a", "b"]),
+        ("<table><tr><td translate=no>a<td>b<tr><td>c</table>", ["b", "c"]),
+        ("<table><tr translate=no><td>a<tr><td>b<tbody><tr><td>c</table>", ["b", "c"]),
+        ("<table><thead translate=no><tr><th>a<tbody><tr><td>b</table>", ["b"]),
+        ("<table><tr><td translate=no><table><tr><td>a<td>b</table>c<td>d</table>", ["d"]),
+        ("<select><option translate=no>a<option>b</select>", ["b"]),
+        ("<select><optgroup translate=no><option>a<optgroup><option>b</select>", ["b"]),
+        ("<ruby>x<rt>a<rtc>b</ruby> y<p>z", ["x y", "z"]),
+    ],
+)
 def test_end_tags_that_may_be_left_out_end_what_is_not_translated(document, lines):
     template = read_html(document)
     assert [line.text for line in template.lines] == lines
@@ -149,11 +164,14 @@ def test_end_tags_that_may_be_left_out_end_what_is_not_translated(document, line
 
 @pytest.mark.parametrize(
     ("document", "lines"),
-    [("<pre>\n  a <b>b\n c</b>\r\n\n d</pre>e", ["a b", "c", "d", "e"]),
-     ("<p style='color: red; white-space:pre-wrap'>a\nb<p>c", ["a", "b", "c"]),
-     ("<div style='WHITE-SPACE : pre-line'><p>a\nb</div>c", ["a", "b", "c"]),
-     ("<pre>a\nb<code>c\nd</code></pre>", ["a", "b"]), ("<pre translate=no>a\nb</pre>c", ["c"])],
-)  # fmt: skip
+    [
+        ("<pre>\n  a <b>b\n c</b>\r\n\n d</pre>e", ["a b", "c", "d", "e"]),
+        ("<p style='color: red; white-space:pre-wrap'>a\nb<p>c", ["a", "b", "c"]),
+        ("<div style='WHITE-SPACE : pre-line'><p>a\nb</div>c", ["a", "b", "c"]),
+        ("<pre>a\nb<code>c\nd</code></pre>", ["a", "b"]),
+        ("<pre translate=no>a\nb</pre>c", ["c"]),
+    ],
+)
 def test_line_breaks_that_are_seen_stay(document, lines):
     template = read_html(document)
     assert [line.text for line in template.lines] == lines
@@ -169,10 +187,14 @@ def test_line_breaks_that_are_not_seen_are_spaces():
 
 @pytest.mark.parametrize(
     "document",
-    ["<p>a <![CDATA[ x > y && <b> ]]> b</p>", "<svg><style><![CDATA[ a > b {} ]]></style></svg><p>a b</p>",
-     "<?xml version='1.0'?><!DOCTYPE html SYSTEM 'about:legacy-compat'><P >a b</P\n>",
-     "<p>a <!-- <b> --!> --> b</p>", "<p title='a > b' CLASS=x>a b</p\t>"],
-)  # fmt: skip
+    [
+        "<p>a <![CDATA[ x > y && <b> ]]> b</p>",
+        "<svg><style><![CDATA[ a > b {} ]]></style></svg><p>a b</p>",
+        "<?xml version='1.0'?><!DOCTYPE html SYSTEM 'about:legacy-compat'><P >a b</P\n>",
+        "<p>a <!-- <b> --!> --> b</p>",
+        "<p title='a > b' CLASS=x>a b</p\t>",
+    ],
+)
 def test_what_is_no_text_stays_byte_for_byte(document):
     template = read_html(document)
     assert template.lines[0].text == "a b"

@@ -42,11 +42,19 @@ def test_json_and_forms_give_the_same_request():
 
 @pytest.mark.parametrize(
     ("body", "kind"),
-    [(b"{", JSON), (b"[1]", JSON), (b"[" * 100_000, JSON), (b'{"q": "\xff"}', JSON), (b"q=%ff", FORM),
-     (b"&a=1" * 20_000, FORM), (b"no parts", "multipart/form-data; boundary=x"),
-     (b"--x\r\n\r\nno name\r\n--x--\r\n", "multipart/form-data; boundary=x"), (b"q=a", "text/plain"),
-     (b"q=a", "")],
-)  # fmt: skip
+    [
+        (b"{", JSON),
+        (b"[1]", JSON),
+        (b"[" * 100_000, JSON),
+        (b'{"q": "\xff"}', JSON),
+        (b"q=%ff", FORM),
+        (b"&a=1" * 20_000, FORM),
+        (b"no parts", "multipart/form-data; boundary=x"),
+        (b"--x\r\n\r\nno name\r\n--x--\r\n", "multipart/form-data; boundary=x"),
+        (b"q=a", "text/plain"),
+        (b"q=a", ""),
+    ],
+)
 def test_bodies_that_are_refused(body, kind):
     with pytest.raises(Refusal) as refused:
         read_fields(body, kind)
@@ -56,15 +64,22 @@ def test_bodies_that_are_refused(body, kind):
 def test_fields_that_are_refused():
     good = {"q": "a", "source": "de", "target": "en"}
     for status, named, changes in [
-        (400, "q is missing", {"q": ...}), (400, "null", {"q": None}), (400, "a number", {"q": ["a", 1]}),
-        (400, "surrogate", {"q": "\ud800"}), (413, "11 characters", {"q": "a" * 11}),
-        (413, "11 texts", {"q": [""] * 11}), (400, "source is missing", {"source": ...}),
-        (400, "target is a list", {"target": ["en"]}), (400, "text or html", {"format": "pdf"}),
-        (400, "whole number", {"alternatives": -1}), (400, "whole number", {"alternatives": True}),
-        (400, "from 1", {"n_best": 0}), (400, "words or pieces", {"alignments": "letters"}),
+        (400, "q is missing", {"q": ...}),
+        (400, "null", {"q": None}),
+        (400, "a number", {"q": ["a", 1]}),
+        (400, "surrogate", {"q": "\ud800"}),
+        (413, "11 characters", {"q": "a" * 11}),
+        (413, "11 texts", {"q": [""] * 11}),
+        (400, "source is missing", {"source": ...}),
+        (400, "target is a list", {"target": ["en"]}),
+        (400, "text or html", {"format": "pdf"}),
+        (400, "whole number", {"alternatives": -1}),
+        (400, "whole number", {"alternatives": True}),
+        (400, "from 1", {"n_best": 0}),
+        (400, "words or pieces", {"alignments": "letters"}),
         (400, "true or false", {"scores": 3}),
         (400, "alignments is pieces", {"format": "html", "alignments": "pieces"}),
-    ]:  # fmt: skip
+    ]:
         fields = {name: value for name, value in {**good, **changes}.items() if value is not ...}
         with pytest.raises(Refusal, match=named) as refused:
             read_request(fields, MOST)

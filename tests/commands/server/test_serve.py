@@ -36,9 +36,12 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
     keys = tmp_path / "keys"
     keys.write_text("# no key\n\n")
     for flags, named in [
-        (["--port=70000"], "65535"), (["--timeout=0"], "--timeout is 0.0"),
-        (["--max_waiting=0"], "--max_waiting is 0"), ([f"--api_key_file={keys}"], "has no key"),
-        ([f"--api_key_file={keys}x"], "cannot be read"), (["--host=256.0.0.1"], "cannot listen"),
+        (["--port=70000"], "65535"),
+        (["--timeout=0"], "--timeout is 0.0"),
+        (["--max_waiting=0"], "--max_waiting is 0"),
+        ([f"--api_key_file={keys}"], "has no key"),
+        ([f"--api_key_file={keys}x"], "cannot be read"),
+        (["--host=256.0.0.1"], "cannot listen"),
         (["--cors=https://example.org/"], "--cors has 'https://example.org/'"),
         (["--cors=*,localhost:3000"], "--cors has 'localhost:3000'"),
         (["--host=.a"], "cannot listen at --host=.a"),
@@ -47,17 +50,21 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
         (["--backend=ctranslate2", "--shortlist=a"], "--shortlist=a has no effect"),
         (["--backend=ctranslate2", "--port=0"], "no model.bin"),
         ([f"--run={tiny_run}", "--port=0", "--warm_up=False"], "two of --run translate from xx to yy"),
-    ]:  # fmt: skip
+    ]:
         assert main(["serve", f"--run={tiny_run}", *flags]) == 2
         assert named in capsys.readouterr().err, flags
 
 
 def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
     process = subprocess.Popen(
-        [*(sys.executable, "-m", "flaxformer_mt", "serve", f"--run={tiny_run}", "--port=0"),
-         *("--warm_up=False", "--max_waiting=5000")], stderr=subprocess.PIPE, text=True,
+        [
+            *(sys.executable, "-m", "flaxformer_mt", "serve", f"--run={tiny_run}", "--port=0"),
+            *("--warm_up=False", "--max_waiting=5000"),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
         env=quick_environment(),
-    )  # fmt: skip
+    )
     try:
         line = next(line for line in process.stderr if "serving" in line)
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]

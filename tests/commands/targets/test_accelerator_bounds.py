@@ -16,10 +16,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 BIG = (
-    "vocab.size=32000", "model.dtype=bfloat16", "model.dropout_rate=0.1", "model.scan_layers=False",
-    "data.batching=pack", "data.batch_tokens=32768", "data.max_source_length=100",
+    "vocab.size=32000",
+    "model.dtype=bfloat16",
+    "model.dropout_rate=0.1",
+    "model.scan_layers=False",
+    "data.batching=pack",
+    "data.batch_tokens=32768",
+    "data.max_source_length=100",
     "data.max_target_length=100",
-)  # fmt: skip
+)
 SMALL = ("model.dtype=bfloat16", "data.batching=pack")
 
 DESCRIBE = """
@@ -40,9 +45,12 @@ def describe(recipe: str, target: str, *flags: str) -> dict[str, Any]:
         if name not in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     }
     done = subprocess.run(
-        [sys.executable, "-c", DESCRIBE, recipe, target, *flags], cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", DESCRIBE, recipe, target, *flags],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["found"]
 
@@ -54,9 +62,12 @@ def describe(recipe: str, target: str, *flags: str) -> dict[str, Any]:
 )
 @pytest.mark.parametrize(
     ("recipe", "flags", "attention", "kernels", "gigabytes"),
-    [("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 190),
-     ("wmt14_en_de_big", BIG, "triton", 1800, 200), ("multi30k_de_en", SMALL, "triton", 1450, 3.6)],
-)  # fmt: skip
+    [
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 190),
+        ("wmt14_en_de_big", BIG, "triton", 1800, 200),
+        ("multi30k_de_en", SMALL, "triton", 1450, 3.6),
+    ],
+)
 def test_an_update_on_an_h100_has_few_kernels_and_bytes(recipe, flags, attention, kernels, gigabytes):
     found = describe(recipe, "h100:1", *flags)
     assert found["attention"]["kernel"] == attention and found["attention"]["calls"]

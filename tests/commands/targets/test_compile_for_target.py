@@ -62,8 +62,10 @@ def test_a_config_is_compiled_and_described(two_cpus):
     assert result["memory_gib"] == 0.5 and result["fits"] and result["settings_tried"] is None
     assert result["batch"] == {"rows": 12, "source_length": 8, "target_length": 8}
     assert result["attention"] == {
-        "kernel": "plain", "reason": "model.attention=auto has no fused kernel on cpu", "calls": {},
-    }  # fmt: skip
+        "kernel": "plain",
+        "reason": "model.attention=auto has no fused kernel on cpu",
+        "calls": {},
+    }
     assert [program["name"] for program in result["programs"]] == ["update"]
     # The gradients of all parameters and two scalars are summed once.
     params = jax.eval_shape(
@@ -105,11 +107,20 @@ def test_the_programs_are_those_of_training(two_cpus):
 
 @pytest.mark.parametrize(
     "message, needed",
-    [("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.", 20.5 * 2**30),
-     ("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
-      "required for HLO temporaries (256.00M) exceeds available HBM (15.75G). HLO module: jit__lambda.",
-      2**28), ("RESOURCE_EXHAUSTED: something else", None), ("INTERNAL: Used 20.5G of 15.75G hbm", None)],
-)  # fmt: skip
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.",
+            20.5 * 2**30,
+        ),
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory "
+            "required for HLO temporaries (256.00M) exceeds available HBM (15.75G). HLO module: jit__lambda.",
+            2**28,
+        ),
+        ("RESOURCE_EXHAUSTED: something else", None),
+        ("INTERNAL: Used 20.5G of 15.75G hbm", None),
+    ],
+)
 def test_a_refusal_says_how_much_memory_would_be_needed(message, needed):
     assert find_needed_memory(message) == needed
 
@@ -177,9 +188,12 @@ def show_for_tpus(folder: Path, *flags: str) -> dict:
     command = ["show", "--config=toy_de_en", f"--run={folder}", "--target=v5e:2x2", *flags, "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, "-m", "flaxformer_mt", *command], cwd=ROOT, env=environment, capture_output=True,
+        [sys.executable, "-m", "flaxformer_mt", *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -115,10 +115,15 @@ def test_loops_branches_and_asynchronous_operations_count_as_often_as_they_run()
 
 @pytest.mark.parametrize(
     "result, size",
-    [("f32[]", 4), ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30),
-     ("(f32[2,3]{1,0}, bf16[4], pred[7], token[])", 24 + 8 + 7), ("f8e4m3fn[10]", 10), ("s32[<=6]", 24),
-     ("f32[0,9]", 0)],
-)  # fmt: skip
+    [
+        ("f32[]", 4),
+        ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30),
+        ("(f32[2,3]{1,0}, bf16[4], pred[7], token[])", 24 + 8 + 7),
+        ("f8e4m3fn[10]", 10),
+        ("s32[<=6]", 24),
+        ("f32[0,9]", 0),
+    ],
+)
 def test_bytes_of_types(result, size):
     assert bytes_of(result) == size
 
@@ -168,12 +173,14 @@ def test_collectives_of_one_channel_are_told_apart_by_their_chains():
 
 @pytest.mark.parametrize(
     "header, groups, devices",
-    [("HloModule x, num_partitions=8", "", 8),
-     ("HloModule x, num_partitions=8", "replica_groups={{0,1},{2,3},{4,5},{6,7}}, ", 2),
-     ("HloModule x", "replica_groups=[2,4]<=[8], ", 4),
-     ("HloModule x", "replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}, ", 4),
-     ("HloModule x", "replica_groups=mesh['x'=2,'y'=4,'z'=3] {'x','y':(1)2}, ", 4)],
-)  # fmt: skip
+    [
+        ("HloModule x, num_partitions=8", "", 8),
+        ("HloModule x, num_partitions=8", "replica_groups={{0,1},{2,3},{4,5},{6,7}}, ", 2),
+        ("HloModule x", "replica_groups=[2,4]<=[8], ", 4),
+        ("HloModule x", "replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}, ", 4),
+        ("HloModule x", "replica_groups=mesh['x'=2,'y'=4,'z'=3] {'x','y':(1)2}, ", 4),
+    ],
+)
 def test_a_device_sends_all_but_its_own_part(header, groups, devices):
     """Of 96 bytes; an all-reduce is a scatter of parts of the sum and a gathering of them."""
     found, _ = read_collectives(

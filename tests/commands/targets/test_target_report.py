@@ -71,8 +71,12 @@ def test_the_time_on_an_h100_is_that_of_its_kernels():
     assert "98.0 ms of it" in model("h100", name="attention_forward")["basis"]
     exact = dataclasses.replace(config, model=ModelConfig(dtype="float32"))
     for other in (
-        model("a100"), model("h200"), model("b200"), model("h100:8", devices=8), model("h100", exact),
-    ):  # fmt: skip
+        model("a100"),
+        model("h200"),
+        model("b200"),
+        model("h100:8", devices=8),
+        model("h100", exact),
+    ):
         assert other["milliseconds"] is None and other["basis"].startswith("no time")
         assert [kind["milliseconds"] for kind in other["kernels"]] == [None, None]
 
@@ -141,22 +145,35 @@ def test_names_give_the_kind_the_shape_and_the_number_of_chips():
         if (target := parse_target(name))
     }
     assert found == {
-        "v5e:2x2": ("v5e", "2x2", 1, 4, "v5e:2x2"), "v5e:16x16:2": ("v5e", "16x16", 2, 512, "v5e:16x16:2"),
-        "v6e": ("v6e", "1x1", 1, 1, "v6e:1x1"), "v5p": ("v5p", "1x1x1", 1, 1, "v5p:1x1x1"),
-        "v5p:2x2x4": ("v5p", "2x2x4", 1, 16, "v5p:2x2x4"), "h100:8": ("h100", "8", 1, 8, "h100:8"),
-        "h200": ("h200", "1", 1, 1, "h200:1"), "H100:8:3": ("h100", "8", 3, 24, "h100:8:3"),
-    }  # fmt: skip
+        "v5e:2x2": ("v5e", "2x2", 1, 4, "v5e:2x2"),
+        "v5e:16x16:2": ("v5e", "16x16", 2, 512, "v5e:16x16:2"),
+        "v6e": ("v6e", "1x1", 1, 1, "v6e:1x1"),
+        "v5p": ("v5p", "1x1x1", 1, 1, "v5p:1x1x1"),
+        "v5p:2x2x4": ("v5p", "2x2x4", 1, 16, "v5p:2x2x4"),
+        "h100:8": ("h100", "8", 1, 8, "h100:8"),
+        "h200": ("h200", "1", 1, 1, "h200:1"),
+        "H100:8:3": ("h100", "8", 3, 24, "h100:8:3"),
+    }
 
 
 @pytest.mark.parametrize(
     "name, near",
-    [("v5:2x2", "did you mean v5[ep]:2x2"), ("h10:8", "did you mean h[12]00:8"), ("tpu", "known: v4, v5e"),
-     ("v5e:3x3", "nearest is --target=v5e:2x4"), ("v5e:4", "nearest is --target=v5e:2x2"),
-     ("v5e:2x2x1", "nearest is --target=v5e:2x2"), ("v5e:big", "slices: 1x1, 2x2"),
-     ("v5e:0x0", "nearest is --target=v5e:1x1"), ("v5e:2x2:0", "KIND:SHAPE:NUMBER"),
-     ("v5e:2x2:1:1", "KIND:SHAPE:NUMBER"), ("h100:2x2", "h100:8"), ("h100:0", "h100:8"),
-     ("", "unknown accelerator ''")],
-)  # fmt: skip
+    [
+        ("v5:2x2", "did you mean v5[ep]:2x2"),
+        ("h10:8", "did you mean h[12]00:8"),
+        ("tpu", "known: v4, v5e"),
+        ("v5e:3x3", "nearest is --target=v5e:2x4"),
+        ("v5e:4", "nearest is --target=v5e:2x2"),
+        ("v5e:2x2x1", "nearest is --target=v5e:2x2"),
+        ("v5e:big", "slices: 1x1, 2x2"),
+        ("v5e:0x0", "nearest is --target=v5e:1x1"),
+        ("v5e:2x2:0", "KIND:SHAPE:NUMBER"),
+        ("v5e:2x2:1:1", "KIND:SHAPE:NUMBER"),
+        ("h100:2x2", "h100:8"),
+        ("h100:0", "h100:8"),
+        ("", "unknown accelerator ''"),
+    ],
+)
 def test_an_unknown_target_is_refused_with_the_nearest_one(name, near):
     with pytest.raises(UserError, match=near) as error:
         parse_target(name)
@@ -189,10 +206,12 @@ def test_the_ladders_have_what_a_config_has_not_used_up():
         [({"train.loss_chunk_tokens": 1024}, 1)],
         [({"model.remat": "dots"}, 2), ({"model.remat": "full"}, 4)],
         [({"parallel.fsdp": 4, "parallel.data": 1}, 6)],
-        [({"data.batch_tokens": 4096, "optim.accumulation": 2}, 9),
-         ({"data.batch_tokens": 2048, "optim.accumulation": 4}, 12),
-         ({"data.batch_tokens": 1024, "optim.accumulation": 8}, 15)],
-    ]  # fmt: skip
+        [
+            ({"data.batch_tokens": 4096, "optim.accumulation": 2}, 9),
+            ({"data.batch_tokens": 2048, "optim.accumulation": 4}, 12),
+            ({"data.batch_tokens": 1024, "optim.accumulation": 8}, 15),
+        ],
+    ]
     for step in (step for ladder in LADDERS for step in ladder):
         changed = NEAREST_FIT_CONFIG.replace(step.changes)
         validate(changed)
@@ -201,9 +220,14 @@ def test_the_ladders_have_what_a_config_has_not_used_up():
             tokens == NEAREST_FIT_CONFIG.data.batch_tokens * NEAREST_FIT_CONFIG.optim.accumulation
         )  # of an update
     used = NEAREST_FIT_CONFIG.replace(
-        {"train.loss_chunk_tokens": 256, "model.remat": "full", "parallel.fsdp": 4, "data.batch_tokens": 512,
-         "optim.accumulation": 3},
-    )  # fmt: skip
+        {
+            "train.loss_chunk_tokens": 256,
+            "model.remat": "full",
+            "parallel.fsdp": 4,
+            "data.batch_tokens": 512,
+            "optim.accumulation": 3,
+        },
+    )
     assert list_ladders(used, device_count=4, loss_tokens=512) == []
     pmap = used.replace({"parallel.fsdp": 1, "parallel.backend": "pmap"})
     assert list_ladders(pmap, device_count=4, loss_tokens=512) == []
@@ -243,10 +267,14 @@ def test_steps_are_added_until_the_update_fits():
     # And what was added before is taken back where it is not needed.
     assert tried(75) == [(CHUNKS, 82, False, 1), (CHUNKS | DOTS, 72, True, 3), (DOTS, 90, False, 2)]
     assert tried(40) == [
-        (CHUNKS, 82, False, 1), (CHUNKS | DOTS, 72, False, 3), (CHUNKS | FULL, 52, False, 5),
-        (CHUNKS | FULL | LAYOUT, 22, True, 11), (CHUNKS | LAYOUT, 52, False, 7),
-        (CHUNKS | DOTS | LAYOUT, 42, False, 9), (FULL | LAYOUT, 40, True, 10),
-    ]  # fmt: skip
+        (CHUNKS, 82, False, 1),
+        (CHUNKS | DOTS, 72, False, 3),
+        (CHUNKS | FULL, 52, False, 5),
+        (CHUNKS | FULL | LAYOUT, 22, True, 11),
+        (CHUNKS | LAYOUT, 52, False, 7),
+        (CHUNKS | DOTS | LAYOUT, 42, False, 9),
+        (FULL | LAYOUT, 40, True, 10),
+    ]
 
 
 def test_where_nothing_fits_all_steps_were_tried():
