@@ -249,7 +249,8 @@ def fail(capfd, *arguments) -> str:
         ),
         (
             "train --config.train.log_every=0 --config.search.beam_size=0",
-            "train.log_every is 0; it must be at least 1\n       search.beam_size is 0; it must be at least 1",
+            "train.log_every is 0; it must be at least 1\n"
+            "       search.beam_size is 0; it must be at least 1",
         ),
         ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
         ("doctor --run=gone", "gone is not a run directory: it has no config.json"),
