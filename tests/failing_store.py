@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import fsspec
 import pytest
 
-from flaxformer_mt.object_store import owner_lock, working_copies
+from flaxformer_mt.object_store import owner_lock, remote_runs
 from flaxformer_mt.object_store.filesystem import ObjectStore
 
 _numbers = itertools.count()
@@ -72,8 +72,8 @@ def move_to_machine(monkeypatch: pytest.MonkeyPatch, cache) -> None:
 
 
 def close_copies() -> None:
-    while working_copies._copies:
-        working_copies._copies.popitem()[1].folder_lock.close()
+    while remote_runs._copies:
+        remote_runs._copies.popitem()[1].folder_lock.close()
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, silence: float = 0.2) -> None:

@@ -21,7 +21,7 @@ from mkdocs.structure.files import File, Files
 
 from flaxformer_mt.commands.doctor import EXTRAS
 from flaxformer_mt.commands.flags import takes_config
-from flaxformer_mt.commands.help_text import FlagHelp, list_flags, list_sections, list_settings
+from flaxformer_mt.commands.help_layout import FlagHelp, list_flags, list_sections, list_settings
 from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config import Config
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from flaxformer_mt.commands.program_text import (
+from flaxformer_mt.commands.compiled_text import (
     Kernel,
     Traffic,
     read_calls,

@@ -126,7 +126,7 @@ def summarize_doctor(report: dict[str, Any]) -> str:
 def _list_programs(run: str | Path) -> list[dict[str, Any]]:
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
-    from flaxformer_mt.object_store.working_copies import open_copy
+    from flaxformer_mt.object_store.remote_runs import open_copy
     from flaxformer_mt.runs.target_lengths import read_target_lengths
     from flaxformer_mt.search import search_width
 

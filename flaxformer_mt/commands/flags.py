@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-from flaxformer_mt.commands.help_text import format_help, is_required
+from flaxformer_mt.commands.help_layout import format_help, is_required
 from flaxformer_mt.commands.options import (
     BARE_FLAGS,
     ExperimentOptions,
@@ -36,7 +36,7 @@ from flaxformer_mt.config.files import (
 )
 from flaxformer_mt.config.foreign_names import find_own_option
 from flaxformer_mt.errors import UserError, find_url, local_path
-from flaxformer_mt.object_store.working_copies import fetch_input, open_copy, open_output, publish_output
+from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, open_output, publish_output
 
 _BOOLS = {"true": True, "false": False}
 _NOUNS = {int: "whole number", float: "number"}

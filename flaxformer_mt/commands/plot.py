@@ -18,7 +18,7 @@ from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation import plots
 from flaxformer_mt.evaluation.plots import save_figure
 from flaxformer_mt.model.positions import LearnedPositions, rotate, sinusoidal_half_table, sinusoidal_table
-from flaxformer_mt.object_store.working_copies import open_copy, publish
+from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained

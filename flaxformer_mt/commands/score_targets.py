@@ -22,7 +22,7 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.score_files import ScoreFile, join_parts, open_score_file, write_part
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.object_store.working_copies import to_url
+from flaxformer_mt.object_store.remote_runs import to_url
 from flaxformer_mt.text_io.lines import count_lines, open_lines
 from flaxformer_mt.text_io.pair_table import TABLE
 from flaxformer_mt.vocab import load_vocabs

@@ -19,7 +19,7 @@ from flaxformer_mt.commands.compile_for_target import (
     name_missing_library,
     parse_target,
 )
-from flaxformer_mt.commands.program_text import (
+from flaxformer_mt.commands.compiled_text import (
     MEASURED_RATES,
     Kernel,
     Rates,

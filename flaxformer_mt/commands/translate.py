@@ -30,7 +30,7 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
-from flaxformer_mt.object_store.working_copies import to_url
+from flaxformer_mt.object_store.remote_runs import to_url
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,

@@ -19,7 +19,7 @@ from flaxformer_mt.convert.formats import Format, Weights, find_format
 from flaxformer_mt.convert.hub_store import find_hub_name, push_model
 from flaxformer_mt.convert.parity_check import Parity, check_tolerance, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
-from flaxformer_mt.object_store.working_copies import open_copy, open_output, publish_output
+from flaxformer_mt.object_store.remote_runs import open_copy, open_output, publish_output
 from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, read_report
 from flaxformer_mt.trees import flatten_tree

@@ -26,7 +26,7 @@ from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
 from flaxformer_mt.errors import UserError, first_line
-from flaxformer_mt.object_store.working_copies import fetch_input, open_copy, publish
+from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, publish
 from flaxformer_mt.runs.load_run import write_new_run
 from flaxformer_mt.text_io.lines import open_input, read_lines
 from flaxformer_mt.translation.language_tags import check_language

@@ -31,7 +31,7 @@ from flaxformer_mt.corpus.text_rows import drop_weightless, open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
 from flaxformer_mt.corpus.word_alignment import load_links
 from flaxformer_mt.errors import UserError, find_url, show_as
-from flaxformer_mt.object_store.working_copies import fetch_files
+from flaxformer_mt.object_store.remote_runs import fetch_files
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 

@@ -24,7 +24,7 @@ from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import name_full_disk, warn_user
-from flaxformer_mt.object_store.working_copies import open_copy, publish
+from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import (
     check_run,

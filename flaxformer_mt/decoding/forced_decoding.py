@@ -21,7 +21,7 @@ from flaxformer_mt.decoding.sizes import choose_batch_tokens, round_up_coarsely
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import average_logits
-from flaxformer_mt.search.token_rules import coverage_penalty, length_penalty
+from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
 from flaxformer_mt.shapes import Array, Batch
 from flaxformer_mt.vocab import Vocabs
 

@@ -17,7 +17,7 @@ from flaxformer_mt.evaluation.evaluation_set import (
     save_differences,
 )
 from flaxformer_mt.evaluation.metrics import resample_scores, score_sentences_chrf
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.translation.translator import Translator
 
 # The largest number of sentences per compared system in the file of differences.

@@ -43,7 +43,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
     join_reports,
     score_by_length,
 )
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.segmentation import SplitSentences

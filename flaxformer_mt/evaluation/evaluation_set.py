@@ -12,7 +12,7 @@ from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.corpus.reader import has_split, read_pairs
 from flaxformer_mt.errors import UserError, name_full_disk
-from flaxformer_mt.object_store.working_copies import publish
+from flaxformer_mt.object_store.remote_runs import publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.text_io.lines import STANDARD, open_input, read_lines
 from flaxformer_mt.translation.language_tags import choose_line_tags

@@ -22,7 +22,7 @@ from typing import Any, TypedDict
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import name_full_disk
-from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store import remote_runs
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -86,14 +86,14 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
     os.rename(temporary, final)
     _sync_directory(final.parent)
     _delete(replaced)
-    working_copies.publish(final)
+    remote_runs.publish(final)
 
 
 def replace_facts(folder: Path, facts: dict[str, Any]) -> None:
     """Give a sealed folder other facts, at once; its files stay as they are."""
     _write_manifest(folder, {**_read_manifest(folder), "facts": facts})
     _sync_directory(folder)
-    working_copies.publish(folder)
+    remote_runs.publish(folder)
 
 
 def remove_folder(folder: Path) -> None:
@@ -102,7 +102,7 @@ def remove_folder(folder: Path) -> None:
     _delete(removed)
     os.rename(folder, removed)
     _delete(removed)
-    working_copies.withdraw(folder)
+    remote_runs.withdraw(folder)
 
 
 def sweep_folders(parent: Path) -> None:
@@ -129,7 +129,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> str:
     """Compare the `wanted` files with the manifest; return the first difference as text, "" if none."""
-    working_copies.fetch(folder, wanted)
+    remote_runs.fetch(folder, wanted)
     try:
         manifest = _read_manifest(folder)
     except ValueError as error:

@@ -20,7 +20,7 @@ import numpy as np
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.lora import merge_leaves
-from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.parallel.processes import (
     decide_once,
     is_first,
@@ -78,8 +78,8 @@ class SharedSave:
         that all processes share; `publish`, given the digests of files, makes it visible once all shards are
         on disk.
         """
-        folder = decide_once(lambda: working_copies.to_url(begin()))
-        self._folder, self._names = working_copies.to_local(folder), list(trees)
+        folder = decide_once(lambda: remote_runs.to_url(begin()))
+        self._folder, self._names = remote_runs.to_local(folder), list(trees)
         self._publish = publish
         self._error: Exception | None = None
         self._waits: list[Callable[[], None]] = []
@@ -109,7 +109,7 @@ class SharedSave:
                     self._folder, wanted=lambda name: array_files.is_written_by(name, me)
                 )
                 if not is_first():
-                    working_copies.send_parts(self._folder)
+                    remote_runs.send_parts(self._folder)
                 return {"files": files}
         except Exception as error:
             self._error = self._error or error
@@ -122,7 +122,7 @@ class SharedSave:
             if "problem" in report:
                 return f"process {process} of {len(reports)}: {report['problem']}"
         try:
-            working_copies.collect_parts(self._folder)
+            remote_runs.collect_parts(self._folder)
             for name in self._names:
                 array_files.finish_shared_item(self._folder / name)
             files = {name: file for report in reports for name, file in report["files"].items()}
@@ -198,7 +198,7 @@ class Checkpoints:
         """Wait until the last `save` is on disk; with several processes, on all of them."""
         self.finish_writing()
         wait_for_all("checkpoint")
-        working_copies.refresh(self.directory)  # what another process has written
+        remote_runs.refresh(self.directory)  # what another process has written
 
     def restore(
         self, which: int | str, targets: dict[str, PyTree]

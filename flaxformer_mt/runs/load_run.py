@@ -16,7 +16,7 @@ from flaxformer_mt.config import Config, Dtype
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
-from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
 from flaxformer_mt.parallel.compilation import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
@@ -94,7 +94,7 @@ def load_trained(
     products: None is that of the run's config, or float32 on a CPU without instructions for bfloat16.
     `may_split`: whether to split parameters that are too large for one device over all devices.
     """
-    run_dir = working_copies.open_copy(run_dir)
+    run_dir = remote_runs.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
     vocabs = load_sealed_vocabs(run_dir / "vocab")
     checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
@@ -152,7 +152,7 @@ def name_checkpoint(checkpoint: str, step: int | None) -> str:
 
 def load_named(name: str, **options: Any) -> TrainedModel:
     run, checkpoint = split_checkpoint(name)
-    return load_trained(working_copies.open_copy(run), checkpoint=checkpoint, **options)
+    return load_trained(remote_runs.open_copy(run), checkpoint=checkpoint, **options)
 
 
 def check_same_vocabularies(vocabs: Vocabs, members: Sequence[TrainedModel]) -> None:

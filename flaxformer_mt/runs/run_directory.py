@@ -20,7 +20,7 @@ from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
-from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 from flaxformer_mt.vocab.pretrained import FACTS_NAME, FILES_NAME
@@ -262,7 +262,7 @@ def lock_run(run_dir: Path) -> Iterator[None]:
         raise UserError(f"cannot write to the run directory {run_dir}: {error.strerror}") from error
     with file:
         try:
-            with working_copies.own_run(run_dir):
+            with remote_runs.own_run(run_dir):
                 yield
         finally:
             # While it is still locked: afterwards the file may be that of another owner.

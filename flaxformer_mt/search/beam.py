@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from flaxformer_mt.search.candidates import top_candidates
+from flaxformer_mt.search.penalties import attainable, coverage_penalty, length_penalty
 from flaxformer_mt.search.required_phrases import Chosen, choose_required, start_constraints
 from flaxformer_mt.search.token_rules import (
-    attainable,
     banned_tokens,
     barred_or_allowed,
-    coverage_penalty,
     expand_to_vocabulary,
-    length_penalty,
     needs_mask,
     original_ids,
 )

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.search.candidates import mask_logits, top_candidates, top_k
+from flaxformer_mt.search.penalties import length_penalty
 from flaxformer_mt.search.token_rules import (
     allowed_tokens,
     banned_tokens,
     barred_or_allowed,
     expand_to_vocabulary,
-    length_penalty,
     needs_mask,
     original_ids,
 )

@@ -21,7 +21,7 @@ from flaxformer_mt.config.files import compare_configs, read_config
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError, find_url, name_urls, warn_user
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.object_store.working_copies import publish, refresh
+from flaxformer_mt.object_store.remote_runs import publish, refresh
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, wait_for_all
 from flaxformer_mt.runs.checkpoints import Checkpoints

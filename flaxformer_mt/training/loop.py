@@ -24,7 +24,7 @@ from flaxformer_mt.data.curriculum import Position
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
 from flaxformer_mt.evaluation.run_report.page import report_training
-from flaxformer_mt.object_store.working_copies import open_copy, to_url
+from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.parallel.processes import any_process, decide_once, is_first, process_count
 from flaxformer_mt.runs.checkpoints import Checkpoints

@@ -19,7 +19,7 @@ from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, PairScore, TokenScorer
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parallel import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, load_trained
 from flaxformer_mt.search import Lines, SearchResult, search_width

@@ -25,7 +25,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.int8 import quantize_matrix
 from flaxformer_mt.model.lora import matrix_axes
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained

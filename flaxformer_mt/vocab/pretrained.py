@@ -23,7 +23,7 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.segmenters import Kind, make_segmenter
+from flaxformer_mt.vocab.pretrained_tokenizers import Kind, make_segmenter
 from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, join_lines
 
 
@@ -88,7 +88,7 @@ _FILE_BYTES = 1 << 30
 class PretrainedFacts:
     """What the files of a tokenizer do not say in one way.
 
-    kind: see `segmenters`. size: number of ids, those without a piece included. pad_id, eos_id, unk_id: the
+    kind: see `pretrained_tokenizers`. size: number of ids, those without a piece included. pad_id, eos_id, unk_id: the
     special symbols; bos_id: what targets begin with, which may be any of them. first_ids: what every text
     begins with, as BART's <s>. tags: ids of language tags, by name. target_tags: whether translations begin
     with a tag. family: the model type whose tokenizer it is.

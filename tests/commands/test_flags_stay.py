@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from flaxformer_mt.commands.flags import list_flag_types
-from flaxformer_mt.commands.help_text import _read_own_comments
+from flaxformer_mt.commands.help_layout import _read_own_comments
 from flaxformer_mt.commands.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]

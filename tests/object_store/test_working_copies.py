@@ -11,7 +11,7 @@ from flaxformer_mt.commands.flags import run_locally
 from flaxformer_mt.commands.options import ExportOptions, PlotOptions, ScoreOptions
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore
-from flaxformer_mt.object_store.working_copies import _Copy, fetch_input, open_output, publish_output
+from flaxformer_mt.object_store.remote_runs import _Copy, fetch_input, open_output, publish_output
 from flaxformer_mt.runs import atomic_folder
 
 

@@ -37,8 +37,8 @@ from tiny_experiment import quick_environment
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import OptimConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.object_store import working_copies
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store import remote_runs
+from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.processes import connect, work_together
 from flaxformer_mt.runs import array_files, atomic_folder, checkpoint_index, checkpoints
@@ -200,8 +200,8 @@ MOMENTS = {
     "seal": (atomic_folder, "seal_folder", 1),
     "publish": (atomic_folder, "publish_folder", 1),
     # In an object store: before the shards of process 1 are sent, and once the manifest is there.
-    "send": (working_copies, "send_parts", 1),
-    "in the store": (working_copies._Copy, "sweep", 1),
+    "send": (remote_runs, "send_parts", 1),
+    "in the store": (remote_runs._Copy, "sweep", 1),
     # Of what is no longer kept.
     "removal": (atomic_folder.shutil, "rmtree", 1),
 }

@@ -19,9 +19,9 @@ from tiny_experiment import change
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.object_store import working_copies
+from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.object_store.filesystem import ObjectStore
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
 from flaxformer_mt.runs.run_directory import lock_run
@@ -69,7 +69,7 @@ def test_training_goes_on_elsewhere_after_a_kill(
     upload(copy, run)
     move_to_machine(monkeypatch, tmp_path / "machine 1")
     # While it trains, nobody else may.
-    lock, refused = working_copies.OwnerLock, []
+    lock, refused = remote_runs.OwnerLock, []
 
     def take(store):
         owner = lock(store)
@@ -78,7 +78,7 @@ def test_training_goes_on_elsewhere_after_a_kill(
         refused.append(str(caught.value))
         return owner
 
-    monkeypatch.setattr(working_copies, "OwnerLock", take)
+    monkeypatch.setattr(remote_runs, "OwnerLock", take)
     report = fit(config, run)
     assert len(refused) == 1 and refused[0].startswith(run)
     stored = objects(run)
@@ -90,7 +90,7 @@ def test_training_goes_on_elsewhere_after_a_kill(
     move_to_machine(monkeypatch, tmp_path / "machine 2")
     copy = open_copy(run)
     for step in (16, 32, 48):  # as a reader would
-        working_copies.fetch(copy / "checkpoints" / str(step), lambda name: True)
+        remote_runs.fetch(copy / "checkpoints" / str(step), lambda name: True)
     assert_same_run(copy, tiny_run)
     assert fit(config, run) == report, "a finished run"
 
@@ -174,7 +174,7 @@ def test_one_training_at_a_time_and_none_that_has_lost_its_lock(bucket, tiny_run
         # Another machine has waited for a sign of life, and has taken over.
         ObjectStore(run).write(".lock", b'{"process": 7, "host": "pod-1"}')
         with raises(UserError, match=rf"{run} is being trained by process 7 on host pod-1; this process"):
-            working_copies.withdraw(copy / "checkpoints" / "16")
+            remote_runs.withdraw(copy / "checkpoints" / "16")
         ObjectStore(run).write(".lock", mine)
     assert "checkpoints/16/manifest.json" in objects(run) and ".lock" not in ObjectStore(run).list()
 
@@ -202,8 +202,8 @@ def kill_and_resume(run, tiny_config, tiny_run, tmp_path, monkeypatch):
     move_to_machine(monkeypatch, tmp_path / "machine 1")
     report = fit(tiny_config, run)
     assert report["step"] == 48 and ".lock" not in store.list()
-    copy = working_copies.open_copy(run)
+    copy = remote_runs.open_copy(run)
     for step in (16, 32, 48):
-        working_copies.fetch(copy / "checkpoints" / str(step), lambda name: True)
+        remote_runs.fetch(copy / "checkpoints" / str(step), lambda name: True)
     assert_same_run(copy, tiny_run)
     close_copies()

@@ -17,7 +17,7 @@ from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import split_checkpoint
 from flaxformer_mt.errors import UserError, find_url, importing
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store.remote_runs import open_copy
 
 if TYPE_CHECKING:
     from flaxformer_mt.commands.server.translations import DirectedModel

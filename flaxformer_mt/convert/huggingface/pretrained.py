@@ -13,7 +13,12 @@ from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedFacts, PretrainedVocab, Vocab
-from flaxformer_mt.vocab.segmenters import SENTENCEPIECE_NAMES, TOKENIZER_JSON, Kind, make_segmenter
+from flaxformer_mt.vocab.pretrained_tokenizers import (
+    SENTENCEPIECE_NAMES,
+    TOKENIZER_JSON,
+    Kind,
+    make_segmenter,
+)
 
 # Rows of a table of positions before the first one in use.
 _OFFSET = 2

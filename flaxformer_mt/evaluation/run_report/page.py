@@ -12,7 +12,7 @@ from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.run_report import sections
 from flaxformer_mt.evaluation.run_report.charts import SIZE
 from flaxformer_mt.evaluation.run_report.sections import ReportedRun, read_runs, share_a_set
-from flaxformer_mt.object_store.working_copies import open_copy
+from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.text_io.lines import check_writable, is_device
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.translator import Translator

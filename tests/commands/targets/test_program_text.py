@@ -2,7 +2,7 @@
 
 import pytest
 
-from flaxformer_mt.commands.program_text import (
+from flaxformer_mt.commands.compiled_text import (
     Kernel,
     Traffic,
     bytes_of,

@@ -8,7 +8,7 @@ import pytest
 
 from flaxformer_mt.commands import show_target
 from flaxformer_mt.commands.compile_for_target import ACCELERATORS, Compiled, describe_gpu, parse_target
-from flaxformer_mt.commands.program_text import Kernel, Traffic
+from flaxformer_mt.commands.compiled_text import Kernel, Traffic
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.commands.show_target import Step, count_most_attempts, find_settings, list_ladders
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from flaxformer_mt.commands.help_text import format_help, read_comments
+from flaxformer_mt.commands.help_layout import format_help, read_comments
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import SearchOptions, TranslateOptions
 from flaxformer_mt.config import Config, SearchConfig
