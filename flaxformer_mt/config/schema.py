@@ -671,7 +671,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- memory ----
 
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
-    # Halved automatically if the device runs out of memory. None: as its memory allows; 8192 on CPUs.
+    # Halved automatically if the device runs out of memory. Without a value: as its memory allows; on CPUs,
+    # 8192.
     batch_tokens: Annotated[int | None, at_least(1)] = None
 
 

@@ -68,25 +68,7 @@ class Product:
         """
         x, y = jnp.asarray(x), jnp.asarray(y)
         rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
-        spec = spec.replace("...", rows)
-        if not parameter or is_split():
-            return _contract(self, spec, (x.dtype, y.dtype), parameter, x, y)
-        sizes = dict(zip("".join(_terms(spec)[:2]), (*x.shape, *y.shape), strict=True))
-        joined, (x, y) = _join_heads(spec, x, y)
-        result = _contract(self, joined, (x.dtype, y.dtype), parameter, x, y)
-        return result.reshape([sizes[axis] for axis in _terms(spec)[2]])
-
-
-def _join_heads(spec: str, *operands: Array) -> tuple[str, list[Array]]:
-    """Make one axis of heads and their features, as in the paper's matrices: abD,DHK->abHK is abD,DH->abH.
-
-    A TPU pads the last axis of an array to 128, and moves all of it from one layout to another.
-    """
-    joined = [
-        x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :]) if (place := term.find("H")) >= 0 else x
-        for x, term in zip(operands, _terms(spec), strict=False)
-    ]
-    return spec.replace("HK", "H").replace("HE", "H"), joined
+        return _contract(self, spec.replace("...", rows), (x.dtype, y.dtype), parameter, x, y)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))

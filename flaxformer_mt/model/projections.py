@@ -44,10 +44,8 @@ class Projection(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Map x [..., *inputs] to [..., *features]."""
         y = self.multiply(x)
-        leading = y.shape[: y.ndim - len(self.features)]
-        y = y.reshape(*leading, math.prod(self.features))  # see `multiply` of kernels/product.py
-        y = y + self.bias.reshape(-1) if self.use_bias else y
-        return checkpoint_name(y.astype(self.dtype), PROJECTED).reshape(*leading, *self.features)
+        y = y + self.bias if self.use_bias else y
+        return checkpoint_name(y.astype(self.dtype), PROJECTED)
 
     def multiply(self, x: Array) -> Array:
         """Multiply x [..., *inputs] with the kernel, to float32 [..., *features], without the bias."""

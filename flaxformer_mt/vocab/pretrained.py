@@ -88,10 +88,10 @@ _FILE_BYTES = 1 << 30
 class PretrainedFacts:
     """What the files of a tokenizer do not say in one way.
 
-    kind: see `pretrained_tokenizers`. size: number of ids, those without a piece included. pad_id, eos_id, unk_id: the
-    special symbols; bos_id: what targets begin with, which may be any of them. first_ids: what every text
-    begins with, as BART's <s>. tags: ids of language tags, by name. target_tags: whether translations begin
-    with a tag. family: the model type whose tokenizer it is.
+    kind: see `pretrained_tokenizers`. size: number of ids, those without a piece included. pad_id, eos_id,
+    unk_id: the special symbols; bos_id: what targets begin with, which may be any of them. first_ids: what
+    every text begins with, as BART's <s>. tags: ids of language tags, by name. target_tags: whether
+    translations begin with a tag. family: the model type whose tokenizer it is.
     """
 
     kind: Kind

@@ -9,7 +9,7 @@ from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.shortlist import Shortlist
 
-SOURCES = ["ba do fi", "gu", "ka lo mi nu ba do", "", "fi fi"]
+SOURCES = ["ba do fi", "gu", "ka lo mi nu ba do", "", "fi fi", "nu mi", "lo", "ka ka gu do", "mi ba fi nu lo"]
 
 
 @pytest.fixture(scope="module")

@@ -268,8 +268,9 @@ def test_dtype_reaches_the_model(run_dir, loaded, monkeypatch, capfd):
 
 
 def test_quantization_reaches_the_search_of_this_run_alone(run_dir, monkeypatch, capfd):
-    def load(run, **options):
-        raise UserError(f"loaded with {options.get('quantization')}")
+    def load(run, loading=None, **more):
+        quantization = more.get("quantization") if loading is None else loading.quantization
+        raise UserError(f"loaded with {quantization}")
 
     monkeypatch.setattr("flaxformer_mt.translation.translator.Translator.load", load)
     write_lines("in", LINES)

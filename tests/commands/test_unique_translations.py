@@ -7,8 +7,8 @@ from flaxformer_mt.vocab import Vocab
 
 
 def test_the_command_drops_hypotheses_of_one_text(tiny_run, tiny_text, tmp_path, capsys, monkeypatch):
-    whole = Vocab.detokenize
-    monkeypatch.setattr(Vocab, "detokenize", lambda self, ids: whole(self, ids)[:2])
+    whole = Vocab.detokenize_all
+    monkeypatch.setattr(Vocab, "detokenize_all", lambda self, ids: [text[:2] for text in whole(self, ids)])
     (tmp_path / "in").write_text("".join((tiny_text / "test.xx").read_text().splitlines(keepends=True)[:4]))
     flags = ["translate", f"--run={tiny_run}", f"--input={tmp_path / 'in'}", "--n_best=2"]
     assert main(flags) == 0

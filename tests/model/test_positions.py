@@ -74,7 +74,7 @@ def test_learned_positions_are_rows_of_a_trained_table():
     rows = jax.jit(plain.apply)({"params": {"embedding": table}}, positions)
     np.testing.assert_array_equal(rows, [[[9, 10, 11], [0, 1, 2]]])
     layer = LearnedPositions(4, 3, linen.initializers.zeros, linen.initializers.ones)
-    params = jax.eval_shape(layer.init, jax.random.key(3), positions)["params"]
+    params = linen.unbox(jax.eval_shape(layer.init, jax.random.key(3), positions)["params"])
     assert {name: leaf.shape for name, leaf in params.items()} == {"embedding": (4, 3), "bias": (3,)}
     params = {"embedding": table, "bias": np.ones(3, np.float32)}
     shifted = jax.jit(layer.apply)({"params": params}, positions)

@@ -103,7 +103,9 @@ class Run(NamedTuple):
     program: CompiledText
 
 
-NUMBERS = make_hyperparameters(CONFIG)
+# With this seed of dropout no activation is so close to a rectifier's kink that rounding decides its side;
+# with seed 0, one is on the mesh with tensor=2.
+NUMBERS = make_hyperparameters(CONFIG)._replace(seed=np.uint32(1007))
 
 
 @functools.cache

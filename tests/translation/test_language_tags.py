@@ -72,6 +72,8 @@ def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator
     data = dataclasses.replace(MANY, max_source_length=12, max_target_length=12)
     translator.config = dataclasses.replace(translator.config, data=data)
     translator.vocabs, translator.warn = vocabs, lambda text: None
+    translator.scorer = copy.copy(translator.scorer)
+    translator.scorer.vocabs = vocabs
     lines = ["the dog", "", ">>de<< dog", "sees", "dog sees", "the dog sees the dog. " * 3]
     tagged = [f">>fr<< {line}" if line and line[0] != ">" else line for line in lines]
     notes = Notes(alignments="words", attention=True)

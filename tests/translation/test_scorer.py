@@ -232,30 +232,16 @@ def test_pairs_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
 
 
 def test_less_memory_means_smaller_batches_and_one_warning():
-    told, tried = [], []
+    told = []
     budget = TokenBudget(64, warn=told.append)
-
-    def work(indices, tokens):
-        tried.append((len(indices), tokens))
-        for place, index in enumerate(indices):
-            if index >= 2 and tokens > 16:
-                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
-            yield place, index * 10
-
-    assert dict(budget.run_all(work, 5)) == {index: index * 10 for index in range(5)}
-    assert tried == [(5, 64), (3, 32), (3, 16)] and budget.tokens == 16
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+    assert [(budget.halve_after(full), budget.tokens) for _ in range(3)] == [
+        (True, 32),
+        (True, 16),
+        (True, 8),
+    ]
     assert len(told) == 1 and "batches of 64 tokens" in told[0] and "--batch_tokens=32" in told[0]
-
-    def never(indices, tokens):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-        yield
-
+    assert not budget.halve_after(jax.errors.JaxRuntimeError("INTERNAL: something else"))
+    assert not budget.halve_after(ValueError("Out of memory"))
     with pytest.raises(UserError, match="too little memory for a batch of 8 tokens"):
-        list(budget.run_all(never, 1))
-
-    def broken(indices, tokens):
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
-        yield
-
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        list(budget.run_all(broken, 1))
+        budget.halve_after(full)

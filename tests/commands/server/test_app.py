@@ -36,7 +36,7 @@ def test_each_of_200_requests_at_once_gets_the_translation_of_its_line(serving, 
     with concurrent.futures.ThreadPoolExecutor(len(lines)) as threads:
         answers = list(threads.map(serving.translate, lines))
     assert answers == [(200, {"translatedText": text}) for text in expected]
-    assert len(set(expected)) > 60, "an answer that is mixed up is another one"
+    assert len(set(expected)) > 40, "an answer that is mixed up is another one"
     assert serving.take_log() == []
 
 
