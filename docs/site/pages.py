@@ -1,9 +1,11 @@
 """Completes the pages of docs/ when mkdocs builds the site: a hook, named in mkdocs.yml.
 
-CHANGELOG.md, CONTRIBUTING.md and benchmarks/README.md become pages of the site, and links to other files
+CHANGELOG.md, CONTRIBUTING.md and the pages of benchmarks/ become pages of the site, and links to other files
 outside docs/ become text.
 """
 
+import functools
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ _PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/ablations.md": "ablations.md",
 }
 _LINKED = {**_PAGES, "README.md": "index.md"}
 
+# GitHub's form of a remark becomes the site's.
+_REMARK = re.compile(r"^> \[!(\w+)\]\n((?:> .*\n)+)", re.M)
 _LINK_OUT = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(#[^)]*)?\)")
 
 
@@ -27,16 +32,16 @@ def on_files(files: Files, *, config: Any) -> Files:
     """Add the pages that are outside of docs/."""
     for name, page in _PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
-        # Links become those of a page in docs/: the way there is shorter, all others begin with ../
-        text = text.replace("](../docs/", "](docs/")
-        text = re.sub(r"\]\((?!docs/|https?:|#)", "](../", text).replace("](docs/", "](")
+        text = re.sub(
+            r"\]\((?!https?:|#)([^)]+)", functools.partial(_move_link, posixpath.dirname(name)), text
+        )
         files.append(File.generated(config, page, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Mend links that leave docs/."""
-    return _LINK_OUT.sub(_mend_link, markdown)
+    """Mend links that leave docs/, and write remarks as the site does."""
+    return _REMARK.sub(_write_remark, _LINK_OUT.sub(_mend_link, markdown))
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -50,6 +55,16 @@ def on_page_content(content: str, **_: Any) -> str:
     return re.sub(r"<pre.*?</pre>|<code>([^<]*)</code>", keep, content, flags=re.S)
 
 
+def _move_link(folder: str, match: re.Match[str]) -> str:
+    """Return a link of a page in `folder` as one of a page in docs/."""
+    return "](" + posixpath.relpath(posixpath.join(folder, match[1]), "docs")
+
+
 def _mend_link(match: re.Match[str]) -> str:
     text, target, anchor = match[1], match[2], match[3] or ""
     return f"[{text}]({_LINKED[target]}{anchor})" if target in _LINKED else text
+
+
+def _write_remark(match: re.Match[str]) -> str:
+    text = match[2].replace("> ", "    ")
+    return f"!!! {match[1].lower()}\n\n{text}"
