@@ -1,8 +1,8 @@
 """Format embeddings: the PyTorch classes of document 004, scaled embeddings and a table of positions."""
 
+import functools
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import Format, Outputs, Weights
+from flaxformer_mt.convert.network_fields import EVERY_FIELD, find_problems, value_of
 from flaxformer_mt.convert.torch.state_dicts import save_tensors, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
@@ -44,14 +45,19 @@ class PositionalEncoding(nn.Module):
 
 
 _SIDES = ("source", "target")
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.positions": ("sinusoidal",),
-    "model.first_position": (0,),
-    "model.embedding_scale": (True,),
-    "model.embedding_bias": (False,),
-    "model.embedding_norm": (False,),
-}
+_FIELDS = tuple(
+    field
+    for field in EVERY_FIELD
+    if field.ours
+    not in (
+        "architecture",
+        "positions",
+        "first_position",
+        "embedding_scale",
+        "embedding_bias",
+        "embedding_norm",
+    )
+)
 
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
@@ -66,11 +72,10 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     (folder / formats.VOCAB_NAME).mkdir()
     vocabs.save(folder / formats.VOCAB_NAME)
     sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
-    rate = model.embedding_dropout_rate
     arguments = {
         "d_model": model.model_dim,
         "vocab": sizes,
-        "dropout": model.dropout_rate if rate is None else rate,
+        "dropout": value_of(model, "embedding_dropout_rate"),
         "max_len": rows,
     }
     formats.write_config_json(weights, folder, FORMAT.name, {"arguments": arguments})
@@ -93,7 +98,7 @@ def _open(folder: Path) -> Outputs:
 
 FORMAT = Format(
     name="embeddings",
-    problems=lambda config: formats.unsupported_fields(config, _ALLOWED),
+    problems=functools.partial(find_problems, _FIELDS),
     write=_write,
     open=_open,
     read=None,

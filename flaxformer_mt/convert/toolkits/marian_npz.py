@@ -20,8 +20,17 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import StoredArray, check_unpacked_size, read_bytes
-from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
-from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Layout, Rule, rules_for
+from flaxformer_mt.convert.formats import Format, Given, Weights, refuse_given
+from flaxformer_mt.convert.name_table import FLAT_ROWS, LINEAR, SAME, Constant, Layout, Rule, read_names
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    FFN_WIDTH,
+    RATE,
+    TYING,
+    WIDTH,
+    Field,
+    read_network,
+)
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.errors import UserError, first_line
@@ -38,14 +47,45 @@ _NEVER = -100.0
 _EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 _OUTPUT = "decoder_ff_logit_out"
 
-_ACTIVATIONS: dict[str, Any] = {"relu": "relu", "swish": "silu"}
-_REQUIRED = ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn")
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("enc-depth", "dec-depth"), toolkit.COUNT),
-    **dict.fromkeys(("dim-emb", "transformer-heads"), toolkit.WIDTH),
-    "transformer-dim-ffn": toolkit.FFN_WIDTH,
-    **{f"transformer-dropout{end}": toolkit.RATE for end in ("", "-attention", "-ffn")},
-}
+_FIELDS = (
+    Field("num_encoder_layers", "enc-depth", bounds=COUNT),
+    Field("num_decoder_layers", "dec-depth", bounds=COUNT),
+    Field(
+        "decoder_self_attention",
+        "transformer-decoder-autoreg",
+        {"self-attention": "attention", "rnn": "ssru"},
+        default="self-attention",
+    ),
+    Field("model_dim", "dim-emb", bounds=WIDTH),
+    Field("num_heads", "transformer-heads", bounds=WIDTH),
+    Field("ffn_dim", "transformer-dim-ffn", bounds=FFN_WIDTH),
+    Field("activation", "transformer-ffn-activation", {"relu": "relu", "swish": "silu"}, default="swish"),
+    Field(
+        "norm_position",
+        "transformer-preprocess & transformer-postprocess",
+        {("n", "a"): "pre", ("", "an"): "post"},
+        default="",
+    ),
+    Field("norm_epsilon", values=1e-6),
+    Field("final_norm", "transformer-postprocess-top", {"n": True, "": False}, default=""),
+    Field("embedding_norm", "transformer-postprocess-emb", {"n": True, "": False}, default=""),
+    Field("positions", values="sinusoidal_halves"),
+    Field("output_bias", values=True),
+    Field(
+        "tying",
+        "tied-embeddings-all & tied-embeddings-src & tied-embeddings",
+        {
+            (every, source, target): TYING[every or source, every or target]
+            for every in (True, False)
+            for source in (False, True)
+            for target in (False, True)
+        },
+        default=False,
+    ),
+    Field("dropout_rate", "transformer-dropout", bounds=RATE, default=0.0),
+    Field("attention_dropout_rate", "transformer-dropout-attention", bounds=RATE, default=0.0),
+    Field("ffn_dropout_rate", "transformer-dropout-ffn", bounds=RATE, default=0.0),
+)
 # Options of networks that this package does not have.
 _OFF = [
     *("layer-normalization", "right-left", "ulr", "transformer-disable-position-embeddings"),
@@ -53,17 +93,14 @@ _OFF = [
     *("transformer-pool", "transformer-rnn-projection", "transformer-train-position-embeddings"),
     "transformer-train-positions",
 ]
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
+_OTHERS: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "transformer-attention-mask": ("default",),
-    "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-decoder-ffn-depth": (0, 2),
-    "transformer-ffn-activation": tuple(_ACTIVATIONS),
     "transformer-ffn-depth": (2,),
     "transformer-tied-layers": ([],),
     "lemma-dim-emb": (0,),
     "factors-combine": ("sum",),
-    **{f"tied-embeddings{end}": (True, False) for end in ("", "-src", "-all")},
     **dict.fromkeys(_OFF, (False,)),
 }
 
@@ -74,12 +111,17 @@ def _read(path: Path, given: Given) -> Weights:
     file = toolkit.find_file(path, ("model.npz", "*.npz"), what="a Marian model", without=".optimizer.npz")
     with _open_arrays(file) as arrays:
         options = _read_options(arrays, file)
-        network = _make_network(options, file)
+        network = _read_network(options, file)
         vocabs = _read_vocabs(folder, file)
         sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
         tensors = dict(_pad_arrays(arrays, network, sizes))
         return toolkit.make_weights(
-            network, vocabs, tensors, _make_rules(network, tensors), path=file, what=_NAME
+            network,
+            vocabs,
+            tensors,
+            _make_rules(network, old_output=f"{_OUTPUT}_W" in tensors),
+            path=file,
+            what=_NAME,
         )
 
 
@@ -98,51 +140,19 @@ def _read_options(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
         options = toolkit.read_yaml(beside)
     else:
         raise UserError(f"{file} has no {_OPTIONS}, and {beside.name} is not beside it; copy that file too")
-    supported = dict(_SUPPORTED)
-    if options.get("transformer-decoder-autoreg") == "rnn":
-        supported["dec-cell"] = ("ssru",)
-    supported["transformer-decoder-dim-ffn"] = (0, options.get("transformer-dim-ffn"))
-    toolkit.check_options(options, file, required=_REQUIRED, numbers=_NUMBERS, supported=supported)
     return options
 
 
-def _make_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
-    pre, post, top, embedding = (
-        str(options.get(f"transformer-{name}") or "").replace("d", "")  # dropout
-        for name in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")
-    )
-    norm_position: Any = {("n", "a"): "pre", ("", "an"): "post"}.get((pre, post))
-    if norm_position is None or top not in ("", "n") or embedding not in ("", "n"):
-        raise UserError(
-            f"{file}: transformer-preprocess {pre!r}, transformer-postprocess {post!r}, "
-            f"transformer-postprocess-top {top!r} and transformer-postprocess-emb {embedding!r} (without d); "
-            "supported: 'n' and 'a' (pre-norm) or '' and 'an' (post-norm), with 'n' or '' at the top and for "
-            "embeddings: other models are not imported"
-        )
-    every, source, target = (
-        bool(options.get(f"tied-embeddings{end}", False)) for end in ("-all", "-src", "")
-    )
-    attention, ffn = (options.get(f"transformer-dropout-{name}") for name in ("attention", "ffn"))
-    autoregression = options.get("transformer-decoder-autoreg", "self-attention")
-    return ModelConfig(
-        num_encoder_layers=options["enc-depth"],
-        num_decoder_layers=options["dec-depth"],
-        decoder_self_attention="ssru" if autoregression == "rnn" else "attention",
-        model_dim=options["dim-emb"],
-        num_heads=options["transformer-heads"],
-        ffn_dim=options["transformer-dim-ffn"],
-        activation=_ACTIVATIONS[options.get("transformer-ffn-activation") or "swish"],
-        norm_position=norm_position,
-        norm_epsilon=1e-6,
-        final_norm=top == "n",
-        embedding_norm=embedding == "n",
-        positions="sinusoidal_halves",
-        output_bias=True,
-        tying=find_tying(embeddings=every or source, output=every or target),
-        dropout_rate=float(options.get("transformer-dropout") or 0),
-        attention_dropout_rate=float(attention or 0),
-        ffn_dropout_rate=float(ffn or 0),
-    )
+def _read_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
+    options = dict(options)
+    for end in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb"):
+        options[f"transformer-{end}"] = str(options.get(f"transformer-{end}") or "").replace(
+            "d", ""
+        )  # dropout
+    others = _OTHERS | {"transformer-decoder-dim-ffn": (0, options.get("transformer-dim-ffn"))}
+    if options.get("transformer-decoder-autoreg") == "rnn":
+        others["dec-cell"] = ("ssru",)
+    return read_network(_FIELDS, options, file, others=others)
 
 
 # ---- arrays ----
@@ -211,72 +221,53 @@ def _extend(array: StoredArray, axis: int, size: int, *, value: float = 0.0) -> 
     return StoredArray(lambda: np.pad(np.asarray(array), widths, constant_values=value), shape)
 
 
-# [D, H, K] -> [D, HK], [H, E, D] -> [HE, D]: matrices from inputs to outputs.
-_HEADS_OUT = Layout(lambda a: a.reshape(a.shape[0], -1), lambda a, shape: a.reshape(shape))
-_HEADS_IN = Layout(lambda a: a.reshape(-1, a.shape[-1]), lambda a, shape: a.reshape(shape))
-# [D] or [H, K] -> [1, D].
-_ROW = Layout(lambda a: a.reshape(1, -1), lambda a, shape: a.reshape(shape))
-_ATTENTION = [
-    *(Rule(f"/{name}/kernel", f"_W{name[0]}", _HEADS_OUT) for name in ("query", "key", "value")),
-    *(Rule(f"/{name}/bias", f"_b{name[0]}", _ROW) for name in ("query", "key", "value")),
-    Rule("/output/kernel", "_Wo", _HEADS_IN),
-    Rule("/output/bias", "_bo", _ROW),
-]
-_RECURRENCE = [Rule("/input/kernel", "_W"), Rule("/forget/kernel", "_Wf"), Rule("/forget/bias", "_bf", _ROW)]
-_FEEDFORWARD = [
-    Rule("/input/kernel", "_W1"),
-    Rule("/input/bias", "_b1", _ROW),
-    Rule("/output/kernel", "_W2"),
-    Rule("/output/bias", "_b2", _ROW),
-]
-# Stack -> sublayer -> the end of its name, and what precedes the names of its norm.
-_SUBLAYERS = {
-    "encoder": {"self_attention": ("self", "_Wo"), "feedforward": ("ffn", "_ffn")},
-    "decoder": {
-        "self_attention": ("self", "_Wo"),
-        "recurrence": ("rnn", "_ffn"),
-        "cross_attention": ("context", "_Wo"),
-        "feedforward": ("ffn", "_ffn"),
-    },
+# Matrices from inputs to outputs, and rows.
+_LAYOUTS = {
+    "_attention/(query|key|value)/kernel": Layout(
+        lambda a: a.reshape(a.shape[0], -1), lambda a, shape: a.reshape(shape)
+    ),
+    "_attention/output/kernel": FLAT_ROWS,
+    "bias|scale": Layout(lambda a: a.reshape(1, -1), lambda a, shape: a.reshape(shape)),
+    "output_kernel": LINEAR,
+    "": SAME,
 }
-_RULES = {"feedforward": _FEEDFORWARD, "recurrence": _RECURRENCE}
+_NAMES = """
+shared_embedding/embedding            Wemb
+(source|target)_embedding/embedding   (encoder|decoder)_Wemb
+output_kernel                         decoder_ff_logit_out_Wt
+output_bias                           decoder_ff_logit_out_b
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)/kernel  (encoder|decoder)_l{n+1}_self_W(q|k|v|o)
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)/bias    (encoder|decoder)_l{n+1}_self_b(q|k|v|o)
+decoder/layers_{n}/recurrence/(input|forget)/kernel                          decoder_l{n+1}_rnn_(W|Wf)
+decoder/layers_{n}/recurrence/forget/bias                                    decoder_l{n+1}_rnn_bf
+decoder/layers_{n}/cross_attention/(query|key|value|output)/kernel           decoder_l{n+1}_context_W(q|k|v|o)
+decoder/layers_{n}/cross_attention/(query|key|value|output)/bias             decoder_l{n+1}_context_b(q|k|v|o)
+(encoder|decoder)/layers_{n}/feedforward/(input|output)/kernel               (encoder|decoder)_l{n+1}_ffn_W(1|2)
+(encoder|decoder)/layers_{n}/feedforward/(input|output)/bias                 (encoder|decoder)_l{n+1}_ffn_b(1|2)
+(encoder|decoder)/final_norm/(scale|bias)                                    (encoder|decoder)_top_ln_(scale|bias)
+(encoder|decoder)/embedding_norm/(scale|bias)                                (encoder|decoder)_emb_ln_(scale|bias)_pre
+"""  # noqa: E501
+# Norms of sublayers; before a recurrence, and there alone, the norm has the name of the sublayer.
+_NORMS = """
+(encoder|decoder)/layers_{n}/self_attention_residual/norm  (encoder|decoder)_l{n+1}_self_Wo
+decoder/layers_{n}/cross_attention_residual/norm           decoder_l{n+1}_context_Wo
+(encoder|decoder)/layers_{n}/feedforward_residual/norm     (encoder|decoder)_l{n+1}_ffn_ffn
+"""
 
 
-def _make_rules(network: ModelConfig, tensors: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of a network; layers are counted from 1 in Marian."""
-    pre_norm = network.norm_position == "pre"
-    rules = _make_embedding_rules(network, tensors)
-    for stack, count in (("encoder", network.num_encoder_layers), ("decoder", network.num_decoder_layers)):
-        for number in range(count):
-            for sublayer, (name, norm) in _SUBLAYERS[stack].items():
-                ours, theirs = f"{stack}/layers_{number}/{sublayer}", f"{stack}_l{number + 1}_{name}"
-                rules += rules_for([(ours, theirs)], _RULES.get(sublayer, _ATTENTION))
-                # Before a recurrence, and there alone, the norm has the name of the sublayer.
-                before = "" if pre_norm and sublayer == "recurrence" else norm
-                rules += _norm_rules(f"{ours}_residual/norm", theirs + before, pre=pre_norm)
-        rules += _norm_rules(f"{stack}/final_norm", f"{stack}_top", pre=False)
-        rules += _norm_rules(f"{stack}/embedding_norm", f"{stack}_emb", pre=True)
-    return rules
-
-
-def _norm_rules(ours: str, theirs: str, *, pre: bool) -> list[Rule]:
+def _make_rules(network: ModelConfig, *, old_output: bool = False) -> list[Rule | Constant]:
+    pre = network.norm_position == "pre"
     end = "_pre" if pre else ""
-    return [
-        Rule(f"{ours}/scale", f"{theirs}_ln_scale{end}", _ROW),
-        Rule(f"{ours}/bias", f"{theirs}_ln_bias{end}", _ROW),
-    ]
-
-
-def _make_embedding_rules(network: ModelConfig, tensors: Mapping[str, Any]) -> list[Rule]:
-    rules = [
-        Rule("shared_embedding/embedding", "Wemb"),
-        Rule("source_embedding/embedding", "encoder_Wemb"),
-        Rule("target_embedding/embedding", "decoder_Wemb"),
-        Rule("output_bias", f"{_OUTPUT}_b", _ROW),
-    ]
-    if network.tying in ("none", "embeddings"):
-        old = f"{_OUTPUT}_W" in tensors
-        rules.append(Rule("output_kernel", f"{_OUTPUT}_W{'' if old else 't'}", SAME if old else TRANSPOSED))
+    norms = (
+        _NORMS + f"decoder/layers_{{n}}/recurrence_residual/norm decoder_l{{n+1}}_rnn{'' if pre else '_ffn'}"
+    )
+    rules = read_names(_NAMES, layouts=_LAYOUTS)
+    rules += read_names(
+        norms, parameters={"scale": f"_ln_scale{end}", "bias": f"_ln_bias{end}"}, layouts=_LAYOUTS
+    )
+    if old_output:
+        rules.remove(next(rule for rule in rules if rule.theirs == f"{_OUTPUT}_Wt"))
+        rules.append(Rule("output_kernel", f"{_OUTPUT}_W"))
     return rules
 
 
