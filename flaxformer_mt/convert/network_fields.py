@@ -80,8 +80,21 @@ def any_value(*names: str) -> list[Field]:
     return [Field(name) for name in names]
 
 
-# Every field that a network computes with.
-EVERY_FIELD = any_value(*(one.name for one in dataclasses.fields(ModelConfig) if one.name not in _FREE))
+# Every other field of today. One that is added later is refused until a format lists it.
+EVERY_FIELD = any_value(
+    *(
+        "architecture",
+        "decoder_self_attention",
+        "key_dim",
+        "value_dim",
+        "activation",
+        "norm_position",
+        "norm",
+    ),
+    *("norm_epsilon", "norm_affine", "final_norm", "embedding_norm", "positions", "first_position"),
+    *("embedding_scale", "attention_scale", "logit_scale", "embedding_bias", "tying", "padding_mask"),
+    *("source_end", "attention_bias", "ffn_bias", "output_bias"),
+)
 
 
 def value_of(model: ModelConfig, name: str) -> Any:

@@ -20,7 +20,7 @@ from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.documents import post_norm
 from flaxformer_mt.convert.documents.post_norm import State, attend, linear
-from flaxformer_mt.convert.foreign_files import check_network, check_tensors
+from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Tensors, read_names
 from flaxformer_mt.convert.network_fields import (
@@ -34,13 +34,8 @@ from flaxformer_mt.convert.network_fields import (
     read_network,
     write_options,
 )
-from flaxformer_mt.convert.torch.state_dicts import (
-    StateDictFormat,
-    load_safely,
-    save_tensors,
-    tensor_of,
-    to_arrays,
-)
+from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
+from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, save_tensors, tensor_of
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
@@ -124,16 +119,12 @@ def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) ->
 
 
 def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Read the tensors and the settings of a file; of code, it can contain only the name of the namespace."""
-    checkpoint = load_safely(path, what="a checkpoint", classes=[argparse.Namespace])
-    state = checkpoint.get("model") if isinstance(checkpoint, dict) else None
-    settings = checkpoint.get("settings") if isinstance(checkpoint, dict) else None
-    if not isinstance(state, dict) or not isinstance(settings, argparse.Namespace):
+    checkpoint = load_checkpoint(path)
+    settings = attributes_of(checkpoint.get("settings"))
+    if "model" not in checkpoint or not settings:
         raise UserError(f"{path} is not a checkpoint of that project: it must have `model` and `settings`")
-    if not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
-        raise UserError(f"{path} is not a checkpoint of that project: `model` must contain named tensors")
-    check_tensors(state, path)
-    return to_arrays(state), vars(settings)
+    state = take_tensors(checkpoint["model"], path, what="model")
+    return {name: np.asarray(array) for name, array in as_arrays(state).items()}, settings
 
 
 def make_model_config(

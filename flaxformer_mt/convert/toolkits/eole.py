@@ -35,9 +35,8 @@ from flaxformer_mt.convert.network_fields import (
     read_network,
 )
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import open_safetensors
+from flaxformer_mt.convert.stored_tensors import attributes_of, open_safetensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 

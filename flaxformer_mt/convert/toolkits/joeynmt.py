@@ -24,9 +24,8 @@ from flaxformer_mt.convert.network_fields import (
     read_network,
 )
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import as_arrays
+from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.positions import sinusoidal_table
 

@@ -134,16 +134,18 @@ _NAMES = """
 source_embedding                                               source_embedding
 target_embedding                                               target_embedding
 (encoder|decoder)/positions                                    (source|target)_positions
-output                                                         output
 output_bias                                                    output.bias
+output                                                         output
 encoder/final_norm                                             transformer.encoder.norm
 encoder/layers_{n}/self_attention/query+key+value/(kernel|bias)   transformer.encoder.layers.{n}.self_attn.in_proj_(weight|bias)
 encoder/layers_{n}/self_attention/output                       transformer.encoder.layers.{n}.self_attn.out_proj
 encoder/layers_{n}/feedforward/(input|output)                  transformer.encoder.layers.{n}.linear(1|2)
 encoder/layers_{n}/(self_attention|feedforward)_residual/norm  transformer.encoder.layers.{n}.norm(1|2)
 decoder/final_norm                                             transformer.decoder.norm
-decoder/layers_{n}/(self|cross)_attention/query+key+value/(kernel|bias)   transformer.decoder.layers.{n}.(self|multihead)_attn.in_proj_(weight|bias)
-decoder/layers_{n}/(self|cross)_attention/output               transformer.decoder.layers.{n}.(self|multihead)_attn.out_proj
+decoder/layers_{n}/self_attention/query+key+value/(kernel|bias)   transformer.decoder.layers.{n}.self_attn.in_proj_(weight|bias)
+decoder/layers_{n}/self_attention/output               transformer.decoder.layers.{n}.self_attn.out_proj
+decoder/layers_{n}/cross_attention/query+key+value/(kernel|bias)   transformer.decoder.layers.{n}.multihead_attn.in_proj_(weight|bias)
+decoder/layers_{n}/cross_attention/output               transformer.decoder.layers.{n}.multihead_attn.out_proj
 decoder/layers_{n}/feedforward/(input|output)                  transformer.decoder.layers.{n}.linear(1|2)
 decoder/layers_{n}/(self_attention|cross_attention|feedforward)_residual/norm  transformer.decoder.layers.{n}.norm(1|2|3)
 """  # noqa: E501

@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
+from flaxformer_mt.convert.foreign_files import check_equal, check_network
 from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
-from flaxformer_mt.convert.name_table import Table, Tensors, read_names
+from flaxformer_mt.convert.name_table import Table, read_names
 from flaxformer_mt.convert.network_fields import EVERY_FIELD, Field, find_problems
-from flaxformer_mt.convert.stored_tensors import save_safetensors
+from flaxformer_mt.convert.stored_tensors import open_safetensors, save_safetensors
 from flaxformer_mt.convert.torch import modeling
-from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
@@ -98,22 +96,11 @@ def _read(path: Path, given: Given) -> Weights:
     folder = path if path.is_dir() else path.parent
     config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
     check_network(config, folder)
-    tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
+    tensors = open_safetensors([folder / TENSORS_NAME if path.is_dir() else path])
     leaves = make_table(config, vocabs).to_flax(
         tensors, may_omit_tied=True, origin=str(path), sizes=formats.size_fields(config, vocabs)
     )
     return Weights(config, vocabs, leaves)
-
-
-def load_tensors(path: Path) -> Tensors:
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; give the folder of {TENSORS_NAME} or the file itself")
-    try:
-        tensors = load_file(path)
-    except Exception as error:  # a damaged header raises errors of many types
-        raise UserError(f"{path} cannot be read as safetensors: {type(error).__name__}: {error}") from error
-    check_tensors(tensors, path)
-    return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 
 
 # modeling.py supports every value of every field, but for what imported models alone have.

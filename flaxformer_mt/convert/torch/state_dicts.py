@@ -1,7 +1,6 @@
 """Formats that are the state dict of one PyTorch class, read without unpickling anything but tensors."""
 
-import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ import torch
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors, check_unpacked_size
+from flaxformer_mt.convert.foreign_files import check_equal, check_network
 from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule, Table, Tensors
 from flaxformer_mt.convert.network_fields import Fields, find_problems
+from flaxformer_mt.convert.stored_tensors import as_arrays, load_checkpoint, take_tensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
@@ -130,30 +130,5 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def load_tensors(path: Path) -> Tensors:
-    state = load_safely(path, what="a state dict")
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
-    check_tensors(state, path)
-    return to_arrays(state)
-
-
-def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
-    """Read a file of torch.save that contains tensors, plain values and instances of `classes` only.
-
-    Executes no code from the file, and takes little more memory than the file has bytes.
-    """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
-    try:
-        if zipfile.is_zipfile(path):
-            check_unpacked_size(path)
-        with torch.serialization.safe_globals(list(classes)):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
-        raise UserError(f"{path} is not {what} that loads safely: {error}".split("\n")[0]) from error
-
-
-def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:
-    return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}
+    state = take_tensors(load_checkpoint(path), path, what="it")
+    return {name: np.asarray(array) for name, array in as_arrays(state).items()}
