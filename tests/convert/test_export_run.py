@@ -31,7 +31,6 @@ from flaxformer_mt.convert import export_run as exporting
 from flaxformer_mt.convert import import_run as importing
 from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
-from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
@@ -397,11 +396,3 @@ def test_a_vocabulary_that_is_missing_is_asked_for(run, exported, tmp_path):
         import_run(
             folder, format_name="handbuilt", run_dir=tmp_path / "new", config=read_config(run / "config.json")
         )
-
-
-@pytest.mark.parametrize("name", ["handbuilt", "kokoyi", "aiayn", "marian", "hf-pre-norm", "ctranslate2"])
-def test_formats_without_a_recurrence_refuse_it_in_one_line(name):
-    pytest.importorskip({"ctranslate2": "ctranslate2"}.get(name, "transformers"))
-    config = Config(model=ModelConfig(decoder_self_attention="ssru"))
-    refused = [line for line in find_format(name).problems(config) if "ssru" in line]
-    assert refused == ["model.decoder_self_attention is ssru; supported: attention"]

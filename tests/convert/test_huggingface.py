@@ -388,28 +388,6 @@ def test_two_vocabularies_of_unlike_sizes_come_in(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "message"),
-    [
-        (
-            "marian",
-            {"norm_position": "pre"},
-            "model.norm_position is pre; supported: post (for pre: --format=hf-pre-norm)",
-        ),
-        ("marian", {"activation": "swiglu"}, "model.activation is swiglu; supported: relu, gelu"),
-        ("marian", {"norm": "rms"}, "model.norm is rms; supported: layer"),
-        ("marian", {"key_dim": 5}, "model.key_dim is 5; supported: None, 6"),
-        ("marian", {"first_position": 1}, "model.first_position is 1; supported: 0"),
-        ("marian", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
-        ("hf-pre-norm", {"norm_position": "pre", "tying": "none"}, "model.tying is none; supported: all"),
-        ("hf-pre-norm", {"norm_position": "pre", "final_norm": False}, "model.final_norm is False"),
-    ],
-)
-def test_what_the_classes_lack_is_refused_with_the_reason(name, model, message):
-    config = Config(model=ModelConfig(**(TINY | model)))
-    assert any(message in line for line in find_format(name).problems(config))
-
-
 def edited(folder: Path, tmp_path: Path, **changes) -> Path:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)

@@ -400,25 +400,3 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
     save_tensors(tensors, tmp_path / STATE_NAME)
     with pytest.raises(UserError, match=f"{name}: differs from the value that this config implies"):
         NN.read(tmp_path / STATE_NAME, Given(weights.config, weights.vocabs))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("architecture", "decoder_only"),
-        ("decoder_self_attention", "ssru"),
-        ("activation", "swiglu"),
-        ("norm", "rms"),
-        ("norm_affine", False),
-        ("positions", "rotary"),
-        ("positions", "one_vector"),
-        ("embedding_bias", True),
-        ("embedding_norm", True),
-        ("key_dim", 3),
-        ("value_dim", 5),
-    ],
-)
-def test_torch_nn_says_what_it_cannot_express(field, value):
-    config = Config(model=dataclasses.replace(TINY, **{field: value}))
-    (line,) = NN.problems(config)
-    assert line.startswith(f"model.{field} is {value}; supported: ")
