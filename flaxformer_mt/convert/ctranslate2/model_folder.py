@@ -81,12 +81,9 @@ _GATE = """
 (encoder|decoder)/layers_{n}/feedforward/(gate|input|output)     (encoder|decoder)/layer_{n}/ffn/linear_(0|0_noact|1)
 """  # noqa: E501
 _PARAMETERS = {"kernel": "/weight", "bias": "/bias", "embedding": "/weight"}
+_MISSING = ("architecture", "decoder_self_attention", "embedding_bias")
 _FIELDS = (
-    *(
-        field
-        for field in EVERY_FIELD
-        if field.ours not in ("architecture", "decoder_self_attention", "embedding_bias")
-    ),
+    *(field for field in EVERY_FIELD if field.ours not in _MISSING),
     Field("positions", values=("sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative")),
     Field("padding_mask", values=("source", "both")),
 )
