@@ -364,7 +364,7 @@ def read_names(
       half_width: whether the foreign model has sines before cosines, and so permuted widths.
     """
     rules = []
-    for ours, theirs in (line.split() for line in text.splitlines() if line.strip()):
+    for ours, theirs in (line.split() for line in text.split("\n") if line.strip()):
         pairs = _expand_groups(ours, prefix + theirs)
         rules += [rule for pair in pairs for rule in _read_line(*pair, parameters, layouts)]
     return [half_split(rule) if half_width else rule for rule in rules]

@@ -26,7 +26,7 @@ import numpy as np
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
     BART_FIELDS,
@@ -103,7 +103,7 @@ for _package in ("torch", "transformers"):
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 
-def open_model(path: Path, given: Given | None = None) -> Outputs:
+def open_model(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
     import torch
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils import logging
@@ -179,28 +179,30 @@ class HuggingFaceFormat:
         )
         save_safetensors(tensors, folder / WEIGHTS_NAME)
 
-    def _read(self, path: Path, given: Given) -> Weights:
+    def _read(self, path: Path, overrides: ImportOverrides) -> Weights:
         folder = path if path.is_dir() else path.parent
         stored = formats.read_config_json(folder)
         if stored.get("model_type") != self.model_type:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
-        return self._read_tensors(path, given, stored, open_tensors(folder))
+        return self._read_tensors(path, overrides, stored, open_tensors(folder))
 
     def _read_tensors(
-        self, path: Path, given: Given, stored: dict[str, Any], tensors: Mapping[str, Any]
+        self, path: Path, overrides: ImportOverrides, stored: dict[str, Any], tensors: Mapping[str, Any]
     ) -> Weights:
         folder = path if path.is_dir() else path.parent
         fields, network = read_model_fields(self.fields, folder)
-        if given.vocabs is not None:
-            vocabs = given.vocabs
+        if overrides.vocabs is not None:
+            vocabs = overrides.vocabs
         elif formats.OUR_KEY in stored:
-            vocabs = read_exported_tokenizer(folder, joint=formats.find_config(folder, Given()).vocab.joint)
+            vocabs = read_exported_tokenizer(
+                folder, joint=formats.find_config(folder, ImportOverrides()).vocab.joint
+            )
         else:
             vocabs = read_tokenizer(folder, fields)
-        if formats.OUR_KEY in stored or given.config is not None:
-            config = formats.find_config(folder, given)
+        if formats.OUR_KEY in stored or overrides.config is not None:
+            config = formats.find_config(folder, overrides)
         else:
             network = dataclasses.replace(network, output_bias=has_output_bias(tensors))
             config = make_config(folder, fields, network, vocabs)

@@ -20,7 +20,7 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import StoredArray, check_unpacked_size, read_bytes
-from flaxformer_mt.convert.formats import Format, Given, Weights, refuse_given
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import FLAT_ROWS, LINEAR, SAME, Constant, Layout, Rule, read_names
 from flaxformer_mt.convert.network_fields import (
     COUNT,
@@ -105,9 +105,9 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_given(given, folder)
+    refuse_overrides(overrides, folder)
     file = toolkit.find_file(path, ("model.npz", "*.npz"), what="a Marian model", without=".optimizer.npz")
     with _open_arrays(file) as arrays:
         options = _read_options(arrays, file)

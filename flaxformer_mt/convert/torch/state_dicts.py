@@ -11,7 +11,7 @@ import torch
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_equal, check_network
-from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule, Table, Tensors
 from flaxformer_mt.convert.network_fields import Fields, find_problems
 from flaxformer_mt.convert.stored_tensors import as_arrays, load_checkpoint, take_tensors
@@ -20,7 +20,7 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 STATE_NAME = "state_dict.pt"
-_NOTHING_GIVEN = Given()
+_NO_OVERRIDES = ImportOverrides()
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class StateDictFormat:
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
-    def open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
+    def open(self, path: Path, overrides: ImportOverrides = _NO_OVERRIDES) -> Outputs:
         folder = path if path.is_dir() else path.parent
-        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
         arguments = self.arguments(config, vocabs)
-        if given.config is None:
+        if overrides.config is None:
             check_equal(
                 formats.read_config_json(folder).get("arguments"), arguments, folder / formats.CONFIG_NAME
             )
@@ -88,9 +88,9 @@ class StateDictFormat:
 
         return outputs
 
-    def read(self, path: Path, given: Given) -> Weights:
+    def read(self, path: Path, overrides: ImportOverrides) -> Weights:
         folder = path if path.is_dir() else path.parent
-        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
         check_network(config, folder)
         self.check_config(config)
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
