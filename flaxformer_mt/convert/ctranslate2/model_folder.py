@@ -86,6 +86,7 @@ _FIELDS = (
     *(field for field in EVERY_FIELD if field.ours not in _MISSING),
     Field("positions", values=("sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative")),
     Field("padding_mask", values=("source", "both")),
+    Field("target_start"),
 )
 
 
@@ -171,6 +172,7 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
                 layer.self_attention.queries_scale = scale
                 if stack is decoder:
                     layer.attention.queries_scale = scale
+    decoder.start_from_zero_embedding = config.target_start == "zeros"
     if config.logit_scale:
         decoder.scale_outputs = np.float32(config.model_dim**-0.5)
     return transformer_spec.TransformerSpec(encoder, decoder)

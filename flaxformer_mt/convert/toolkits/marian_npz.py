@@ -1,27 +1,41 @@
-"""Format marian-npz: a Transformer that Marian has trained, as Marian itself writes it; import only.
+"""Format marian-npz: a Transformer in the files of Marian, for training and translation there, or from there.
 
     model.npz                  the arrays, and under special:model.yml the options (else in model.npz.yml)
-    model.npz.decoder.yml      names the vocabularies; without it, they are found by their names
+    decoder.yml                names the vocabularies, and has the search options (or model.npz.decoder.yml)
     vocab.spm, or vocab.yml    one for both sides, or two; with vocab.yml also source.spm and target.spm
 
-Translations begin with a vector of zeros: that of <pad>, which Marian does not have, and which gets the first
-id after those of both vocabularies. Needs numpy alone; nothing of a file is unpickled.
+Marian's translations begin with a vector of zeros, which an export needs (model.target_start). In a model
+that is imported, it is that of <pad>, which Marian does not have, and which gets the first id after those of
+both vocabularies. Needs numpy alone; nothing of a file is unpickled.
 """
 
 import contextlib
 import functools
 import math
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.foreign_files import StoredArray, check_unpacked_size, read_bytes
-from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
-from flaxformer_mt.convert.name_table import FLAT_ROWS, LINEAR, SAME, Constant, Layout, Rule, read_names
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.convert import formats
+from flaxformer_mt.convert.foreign_files import StoredArray, check_network, check_unpacked_size, read_bytes
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights, refuse_overrides
+from flaxformer_mt.convert.huggingface.generation_options import TYPICAL_LENGTH
+from flaxformer_mt.convert.name_table import (
+    FLAT_ROWS,
+    LINEAR,
+    SAME,
+    Constant,
+    Layout,
+    Rule,
+    Table,
+    read_names,
+)
 from flaxformer_mt.convert.network_fields import (
     COUNT,
     FFN_WIDTH,
@@ -29,11 +43,16 @@ from flaxformer_mt.convert.network_fields import (
     TYING,
     WIDTH,
     Field,
+    any_value,
+    find_problems,
     read_network,
+    write_options,
 )
-from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.convert.sentencepiece_file import Specials, drop_fillers
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
+from flaxformer_mt.convert.toolkits.marian_network import compute_log_probs
 from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces
 
@@ -44,6 +63,7 @@ _OPTIONS_BYTES = 1 << 20
 _EOS, _UNK = ("</s>", 0), ("<unk>", 1)
 # The logit of entries that Marian does not have: low enough to take no probability from the others.
 _NEVER = -100.0
+_MODEL = "model.npz"
 _EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 _OUTPUT = "decoder_ff_logit_out"
 
@@ -67,10 +87,13 @@ _FIELDS = (
         default="",
     ),
     Field("norm_epsilon", values=1e-6),
+    Field("padding_mask", values=("source", "both")),
+    Field("target_start", values=("symbol", "zeros")),
+    *any_value("norm_affine", "attention_bias", "ffn_bias"),
     Field("final_norm", "transformer-postprocess-top", {"n": True, "": False}, default=""),
     Field("embedding_norm", "transformer-postprocess-emb", {"n": True, "": False}, default=""),
     Field("positions", values="sinusoidal_halves"),
-    Field("output_bias", values=True),
+    Field("output_bias", values=(True, False)),
     Field(
         "tying",
         "tied-embeddings-all & tied-embeddings-src & tied-embeddings",
@@ -86,6 +109,22 @@ _FIELDS = (
     Field("attention_dropout_rate", "transformer-dropout-attention", bounds=RATE, default=0.0),
     Field("ffn_dropout_rate", "transformer-dropout-ffn", bounds=RATE, default=0.0),
 )
+# Fields whose parameters Marian always has; those that a network lacks are 0, or 1 as scales.
+_ALWAYS = ("norm_affine", "attention_bias", "ffn_bias", "output_bias")
+# Options that Marian asks of every file, whether or not the network depends on them.
+_CONSTANTS: dict[str, Any] = {
+    "version": "v1.12.0",
+    "dec-cell": "gru",
+    "enc-cell": "gru",
+    "enc-type": "bidirectional",
+    **{"dec-cell-base-depth": 2, "dec-cell-high-depth": 1, "enc-cell-depth": 1, "dim-rnn": 1024},
+    **{"input-types": [], "skip": False, "output-omit-bias": False, "separator-symbol": "[eos]"},
+    **{"lemma-dependency": "", "factors-dim-emb": 0, "ulr-dim-emb": 0, "ulr-trainable-transformation": False},
+    **{"bert-train-type-embeddings": True, "bert-type-vocab-size": 2, "transformer-decoder-dim-ffn": 0},
+    **{"transformer-dim-aan": 2048, "transformer-aan-depth": 2, "transformer-aan-nogate": False},
+    **{"transformer-aan-activation": "swish", "transformer-guided-alignment-layer": "last"},
+    **{"transformer-alibi-shift": False, "transformer-alibi-trainable": False},
+}
 # Options of networks that this package does not have.
 _OFF = [
     *("layer-normalization", "right-left", "ulr", "transformer-disable-position-embeddings"),
@@ -108,21 +147,113 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
     refuse_overrides(overrides, folder)
-    file = toolkit.find_file(path, ("model.npz", "*.npz"), what="a Marian model", without=".optimizer.npz")
+    file = _find_model(path)
+    own = formats.OUR_KEY in formats.read_config_json(folder)
     with _open_arrays(file) as arrays:
-        options = _read_options(arrays, file)
-        network = _read_network(options, file)
-        vocabs = _read_vocabs(folder, file)
+        network = _read_network(_read_options(arrays, file), file)
+        vocabs = formats.find_vocabs(folder, overrides) if own else _read_vocabs(folder, file)
         sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
-        tensors = dict(_pad_arrays(arrays, network, sizes))
-        return toolkit.make_weights(
-            network,
-            vocabs,
-            tensors,
-            _make_rules(network, old_output=f"{_OUTPUT}_W" in tensors),
-            path=file,
-            what=_NAME,
+        tensors = dict(_pad_arrays(arrays, sizes))
+        if not own:
+            rules = _make_rules(network, old_output=f"{_OUTPUT}_W" in tensors)
+            return toolkit.make_weights(network, vocabs, tensors, rules, path=file, what=_NAME)
+        config = formats.find_config(folder, overrides)
+        check_network(config, folder)
+        leaves = _make_table(config.model, vocabs).to_flax(
+            tensors, origin=str(file), sizes=formats.size_fields(config, vocabs)
         )
+        return Weights(config, vocabs, leaves)
+
+
+def _make_table(network: ModelConfig, vocabs: Vocabs) -> Table:
+    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+    absent = formats.absent_shapes(network, _ALWAYS, **sizes)
+    return Table(formats.shapes_of(network, **sizes), _make_rules(network), what=_NAME, absent=absent)
+
+
+# ---- export ----
+
+
+def _write(weights: Weights, folder: Path, quantization: str) -> None:
+    config, vocabs, leaves = weights.config, weights.vocabs, weights.leaves
+    start = next(leaves[path] for path in leaves if re.match("(shared|target)_embedding/", path))
+    if config.model.target_start == "symbol" and start[vocabs.target.bos_id].any():
+        raise UserError(
+            f"{_NAME} cannot express this model: model.target_start is symbol, whose embedding is not zero "
+            "as in Marian; train with --config.model.target_start=zeros"
+        )
+    tensors = _make_table(config.model, vocabs).to_foreign(leaves)
+    files = {"source": "vocab.spm"} if vocabs.joint else {s: f"vocab.{s}.spm" for s in ("source", "target")}
+    rows = {}
+    for side, name in files.items():
+        model, rows[side] = drop_fillers(getattr(vocabs, side).model)
+        (folder / name).write_bytes(model)
+    rows.setdefault("target", rows["source"])
+    for name, array in tensors.items():
+        side = "source" if name == "encoder_Wemb" else "target"
+        if name in (*_EMBEDDINGS, f"{_OUTPUT}_Wt"):
+            tensors[name] = array[: rows[side]]
+        elif name == f"{_OUTPUT}_b":
+            tensors[name] = array[:, : rows[side]]
+    options = _CONSTANTS | {name: values[0] for name, values in _OTHERS.items()}
+    options |= write_options(_FIELDS, config.model) | {"dim-vocabs": [rows["source"], rows["target"]]}
+    if config.model.decoder_self_attention == "ssru":
+        options["dec-cell"] = "ssru"
+    text = np.frombuffer(yaml.safe_dump(options).encode() + b"\0", np.int8)
+    arrays: dict[str, Any] = {**tensors, _OPTIONS: text}
+    np.savez(folder / _MODEL, **arrays)
+    listed = list(files.values()) * (2 if vocabs.joint else 1)
+    (folder / "decoder.yml").write_text(yaml.safe_dump(_make_search(config, listed), sort_keys=False))
+    (folder / formats.VOCAB_NAME).mkdir(exist_ok=True)
+    vocabs.save(folder / formats.VOCAB_NAME)
+    formats.write_config_json(weights, folder, _NAME, {})
+
+
+def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
+    """Return the search options in Marian's terms, which divides by a power of the length.
+
+    Its limit of lengths is a multiple of the source's. It is no shorter than ours for sources of four tokens.
+    """
+    search = config.search
+    factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
+    return {
+        "relative-paths": True,
+        "models": [_MODEL],
+        "vocabs": vocabs,
+        "beam-size": search.beam_size if search.method == "beam" else 1,
+        "normalize": round(search.length_penalty * factor, 6),
+        "word-penalty": 0,
+        "max-length-factor": math.ceil(search.max_length_ratio + search.max_length_offset / 4),
+        "allow-unk": search.allow_unknown,
+    }
+
+
+def _list_lost(search: SearchConfig) -> list[str]:
+    lost = [option for option in formats.constraining_options(search) if "allow_unknown" not in option]
+    return lost + [f"search.method={search.method}"] * (search.method in ("sample", "mbr"))
+
+
+def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
+    file = _find_model(path)
+    with _open_arrays(file) as stored:
+        network = _read_network(_read_options(stored, file), file)
+        arrays = {name: StoredArray(np.asarray(array).copy, array.shape) for name, array in stored.items()}
+
+    def outputs(batch: Batch) -> np.ndarray:
+        source, target = np.asarray(batch.source), np.asarray(batch.target_out)
+        # Ids that Marian does not have are those of rows that are appended.
+        sizes = {"source": int(source.max(initial=0)) + 1, "target": int(target.max(initial=0)) + 1}
+        padded = {name: np.asarray(array) for name, array in _pad_arrays(arrays, sizes)}
+        if f"{_OUTPUT}_W" in padded:
+            padded[f"{_OUTPUT}_Wt"] = padded[f"{_OUTPUT}_W"].T
+        mask = np.asarray(batch.source_mask)
+        return compute_log_probs(padded, write_options(_FIELDS, network), source, mask, target)
+
+    return outputs
+
+
+def _find_model(path: Path) -> Path:
+    return toolkit.find_file(path, (_MODEL, "*.npz"), what="a Marian model", without=".optimizer.npz")
 
 
 # ---- options ----
@@ -192,7 +323,7 @@ def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) ->
 
 
 def _pad_arrays(
-    arrays: Mapping[str, StoredArray], network: ModelConfig, sizes: Mapping[str, int]
+    arrays: Mapping[str, StoredArray], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, StoredArray]]:
     """Yield the arrays of a network, with entries for the symbols that Marian does not have."""
     target = sizes["target"]
@@ -326,4 +457,12 @@ def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
     return toolkit.PieceList([*names, *fillers, pad], Specials(unk, eos, pad), unused)
 
 
-FORMAT = Format.read_only(_NAME, _read)
+FORMAT = Format(
+    _NAME,
+    functools.partial(find_problems, _FIELDS),
+    _write,
+    _open,
+    _read,
+    quantity="log_probs",
+    lost_options=_list_lost,
+)
