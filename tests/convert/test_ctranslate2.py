@@ -61,6 +61,7 @@ VARIANTS = {
         "embedding_scale": False,
         "norm_epsilon": 1e-2,
         "padding_mask": "both",
+        "target_start": "zeros",
     },
     "rotary": {
         "norm": "rms",

@@ -32,6 +32,8 @@ EXPORTED = [name for name in NAMES if find_format(name).open is not None]
 HEADS = {"key_dim": None, "value_dim": None, "tying": "all", "embedding_scale": True}
 OWN = {name: dataclasses.replace(TINY, **HEADS) for name in EXPORTED}
 OWN |= {name: dataclasses.replace(TINY, **base) for name, base in BASES.items() if name != "embeddings"}
+MARIAN = {"positions": "sinusoidal_halves", "norm_epsilon": 1e-6, "target_start": "zeros"}
+OWN["marian-npz"] = dataclasses.replace(OWN["marian-npz"], **MARIAN)
 OWN["hf-pre-norm"] = dataclasses.replace(OWN["hf-pre-norm"], norm_position="pre")
 
 
@@ -98,7 +100,15 @@ REFUSED: dict[str, dict[str, tuple[Any, str]]] = {
         "decoder_self_attention": ("ssru", "attention"),
         "padding_mask": ("none", "source, both"),
     },
-    "torch": {"attention_scale": (False, "True")},
+    "torch": {"attention_scale": (False, "True"), "target_start": ("zeros", "symbol")},
+    "marian-npz": {
+        "positions": ("sinusoidal", "sinusoidal_halves"),
+        "norm_epsilon": (1e-5, "1e-06"),
+        "norm": ("rms", "layer"),
+        "activation": ("gelu", "relu, silu"),
+        "embedding_scale": (False, "True"),
+        "source_end": (False, "True"),
+    },
 }
 
 
