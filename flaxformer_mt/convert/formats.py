@@ -9,7 +9,7 @@ import difflib
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.files import from_dict, read_json_object, to_dict
-from flaxformer_mt.convert.name_table import Leaves, Shapes
+from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Table
 from flaxformer_mt.errors import UserError, install_command
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.parallel import default_platform
@@ -66,6 +66,7 @@ class ImportOverrides:
     vocabs: Vocabs | None = None
 
 
+Rules = Iterable[Rule | Constant]
 # Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the vectors
 # [B, T, D] that the decoder begins with.
 Outputs = Callable[[Batch], np.ndarray]
@@ -129,11 +130,19 @@ def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Sha
 
 def absent_shapes(model: ModelConfig, fields: Iterable[str], *, source_size: int, target_size: int) -> Shapes:
     """Return the shapes of parameters that a network lacks because of these fields, which are False."""
-    sizes = {"source_size": source_size, "target_size": target_size}
-    changes: dict[str, Any] = dict.fromkeys(fields, True)
-    whole = shapes_of(dataclasses.replace(model, **changes), **sizes)
-    own = shapes_of(model, **sizes)
+    changes: dict[str, Any] = {"scan_layers": False, **dict.fromkeys(fields, True)}
+    own = shapes_of(model, source_size=source_size, target_size=target_size)
+    whole = _trace_shapes(dataclasses.replace(model, **changes), source_size, target_size)
     return {path: shape for path, shape in whole.items() if path not in own}
+
+
+def make_table(
+    model: ModelConfig, vocabs: Vocabs, rules: Rules, what: str, absent: Iterable[str] = ()
+) -> Table:
+    """Make the name table of a network; `absent` are fields whose parameters the foreign one always has."""
+    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+    lacking = absent_shapes(model, absent, **sizes)
+    return Table(shapes_of(model, **sizes), rules, what=what, absent=lacking)
 
 
 @functools.lru_cache(maxsize=128)
@@ -218,6 +227,13 @@ def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
         "the size of the source vocabulary": vocabs.source.size,
         "the size of the target vocabulary": vocabs.target.size,
     }
+
+
+def read_weights(
+    table: Table, tensors: Mapping[str, Any], config: Config, vocabs: Vocabs, origin: Path, **options: Any
+) -> Weights:
+    sizes = size_fields(config, vocabs)
+    return Weights(config, vocabs, table.to_flax(tensors, origin=str(origin), sizes=sizes, **options))
 
 
 def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:

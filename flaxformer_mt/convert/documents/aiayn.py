@@ -255,7 +255,7 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     if not is_checkpoint(path):
         return STATE_DICT.read(path, overrides)
     tensors, config, vocabs = _load_checkpoint(path, overrides)
-    return STATE_DICT.weights_of(tensors, config, vocabs, origin=str(path))
+    return STATE_DICT.weights_of(tensors, config, vocabs, origin=path)
 
 
 def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:

@@ -67,14 +67,14 @@ output                       lm_head
 
 
 def make_bart_table(config: Config, vocabs: Vocabs, *, what: str, positions: int) -> Table:
-    model, sizes = config.model, {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+    model = config.model
     half_width = model.positions == "sinusoidal"  # the class has sines before cosines
     rules: list[Rule | Constant] = [Rule("output_bias", _BIAS, ROW)]
     rules += read_names(_NAMES, half_width=half_width)
     rules += read_names(STACK_NAMES, prefix="model.", half_width=half_width)
     rules += _make_constants(model, positions, vocabs.target.size)
-    absent = formats.absent_shapes(model, ("norm_affine", "attention_bias", "ffn_bias"), **sizes)
-    return Table(formats.shapes_of(model, **sizes), rules, what=what, absent=absent)
+    absent = ("norm_affine", "attention_bias", "ffn_bias")
+    return formats.make_table(model, vocabs, rules, what=what, absent=absent)
 
 
 def _make_constants(model: ModelConfig, positions: int, vocab_size: int) -> Iterable[Constant]:
@@ -210,13 +210,7 @@ class HuggingFaceFormat:
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
         table = make_bart_table(config, vocabs, what=self.name, positions=network.max_positions or 0)
-        leaves = table.to_flax(
-            tensors,
-            may_omit_tied=True,
-            origin=str(path),
-            sizes=formats.size_fields(config, vocabs),
-        )
-        return Weights(config, vocabs, leaves)
+        return formats.read_weights(table, tensors, config, vocabs, path, may_omit_tied=True)
 
 
 _TIES = "share_encoder_decoder_embeddings & tie_word_embeddings"

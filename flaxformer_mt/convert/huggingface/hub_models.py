@@ -59,11 +59,12 @@ _T5_FEEDFORWARD = (
 )
 
 
-def _make_t5_table(config: Config, shapes: Any) -> Table:
+def _make_t5_table(config: Config, vocabs: Vocabs) -> Table:
     # The gate of two input matrices is the first one.
     gated = config.model.activation in ("swiglu", "geglu_tanh")
     layers = ("(gate|input|output)", "(wi_0|wi_1|wo)") if gated else ("(input|output)", "(wi|wo)")
-    return Table(shapes, [*read_names(_T5_NAMES), *read_names(_T5_FEEDFORWARD % layers)], what=_NAME)
+    rules = [*read_names(_T5_NAMES), *read_names(_T5_FEEDFORWARD % layers)]
+    return formats.make_table(config.model, vocabs, rules, what=_NAME)
 
 
 _NAME = "hf"
@@ -86,9 +87,8 @@ def _is_t5(config: Config) -> bool:
 
 
 def _make_table(config: Config, vocabs: Vocabs) -> Table:
-    shapes = formats.shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     if _is_t5(config):
-        return _make_t5_table(config, shapes)
+        return _make_t5_table(config, vocabs)
     positions = (config.model.longest_input or 0) + config.model.first_position
     return bart_family.make_bart_table(config, vocabs, what=_NAME, positions=positions)
 
@@ -140,10 +140,9 @@ def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> W
         check_network(config, folder)
     except UserError as error:
         raise UserError(f"{folder}: its config.json makes this config: {error}") from error
-    leaves = _make_table(config, vocabs).to_flax(
-        tensors, may_omit_tied=True, origin=str(folder), sizes=formats.size_fields(config, vocabs)
+    return formats.read_weights(
+        _make_table(config, vocabs), tensors, config, vocabs, folder, may_omit_tied=True
     )
-    return Weights(config, vocabs, leaves)
 
 
 def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:

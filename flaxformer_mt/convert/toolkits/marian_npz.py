@@ -159,16 +159,12 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
             return toolkit.make_weights(network, vocabs, tensors, rules, path=file, what=_NAME)
         config = formats.find_config(folder, overrides)
         check_network(config, folder)
-        leaves = _make_table(config.model, vocabs).to_flax(
-            tensors, origin=str(file), sizes=formats.size_fields(config, vocabs)
-        )
-        return Weights(config, vocabs, leaves)
+        table = _make_table(config.model, vocabs)
+        return formats.read_weights(table, tensors, config, vocabs, file)
 
 
 def _make_table(network: ModelConfig, vocabs: Vocabs) -> Table:
-    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
-    absent = formats.absent_shapes(network, _ALWAYS, **sizes)
-    return Table(formats.shapes_of(network, **sizes), _make_rules(network), what=_NAME, absent=absent)
+    return formats.make_table(network, vocabs, _make_rules(network), what=_NAME, absent=_ALWAYS)
 
 
 # ---- export ----

@@ -9,9 +9,9 @@ import yaml
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig
 from flaxformer_mt.convert.foreign_files import check_network, read_bytes, read_text
-from flaxformer_mt.convert.formats import Weights, fit_vocabulary, shapes_of, size_fields
+from flaxformer_mt.convert.formats import Weights, fit_vocabulary, make_table, read_weights
 from flaxformer_mt.convert.huggingface.model_config import make_data_config
-from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule, Table
+from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule
 from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model, renumber
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -62,11 +62,8 @@ def make_weights(
     data = make_data_config(network.longest_input, **names)
     config = fit_vocabulary(Config(data=data, model=network), vocabs)
     check_network(config, path.parent)
-    shapes = shapes_of(network, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    table = Table(shapes, rules, what=what)
-    sizes = size_fields(config, vocabs)
-    leaves = table.to_flax(tensors, may_omit_tied=True, origin=str(path), sizes=sizes)
-    return Weights(config, vocabs, leaves)
+    table = make_table(network, vocabs, rules, what=what)
+    return read_weights(table, tensors, config, vocabs, path, may_omit_tied=True)
 
 
 def languages_of(codes: Iterable[Any]) -> Languages:

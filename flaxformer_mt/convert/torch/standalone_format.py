@@ -39,8 +39,7 @@ decoder/layers_{n}/recurrence/(input|forget)                decoder.layers.{n}.r
 
 
 def make_table(config: Config, vocabs: Vocabs) -> Table:
-    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
-    return Table(formats.shapes_of(config.model, **sizes), read_names(_NAMES), what=FORMAT.name)
+    return formats.make_table(config.model, vocabs, read_names(_NAMES), what=FORMAT.name)
 
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
@@ -97,10 +96,7 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
     check_network(config, folder)
     tensors = open_safetensors([folder / TENSORS_NAME if path.is_dir() else path])
-    leaves = make_table(config, vocabs).to_flax(
-        tensors, may_omit_tied=True, origin=str(path), sizes=formats.size_fields(config, vocabs)
-    )
-    return Weights(config, vocabs, leaves)
+    return formats.read_weights(make_table(config, vocabs), tensors, config, vocabs, path, may_omit_tied=True)
 
 
 # modeling.py supports every value of every field, but for what imported models alone have.

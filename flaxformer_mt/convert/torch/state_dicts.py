@@ -53,10 +53,8 @@ class StateDictFormat:
         return Format(self.name, self.problems, self._write, self.open, self.read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
-        sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
-        shapes = formats.shapes_of(config.model, **sizes)
-        absent = formats.absent_shapes(config.model, self.absent, **sizes)
-        return Table(shapes, self.rules(config), what=self.name, absent=absent)
+        rules = self.rules(config)
+        return formats.make_table(config.model, vocabs, rules, what=self.name, absent=self.absent)
 
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
         tensors = self.make_table(weights.config, weights.vocabs).to_foreign(weights.leaves)
@@ -93,15 +91,15 @@ class StateDictFormat:
         config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
         check_network(config, folder)
         self.check_config(config)
-        return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
+        return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=path)
 
     def check_config(self, config: Config) -> None:
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
-    def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
-        table, sizes = self.make_table(config, vocabs), formats.size_fields(config, vocabs)
-        return Weights(config, vocabs, table.to_flax(tensors, origin=origin, sizes=sizes))
+    def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: Path) -> Weights:
+        table = self.make_table(config, vocabs)
+        return formats.read_weights(table, tensors, config, vocabs, origin)
 
     def _load(self, path: Path, config: Config, vocabs: Vocabs) -> Tensors:
         tensors: Tensors = {}
