@@ -273,19 +273,3 @@ class Scheduler:
 
 def _capacity(key: _Key) -> int:
     return key.size.capacity
-
-
-def search_all(
-    engine: SearchEngine, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
-) -> Iterator[tuple[int, SearchResult]]:
-    """Yield each sentence's index and hypotheses [N, ...], the shortest sources roughly first.
-
-    If the device runs out of memory, this call and all later ones use smaller batches.
-    """
-    scheduler = Scheduler(engine, tuple(params))
-    scheduler.submit(dict(enumerate(sentences)), n_best=n_best)
-    while len(scheduler):
-        for index, result in scheduler.step(None):
-            if isinstance(result, Exception):
-                raise result
-            yield index, result

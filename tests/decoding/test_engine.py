@@ -12,7 +12,7 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import compiled_programs, scheduler, sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.scheduler import search_all
+from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.sentences import Form, Sentence
 from flaxformer_mt.decoding.sizes import LengthRule, StateSizes
 from flaxformer_mt.model import make_model
@@ -106,10 +106,22 @@ class Searcher:
         """The translations, and each call's size and how many sentences of a part entered with it."""
         self.engine.budget.tokens = batch_tokens
         self.ran.clear()
-        found = dict(search_all(self.engine, sentences, n_best=n_best, params=self.params))
+        found = search_all(self.engine, sentences, self.params, n_best=n_best)
         ran = list(self.ran)
         assert sum(sum(counts) for _, _, counts in ran) >= len(sentences)
         return [found[index] for index in range(len(sentences))], ran
+
+
+def search_all(engine, sentences, params, *, n_best=1):
+    """The hypotheses of each sentence, by its index."""
+    scheduler, found = Scheduler(engine, tuple(params)), {}
+    scheduler.submit(dict(enumerate(sentences)), n_best=n_best)
+    while len(scheduler):
+        for index, result in scheduler.step(None):
+            if isinstance(result, Exception):
+                raise result
+            found[index] = result
+    return found
 
 
 def assert_same_translations(found, expected):
@@ -313,7 +325,7 @@ def test_programs_for_a_few_sentences_are_kept(tmp_path):
                 longest_source=8,
                 keep_programs=True,
             )
-            found.append(dict(search_all(engine, sentences, n_best=1, params=params)))
+            found.append(search_all(engine, sentences, params))
             traced = "_models" in vars(engine.programs)
             assert traced == (len(found) == 1)
         kept = sorted(path.name.split("-")[0] for path in (tmp_path / "kept").iterdir())

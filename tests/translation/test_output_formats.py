@@ -5,7 +5,6 @@ import html
 import json
 import math
 
-from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.translation.result import EMPTY, Translation, TranslationFormat, format_score
 
 NEXT = Translation("b\tc", -2.0, -3.0, (8, 2), token_log_probs=(-2.5, -0.5), alignment=((0, 0),))
@@ -83,7 +82,7 @@ def test_what_is_no_number_is_null_in_json():
 
 
 def test_scores():
-    score = PairScore(-0.25, -0.5, (-0.125, -0.375), (7, 2))
+    score = Translation("a", -0.25, -0.5, (7, 2), token_log_probs=(-0.125, -0.375))
 
     def write(**options):
         return format_score(score, 3, ("x", "y"), pieces, **({"tokens": False, "as_json": False} | options))
