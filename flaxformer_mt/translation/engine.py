@@ -135,12 +135,10 @@ class LineEngine(ABC):
 
     @property
     def has_full_call(self) -> bool:
-        """Whether `step(more=True)` may have something to do."""
         return self._searches.has_full_call and not self._shares
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, as JSON values."""
+    def describe(self) -> dict[str, Any]: ...
 
     # ---- what depends on the network's library ----
 
@@ -158,12 +156,11 @@ class LineEngine(ABC):
 
     @abstractmethod
     def _score(self, lines: list[Line]) -> None:
-        """Find the scores of given targets."""
+        """Score given targets."""
 
     # ---- requests in ----
 
     def submit(self, *requests: Request) -> None:
-        """Add requests. Raises UserError for what cannot be translated."""
         self.enter(self.read(requests))
 
     def read(self, requests: Sequence[Request]) -> list[Line]:
@@ -181,7 +178,6 @@ class LineEngine(ABC):
         return self._tags[source, target]
 
     def _read_alike(self, requests: list[Request], tags: LineTags) -> list[Line]:
-        """Read requests of the same languages."""
         first = requests[0].seed
         texts, marked = [request.text for request in requests], dict[int, MarkedLine]()
         check_lines(texts, first_line=first)
@@ -223,7 +219,6 @@ class LineEngine(ABC):
         return line
 
     def _check(self, request: Request) -> None:
-        """Raise UserError for a request that the options exclude."""
         if request.n_best != 1:
             check_n_best(self.config.search, request.n_best)
         if request.required:
@@ -256,7 +251,6 @@ class LineEngine(ABC):
         ]
 
     def enter(self, lines: list[Line]) -> None:
-        """Add requests that were read."""
         waiting: dict[int, dict[Part, Sentence]] = {}
         for line in lines:
             self._lines[line.request.id] = line
@@ -286,7 +280,6 @@ class LineEngine(ABC):
         self._searches.submit(sentences, n_best=searched)
 
     def cancel(self, name: Hashable) -> None:
-        """Remove the request with this id, if it is not answered yet."""
         line = self._lines.pop(name, None)
         if line is None:
             return
@@ -300,7 +293,6 @@ class LineEngine(ABC):
     # ---- answers out ----
 
     def step(self, *, more: bool = False) -> list[Answer]:
-        """Go on with the work; return the answers that are ready, in any order; see `Engine.step`."""
         answers: list[Answer] = []
         found = []
         steps = _STEPS if self.arriving else None
@@ -442,7 +434,6 @@ class LineEngine(ABC):
             self.on_progress(lines=lines, tokens=tokens)
 
     def take_warnings(self) -> list[str]:
-        """Return what users should know of the lines since the last call."""
         longest = f"longer than data.max_source_length {self.config.data.max_source_length} tokens, so"
         messages = {
             "split": f"{{}}: {longest} translated in parts, which are joined again",
@@ -495,31 +486,14 @@ class JaxEngine(LineEngine):
         params: tuple[Any, ...],
         config: Config,
         *,
-        long_lines: LongLines,
-        sentences: bool,
-        arriving: bool = False,
-        together: bool = False,
-        describe: Callable[[], dict[str, Any]] = dict,
+        describe: Callable[[], dict[str, Any]],
+        **options: Any,
     ) -> None:
-        """Start without requests.
-
-        Args:
-          params: those of each model.
-          describe: returns what translations depend on.
-        """
-        super().__init__(
-            config,
-            scorer.vocabs,
-            Scheduler(search, params),
-            long_lines=long_lines,
-            sentences=sentences,
-            arriving=arriving,
-            together=together,
-        )
+        """Start without requests; `params` are those of each model, `options` those of `LineEngine`."""
+        super().__init__(config, scorer.vocabs, Scheduler(search, params), **options)
         self._engine, self._scorer, self._params, self._describe = search, scorer, params, describe
 
     def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, besides the options of a command."""
         return {
             **self._describe(),
             # Devices share batches, so that another number of devices rounds differently.

@@ -125,7 +125,7 @@ class Engine(Protocol):
     def read(self, requests: Sequence[Request]) -> Any:
         """Split and tokenize requests, in any thread; `enter` takes the result. Together: `submit`."""
 
-    def enter(self, lines: Any) -> None: ...  # noqa: D102
+    def enter(self, lines: Any) -> None: ...
 
     def cancel(self, name: Hashable) -> None:
         """Remove the request with this id, if it is not answered yet."""
@@ -139,7 +139,8 @@ class Engine(Protocol):
         """
 
     @property
-    def has_full_call(self) -> bool: ...  # noqa: D102
+    def has_full_call(self) -> bool:
+        """Whether `step(more=True)` may have something to do."""
 
     def __len__(self) -> int:
         """Return the number of requests that are not answered."""
