@@ -41,7 +41,7 @@ from flaxformer_mt.text_io.lines import (
     take_windows,
 )
 from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
-from flaxformer_mt.workers.worker_pool import MakeWork
+from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
     from flaxformer_mt.translation.engine import LineEngine

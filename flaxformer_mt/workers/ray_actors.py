@@ -1,7 +1,7 @@
-"""Workers that are actors of a Ray cluster, for the map of worker_pool.py; the only module that imports Ray.
+"""Workers that are actors of a Ray cluster, for the map of block_map.py; the only module that imports Ray.
 
 Ray chooses their machines, and shows each of them its own accelerator. What becomes of a lost one is decided
-in worker_pool.py: Ray restarts nothing by itself.
+in block_map.py: Ray restarts nothing by itself.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.workers.worker_pool import Answer, MakeWork, WorkerLost, WorkPlace
+from flaxformer_mt.workers.block_map import Answer, MakeWork, WorkerLost, WorkPlace
 
 # The resources of Ray that are accelerators.
 _ACCELERATORS = ("GPU", "TPU")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_experiment import change
 
-from flaxformer_mt.commands import make_corpus
+from flaxformer_mt.commands import score_targets
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.corpus.reader import read_pairs
@@ -37,7 +37,7 @@ def made(tiny_run, tiny_text, tmp_path_factory):
     """A folder of pairs with scores of `tiny_run`, in chunks of 25 pairs."""
     folder = tmp_path_factory.mktemp("scores") / "made"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(make_corpus, "_CHUNK", 25)
+        patch.setattr(score_targets, "_CHUNK", 25)
         assert main(command(tiny_run, tiny_text, folder)) == 0
     return folder
 
@@ -83,8 +83,8 @@ def test_scores_are_the_probabilities_of_the_model(made, tiny_run):
 def test_a_killed_command_goes_on_with_the_same_bytes(
     made, tiny_run, tiny_text, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(make_corpus, "_CHUNK", 25)
-    write, written = make_corpus.write_part, []
+    monkeypatch.setattr(score_targets, "_CHUNK", 25)
+    write, written = score_targets.write_part, []
 
     def die_at_the_second(path, *arguments, **options):
         if len(written) == 1:
@@ -92,12 +92,12 @@ def test_a_killed_command_goes_on_with_the_same_bytes(
         written.append(path.name)
         write(path, *arguments, **options)
 
-    monkeypatch.setattr(make_corpus, "write_part", die_at_the_second)
+    monkeypatch.setattr(score_targets, "write_part", die_at_the_second)
     again = command(tiny_run, tiny_text, tmp_path / "out", "--resume")
     assert main(again) == 130
     assert not (tmp_path / "out" / "report.json").exists()  # the sign that all is done
     monkeypatch.setattr(
-        make_corpus, "write_part", lambda path, *a, **o: written.append(path.name) or write(path, *a, **o)
+        score_targets, "write_part", lambda path, *a, **o: written.append(path.name) or write(path, *a, **o)
     )
     assert main(again) == 0
     assert written == ["000000.npz", "000001.npz", "000002.npz"][: len(written)] and len(written) > 1

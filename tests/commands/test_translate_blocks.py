@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_experiment import quick_environment
 
-from flaxformer_mt.commands import make_corpus
+from flaxformer_mt.commands import score_targets
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 
@@ -92,7 +92,7 @@ def test_a_command_resumes_with_and_without_workers(command, monkeypatch, capfd)
 
 
 def test_pairs_and_teacher_scores_are_those_of_one_process(tiny_run, tiny_text, monkeypatch, capfd):
-    monkeypatch.setattr(make_corpus, "_CHUNK", 24)
+    monkeypatch.setattr(score_targets, "_CHUNK", 24)
     flags = [f"--input={tiny_text / 'train.xx'}", "--window=32", "--teacher_scores=4"]
     for folder, workers in (("alone", []), ("both", ["--workers=2"])):
         assert main(["distil", f"--run={tiny_run}", *flags, f"--output={folder}", *workers]) == 0
