@@ -421,16 +421,14 @@ def score_file(options: ScoreOptions) -> None:
         write = files.enter_context(open_output(options.output))
         quiet, total = _is_on_screen(options.output), count_lines(options.target)
         progress = files.enter_context(Throughput(total=total, quiet=quiet))
-        # Lines are read ahead of their scores; the second of each two iterators keeps them for the output.
-        targets, kept_targets = itertools.tee(target.lines)
+        # Lines are read ahead of their scores; the second iterator keeps them for the output.
         sources, kept_sources = itertools.tee(source.lines) if source else (None, itertools.repeat(None))
         is_ready = (source and source.is_ready) or target.is_ready
-        scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready, **languages)
+        scores = scorer.score_stream(sources, target.lines, window=WINDOW, is_ready=is_ready, **languages)
+        how: dict[str, Any] = {"tokens": options.tokens, "as_json": options.json}
         # Scores come first: at their end, no line has been taken for one more.
-        lines = zip(scores, kept_sources, kept_targets, strict=False)
-        for number, (score, source_line, target_line) in enumerate(lines):
-            pieces, pair = scorer.vocabs.target.pieces, (source_line, target_line)
-            write(format_score(score, number, pair, pieces, tokens=options.tokens, as_json=options.json))
+        for number, (score, line) in enumerate(zip(scores, kept_sources, strict=False)):
+            write(format_score(score, number, line, scorer.vocabs.target.pieces, **how))
             progress.add(tokens=len(score.tokens))
 
 

@@ -411,39 +411,23 @@ def _describe(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
 
 
 def format_score(
-    score: Translation,
-    number: int,
-    pair: tuple[str | None, str],
-    pieces: Pieces,
-    *,
-    tokens: bool,
-    as_json: bool,
+    score: Translation, number: int, source: str | None, pieces: Pieces, *, tokens: bool, as_json: bool
 ) -> str:
-    """Return the output line of a score.
+    """Return the output line of the score of a given target, which is the text.
 
     Args:
       number: index of the pair, counted from 0.
-      pair: source and target; None as the source for a language model.
+      source: None for a language model.
       tokens: add columns with the log-probability and the log-probability of each token.
       as_json: write an object with all fields instead of columns.
     """
     if not as_json:
         columns = _format_log_probs(score.log_prob, score.token_log_probs or ()) if tokens else []
         return "\t".join([f"{score.score:.6f}", *columns])
-    source, target = pair
-    return write_json(
-        {
-            "line": number,
-            **({} if source is None else {"source": source}),
-            "target": target,
-            "score": score.score,
-            "log_prob": score.log_prob,
-            "tokens": score.tokens,
-            "pieces": pieces(score.tokens),
-            "token_log_probs": score.token_log_probs or (),
-            "truncated": score.truncated,
-        }
-    )
+    names = ("score", "log_prob", "tokens", "pieces", "token_log_probs", "truncated")
+    described = _describe(score, pieces)
+    pair = {"target": score.text} if source is None else {"source": source, "target": score.text}
+    return write_json({"line": number, **pair, **{name: described[name] for name in names}})
 
 
 def _format_log_probs(log_prob: float, token_log_probs: Sequence[float]) -> list[str]:
