@@ -4,6 +4,7 @@ Contains the report of an evaluation, for translation models and for language mo
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from flaxformer_mt.evaluation.evaluation_set import (
     save_translations,
 )
 from flaxformer_mt.evaluation.metrics import Scores, choose_score_options, score_translations
-from flaxformer_mt.evaluation.perplexity import score_text
+from flaxformer_mt.evaluation.perplexity import Likelihood
 from flaxformer_mt.evaluation.score_breakdowns import (
     describe_by_length,
     describe_directions,
@@ -47,6 +48,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained import read_tags
 
@@ -306,16 +308,25 @@ def _evaluate_language_model(
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
         sentences = read_sentences(reference)
-    loading: dict[str, Any] = {
-        name: getattr(options, name) for name in ("checkpoint", "dtype", "allow_nonfinite")
-    }
-    scored = score_text(run_dir, sentences, progress=progress, **loading)
+    if not sentences:
+        raise UserError("there is no text to score (0 lines); give at least one line")
+    scorer = Scorer.load(run_dir, options)
+    if progress is not None:
+        noun = "sentence" if len(sentences) == 1 else "sentences"
+        checkpoint = name_checkpoint(scorer.checkpoint, scorer.step)
+        print(f"scoring {len(sentences):,} {noun} with checkpoint {checkpoint}", file=progress, flush=True)
+    total, tokens = 0.0, 0
+    with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
+        for score in scorer.score_stream(None, sentences):
+            total, tokens = total - score.log_prob, tokens + len(score.tokens)
+            throughput.add(tokens=len(score.tokens))
+    likelihood = Likelihood(tokens, total / tokens, math.nan)
     return {
         "name": split if reference is None else name_of_file(reference),
-        "checkpoint": scored.checkpoint,
-        "step": scored.step,
+        "checkpoint": scorer.checkpoint,
+        "step": scorer.step,
         "sentences": len(sentences),
-        "tokens": scored.likelihood.tokens,
-        "loss": scored.likelihood.loss,
-        "perplexity": scored.likelihood.perplexity,
+        "tokens": tokens,
+        "loss": likelihood.loss,
+        "perplexity": likelihood.perplexity,
     }

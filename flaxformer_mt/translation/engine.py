@@ -239,7 +239,8 @@ class LineEngine(ABC):
             long = [index for index, tokens in enumerate(ids[side]) if len(tokens) > longest]
             if long and self._long_lines != "cut":
                 numbers = [first + index for index in long]
-                raise UserError(too_long(side, numbers, longest) + ", or give --long_lines=cut")
+                remedy = " (the command score has --long_lines=cut for its beginning)"
+                raise UserError(too_long(side, numbers, longest) + remedy)
             for index in long:  # a source ends in eos; a cut target has not ended, so it is scored without
                 cut[index].append(side)
                 beginning = ids[side][index][: longest - (side == "source")]

@@ -48,6 +48,7 @@ class Scorer:
 
     config = property(lambda self: self._model.config, doc="The config that the model was trained with.")
     checkpoint = property(lambda self: self._model.checkpoint)
+    step = property(lambda self: self._model.step)
     vocabs = property(lambda self: self._model.vocabs)
     tokens = property(lambda self: self._model.scorer)
 
