@@ -81,7 +81,7 @@ class PairScore(NamedTuple):
     token_log_probs: tuple[float, ...]
     # Ids of the target vocabulary; the last one is eos unless the target was cut.
     tokens: tuple[int, ...]
-    # With top_k, see `Reading`.
+    # With top_k, the ids and probabilities [T, K] of the most probable tokens, most probable first.
     top: tuple[np.ndarray, np.ndarray] | None = None
 
 
