@@ -219,7 +219,7 @@ def test_what_cannot_be_compared_ends_with_one_line(runs, capfd, monkeypatch):
         (["--against=bad,like,bad"], "--against names bad twice; name it once"),
         (["--bootstrap=-1"], "--bootstrap is -1; it must be 0 for no intervals, or at least 2"),
         (["--bootstrap=1"], "--bootstrap is 1; it must be 0 for no intervals, or at least 2"),
-        (["--bootstrap=many"], "--bootstrap is 'many', which is not a whole number"),
+        (["--bootstrap=many"], "--bootstrap is 'many'; it must be a whole number"),
         (["--against=bad", "--bootstrap=0"], "--bootstrap is 0, but comparing by paired bootstrap needs"),
         (["--paired=approximate"], "--paired=approximate has no effect without --against=RUN"),
         (["--against=bad", "--paired=ar"], "--paired is 'ar'"),
