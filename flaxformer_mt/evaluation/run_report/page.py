@@ -10,7 +10,6 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.run_report import sections
-from flaxformer_mt.evaluation.run_report.charts import SIZE
 from flaxformer_mt.evaluation.run_report.sections import ReportedRun, read_runs, share_a_set
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.text_io.lines import check_writable, is_device
@@ -147,6 +146,5 @@ def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks])
         places=[run.run_dir for run in runs],
         made=f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M}",
         version=flaxformer_mt.__version__,
-        size=SIZE,
         zip=zip,
     )

@@ -14,7 +14,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.comparison import find_largest_differences
 from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations
 from flaxformer_mt.evaluation.metrics import choose_score_options, resample_scores, score_sentences_chrf
-from flaxformer_mt.evaluation.run_report.charts import Bar, Chart, Line, draw_bars, draw_lines
+from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_lines
 from flaxformer_mt.evaluation.score_breakdowns import name_bucket, split_by_length
 from flaxformer_mt.runs.run_directory import read_report
 from flaxformer_mt.tracking import read_metrics
@@ -245,7 +245,7 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
                 }
                 name = run.name if panel != "loss" else f"{run.name}, {'valid' if dashed else 'training'}"
                 lines.append(Line(run.number, name, sorted(points.items()), dashed))
-        charts += draw_lines(lines, title=title, x_name="updates")
+        charts += chart_lines(lines, title=title, x_name="updates")
     return [("charts", charts)] if charts else []
 
 
@@ -266,7 +266,7 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     charts = [
         chart
         for metric, title in (("bleu", "BLEU by source length"), ("chrf", "chrF by source length"))
-        for chart in draw_bars(bars[metric], title=title, x_name="words of the source")
+        for chart in chart_bars(bars[metric], title=title, x_name="words of the source")
     ]
     caption = "Scores with 95% intervals by the number of words of the source"
     rows = [row for group in cells.values() for row in group]
@@ -304,7 +304,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
     rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
     heading = ["direction", "run", "sentences", "BLEU", "chrF"]
     caption = "Scores by direction, with 95% intervals where there are translations"
-    chart = draw_bars(bars, title="BLEU by direction", x_name="direction")
+    chart = chart_bars(bars, title="BLEU by direction", x_name="direction")
     return [("charts", chart), ("table", Table(heading, rows, caption, (2, 3, 4)))]
 
 
