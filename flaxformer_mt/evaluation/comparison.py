@@ -1,6 +1,6 @@
 """Comparison of a run with other systems: paired significance tests on translations of the same set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from flaxformer_mt.evaluation.evaluation_set import (
     save_differences,
 )
 from flaxformer_mt.evaluation.metrics import resample_scores, score_sentences_chrf
+from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.translation.translator import Translator
 
@@ -247,23 +248,18 @@ def compare(
     return result
 
 
-def describe_scores(name: str, result: Mapping[str, Any]) -> str:
-    """Format the scores of a run and the compared systems as a table, with intervals and p-values.
+def describe_scores(name: str, result: Mapping[str, Any]) -> Table:
+    """The scores of a run and the compared systems, with intervals and p-values.
 
-                 BLEU                       chrF                        TER
-    runs/a      37.10 ± 1.05               58.20 ± 0.80               45.12 ± 0.90
-    runs/b      35.00 ± 1.10  p=0.0020     56.90 ± 0.80  p=0.0310     46.95 ± 1.04  p=0.0040
+                    BLEU                    chrF                     TER
+    runs/a  37.10 ± 1.05            58.20 ± 0.80            45.12 ± 0.90
+    runs/b  35.00 ± 1.10  p=0.0020  56.90 ± 0.80  p=0.0310  46.95 ± 1.04  p=0.0040
     """
-    confidence, systems = result.get("confidence", {}), result.get("against", [])
-    evaluated = {
-        metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
-    }
-    rows = [(name, evaluated), *((_name_system(system), system) for system in systems)]
-    width = max(len(row) for row, _ in rows)
-    lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
-    for row, scores in rows:
-        lines.append(f"{row:<{width}}" + "".join(_cell(scores[metric]) for metric in _TITLES))
-    return "\n".join(line.rstrip() for line in lines)
+    confidence = result.get("confidence", {})
+    scores = {metric: {"score": result[metric], **confidence.get(metric, {})} for metric in _TITLES}
+    rows = [[name, *_write_scores(scores)]]
+    rows += [[_name_system(system), *_write_scores(system)] for system in result.get("against", [])]
+    return Table(["", *(cell for title in _TITLES.values() for cell in (title, ""))], rows)
 
 
 def _name_system(system: Mapping[str, Any]) -> str:
@@ -271,7 +267,7 @@ def _name_system(system: Mapping[str, Any]) -> str:
     return name if step is None or name.endswith(f"@{step}") else f"{name} (step {step:,})"
 
 
-def _cell(score: Mapping[str, Any]) -> str:
-    interval = "" if score["ci"] is None else f"± {score['ci']:.2f}"
-    chance = "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"
-    return f"{score['score']:>10.2f} {interval:<7} {chance:<8}"
+def _write_scores(scores: Mapping[str, Any]) -> Iterator[str]:
+    for score in (scores[metric] for metric in _TITLES):
+        yield write_score(score["score"], score.get("ci"))
+        yield "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"

@@ -43,6 +43,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
     join_reports,
     score_by_length,
 )
+from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
@@ -275,21 +276,20 @@ def _report_scores(
     }
 
 
-def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
-    """Format the result of `evaluate_run` as tables: scores of all systems, and score by source length.
+def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:
+    """The result of `evaluate_run` as tables: scores of all systems, and score by source length.
 
-    `name` is the name of the run, which the tables give with its checkpoint. Returns "" for a language model.
+    `name` is the name of the run, which the tables give with its checkpoint. A language model has no tables.
     """
     if "directions" in result:
-        tables = [
-            f"{direction}\n{describe_evaluation(report, name=name)}"
-            for direction, report in result["directions"].items()
-        ]
-        return "\n\n".join([*tables, describe_directions(result)])
+        parts: list[str | Table] = []
+        for direction, report in result["directions"].items():
+            parts += [direction, *describe_evaluation(report, name=name), ""]
+        return [*parts, describe_directions(result)]
     if "by_length" not in result:
-        return ""
+        return []
     scores = describe_scores(f"{name}@{name_checkpoint(result['checkpoint'], result.get('step'))}", result)
-    return "\n\n".join([scores, describe_by_length(result["by_length"])])
+    return [scores, "", describe_by_length(result["by_length"])]
 
 
 def _check_text_alone(

@@ -14,6 +14,7 @@ from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.metrics import choose_score_options, score_translations
+from flaxformer_mt.evaluation.tables import Table, make_table
 from flaxformer_mt.translation.bleu_tokenizers import SCRIPT_SAMPLE
 
 
@@ -70,21 +71,17 @@ _METRICS = ("bleu", "chrf", "ter")
 _SUMS = ("sentences", "truncated", "seconds")
 
 
-def describe_directions(report: Mapping[str, Any]) -> str:
-    """Format the scores of each direction, and their means, as a table.
+def describe_directions(report: Mapping[str, Any]) -> Table:
+    """The scores of each direction, and their means.
 
-    direction  sentences    BLEU    chrF     TER
-    en-de            500   30.10   52.20   55.00
-    en-fr            500   34.30   56.40   50.00
-    mean                   32.20   54.30   52.50
+    direction  sentences   BLEU   chrF    TER
+    en-de            500  30.10  52.20  55.00
+    mean                  30.10  52.20  55.00
     """
-    width = max(len("direction"), *map(len, report["directions"]))
-    lines = [f"{'direction':<{width}}  sentences    BLEU    chrF     TER"]
-    rows = [*report["directions"].items(), ("mean", {**report, "sentences": ""})]
-    for name, scores in rows:
-        numbers = "".join(f"{scores[metric]:>8.2f}" for metric in _METRICS)
-        lines.append(f"{name:<{width}}  {scores['sentences']:>9}{numbers}")
-    return "\n".join(lines)
+    records = [{"name": name, **scores} for name, scores in report["directions"].items()]
+    columns = {"direction": "{name}", "sentences": "{sentences}", "BLEU": "{bleu:.2f}", "chrF": "{chrf:.2f}"}
+    mean = {**report, "name": "mean", "sentences": None}
+    return make_table(columns | {"TER": "{ter:.2f}"}, [*records, mean])
 
 
 # The longest source of each bucket, in words; one more bucket contains all longer sources.
@@ -137,17 +134,13 @@ def name_bucket(start: int, end: int | None) -> str:
     return f"{start} or more" if end is None else f"{start}-{end}"
 
 
-def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the buckets as a table, one per line.
+def describe_by_length(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The scores of each bucket.
 
-    source words  sentences    BLEU    chrF  words in translation  in reference
-            6-10         72   35.10   58.00                   8.2           8.4
+    source words  sentences   BLEU   chrF  words in translation  in reference
+            6-10         72  35.10  58.00                   8.2           8.4
     """
-    lines = ["source words  sentences    BLEU    chrF  words in translation  in reference"]
-    for row in rows:
-        words = name_bucket(row["from"], row["to"])
-        lines.append(
-            f"{words:>12}  {row['sentences']:>9}  {row['bleu']:>6.2f}  {row['chrf']:>6.2f}  "
-            f"{row['hypothesis_length']:>20.1f}  {row['reference_length']:>12.1f}"
-        )
-    return "\n".join(lines)
+    columns = {"source words": "{words}", "sentences": "{sentences}", "BLEU": "{bleu:.2f}"}
+    columns |= {"chrF": "{chrf:.2f}", "words in translation": "{hypothesis_length:.1f}"}
+    columns["in reference"] = "{reference_length:.1f}"
+    return make_table(columns, [{**row, "words": name_bucket(row["from"], row["to"])} for row in rows])

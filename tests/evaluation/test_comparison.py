@@ -19,6 +19,7 @@ from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
+from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.translation.translator import Translation, Translator
 
 COUNT = 60
@@ -164,11 +165,11 @@ def test_a_run_is_compared_with_runs_and_files(runs, systems, references):
     assert found["paired"] == {"test": "bootstrap", "signatures": expected.signatures}
     assert bad["differing"] == sum(a != b for a, b in zip(systems["good"], systems["bad"], strict=True))
     assert found["ter"] == TER().corpus_score(systems["good"], [references]).score
-    rows = describe_evaluation(found, name="good").split("\n")
+    rows = write_text(describe_evaluation(found, name="good"), indent="").split("\n")
     assert rows[0].split() == ["BLEU", "chrF", "TER"]
     assert [row.split()[0] for row in rows[1:4]] == [f"good@{found['checkpoint']}", "like@average", "bad.txt"]
-    again = describe_evaluation(found | {"checkpoint": "best"}, name="like").split("\n")
-    assert [row.split()[0] for row in again[1:4]] == ["like@best", "like@average", "bad.txt"]
+    again = describe_evaluation(found | {"checkpoint": "best"}, name="like")[0]
+    assert [row[0].split()[0] for row in again.rows] == ["like@best", "like@average", "bad.txt"]
     assert rows[1].startswith(f"good@{found['checkpoint']} (step 250) ")
     assert rows[2].startswith("like@average (step 250) ") and like["step"] == found["step"] == 250
     assert f"{bad['bleu']['score']:.2f} ± {bad['bleu']['ci']:.2f}" in rows[3] and "p=0.0476" in rows[3]

@@ -230,14 +230,14 @@ def test_runs_are_named_apart(tmp_path):
 def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
     points = [(step, 10 / (step + 1)) for step in range(5000)]
     drawn = chart_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
-    page = make_page([], {"Training": [("charts", drawn)]})
+    page = make_page([], {"Training": [drawn]})
     assert len(drawn[0].lines[0].points) == 300 and drawn[0].lines[0].points[-1] == points[-1]
     assert "a&lt;b" in page and "var(--run0)" in drawn[0].drawing and "var(--line)" in drawn[0].drawing
     assert "last value 0.002" in page
     assert chart_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == []
     groups = {"1-<5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}
     drawn = chart_bars(groups, title="BLEU", x_name="words")
-    page = make_page([], {"Scores": [("charts", drawn)]})
+    page = make_page([], {"Scores": [drawn]})
     Outline(page)
     assert "1-&lt;5" in page and page.count("stroke: var(--ink)") == 1, "one whisker"
     heights = []
@@ -253,8 +253,8 @@ def test_a_single_sentence_has_no_interval(tmp_path):
     for count, scores in ((1, ["100.00", "100.00"]), (2, ["100.00 ± 0.00", "100.00 ± 0.00"])):
         found = Translations(text[:count], text[:count], text[:count])
         facts = ReportedRun(0, "x", tmp_path, Config(), {}, [], found, "de")
-        (kind, table), (_, signature) = make_summary([facts], [facts], samples=50)
-        assert kind == "table" and table.rows[0][:3] == [facts, *scores]
+        table, signature = make_summary([facts], [facts], samples=50)
+        assert table.rows[0][:3] == [facts, *scores]
         score = score_translations(text[:count], text[:count])
         expected = [score.bleu_signature, score.chrf_signature]
         assert all(part in signature for one in expected for part in one.split("|"))
@@ -267,7 +267,7 @@ def test_a_report_names_its_step_when_training_has_gone_on(tmp_path):
     told = {}
     for count in (2, 4):
         facts = ReportedRun(0, "x", tmp_path, Config(), report, metrics[:count], none, "de")
-        told[count] = [text for kind, text in make_summary([facts], [], samples=50) if kind == "paragraph"]
+        told[count] = [text for text in make_summary([facts], [], samples=50) if isinstance(text, str)]
     assert told[2] == ["x: the best checkpoint is step 250."]
     assert told[4] == [
         "x: the best checkpoint is step 250. training went on to step 699; updates, time and best checkpoint "

@@ -1,7 +1,7 @@
 """The sections of the page as blocks of values, which its template writes; [] where there is nothing."""
 
 import difflib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from flaxformer_mt.evaluation.evaluation_set import Translations, load_translati
 from flaxformer_mt.evaluation.metrics import choose_score_options, resample_scores, score_sentences_chrf
 from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_lines
 from flaxformer_mt.evaluation.score_breakdowns import name_bucket, split_by_length
+from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.runs.run_directory import read_report
 from flaxformer_mt.tracking import read_metrics
 
@@ -102,17 +103,9 @@ _METRICS = ("bleu", "chrf")
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
 
-# What a section consists of: the kind of a block, as the template names it, and its values.
-Blocks = list[tuple[str, Any]]
 
-
-class Table(NamedTuple):
-    """A table of texts, of runs, or of lists of lines; the columns `numbers` are aligned on the right."""
-
-    heading: Sequence[Any]
-    rows: Iterable[Sequence[Any]]
-    caption: str
-    numbers: Container[int] = ()
+class Heading(NamedTuple):
+    text: str
 
 
 class Sentence(NamedTuple):
@@ -120,6 +113,19 @@ class Sentence(NamedTuple):
 
     title: str
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+
+
+class Attention(NamedTuple):
+    """The weights [T][S] of a translation's pieces over the pieces of its source, without end symbols."""
+
+    number: int
+    source: Sequence[str]
+    target: Sequence[str]
+    weights: Sequence[Sequence[float]]
+
+
+# What a section consists of: paragraphs, tables and others, which the template writes by their types.
+Blocks = list[str | Table | list[Chart] | Heading | Sentence | Attention]
 
 
 def _choose_score_options(run: ReportedRun, references: Sequence[str], language: str) -> dict[str, Any]:
@@ -168,13 +174,13 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
     heading = ["run", "BLEU", "chrF", "parameters", "updates", "target tokens", "time", "hardware"]
     heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
-    blocks: Blocks = [("table", Table(heading, rows, caption, range(1, 7)))]
-    blocks += [("paragraph", f"Signatures: {text}") for text in sorted(signatures)]
+    blocks: Blocks = [Table(heading, rows, caption, range(1, 7))]
+    blocks += [f"Signatures: {text}" for text in sorted(signatures)]
     for run in runs:
         if state := _describe_state(run):
-            blocks.append(("paragraph", f"{run.name}: {state}"))
+            blocks.append(f"{run.name}: {state}")
         if command := run.report.get("command"):
-            blocks.append(("paragraph", f"{run.name} was trained by: {command}"))
+            blocks.append(f"{run.name} was trained by: {command}")
     return blocks
 
 
@@ -210,14 +216,11 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    return [("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2)))]
+    return [Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2))]
 
 
 def write_bar(bar: Bar | None) -> str:
-    """37.10 ± 1.05."""
-    if bar is None:
-        return "–"
-    return f"{bar.value:.2f}" + ("" if bar.interval is None else f" ± {bar.interval:.2f}")
+    return "–" if bar is None else write_score(*bar)
 
 
 def _number(value: Any) -> str:
@@ -246,7 +249,7 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
                 name = run.name if panel != "loss" else f"{run.name}, {'valid' if dashed else 'training'}"
                 lines.append(Line(run.number, name, sorted(points.items()), dashed))
         charts += chart_lines(lines, title=title, x_name="updates")
-    return [("charts", charts)] if charts else []
+    return [charts] if charts else []
 
 
 def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
@@ -271,7 +274,7 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     caption = "Scores with 95% intervals by the number of words of the source"
     rows = [row for group in cells.values() for row in group]
     table = Table(["words", "sentences", "run", "BLEU", "chrF"], rows, caption, (1, 3, 4))
-    return [("charts", charts), ("table", table)]
+    return [charts, table]
 
 
 def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blocks:
@@ -305,7 +308,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
     heading = ["direction", "run", "sentences", "BLEU", "chrF"]
     caption = "Scores by direction, with 95% intervals where there are translations"
     chart = chart_bars(bars, title="BLEU by direction", x_name="direction")
-    return [("charts", chart), ("table", Table(heading, rows, caption, (2, 3, 4)))]
+    return [chart, Table(heading, rows, caption, (2, 3, 4))]
 
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
@@ -332,19 +335,19 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
     first, shown = runs[0].translations, Blocks()
     if len(runs) == 1:
         scores = score_sentences_chrf(first.hypotheses, first.references)
-        shown.append(("heading", "The lowest chrF"))
+        shown.append(Heading("The lowest chrF"))
         for i in sorted(range(len(scores)), key=lambda i: scores[i])[:_SENTENCES]:
             rows = [
                 ("source", [("", first.sources[i])]),
                 ("translation", [("", first.hypotheses[i])]),
                 ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
             ]
-            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {scores[i]:.1f}", rows)))
+            shown.append(Sentence(f"Sentence {i + 1}, chrF {scores[i]:.1f}", rows))
     for other in runs[1:]:
         pairs = list(zip(first.hypotheses, other.translations.hypotheses, strict=True))
         differing = sum(ours != theirs for ours, theirs in pairs)
-        shown.append(("heading", f"{runs[0].name} and {other.name}"))
-        shown.append(("paragraph", f"{differing:,} of {len(pairs):,} translations differ."))
+        shown.append(Heading(f"{runs[0].name} and {other.name}"))
+        shown.append(f"{differing:,} of {len(pairs):,} translations differ.")
         for i, ours, theirs in find_largest_differences(
             first.hypotheses, other.translations.hypotheses, first.references, most=_SENTENCES
         ):
@@ -354,7 +357,7 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
                 (f"{runs[0].name} → {other.name}", mark_words(*pairs[i])),
             ]
             title = f"Sentence {i + 1}, chrF {ours:.1f} and {theirs:.1f}"
-            shown.append(("sentence", Sentence(title, rows)))
+            shown.append(Sentence(title, rows))
     return shown
 
 
@@ -365,12 +368,12 @@ def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
         defaults = flatten(type(runs[0].config)())
         changed = [name for name in defaults if tables[0][name] != defaults[name]]
         rows = [[n, repr(tables[0][n]), repr(defaults[n])] for n in changed]
-        return [("table", Table(["field", "value", "default"], rows, "Fields that are not the default"))]
+        return [Table(["field", "value", "default"], rows, "Fields that are not the default")]
     unlike = [name for name in tables[0] if any(table[name] != tables[0][name] for table in tables)]
     if not unlike:
-        return [("paragraph", "The configs are equal.")]
+        return ["The configs are equal."]
     rows = [[name, *(repr(table[name]) for table in tables)] for name in unlike]
-    return [("table", Table(["field", *runs], rows, "Fields that are not the same in all runs"))]
+    return [Table(["field", *runs], rows, "Fields that are not the same in all runs")]
 
 
 def make_data(runs: Sequence[ReportedRun]) -> Blocks:
@@ -386,6 +389,6 @@ def make_data(runs: Sequence[ReportedRun]) -> Blocks:
                 rows.append([run, *cells, problems or "none"])
     if not rows:
         text = "The runs were trained by a version that did not record it; see the command prepare."
-        return [("paragraph", text)]
+        return [text]
     heading = ["run", "split", "data set", "read", "kept", "problems"]
-    return [("table", Table(heading, rows, "Pairs that were read and kept", (3, 4)))]
+    return [Table(heading, rows, "Pairs that were read and kept", (3, 4))]
