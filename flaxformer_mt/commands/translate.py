@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flaxformer_mt.commands.options import (
     CorpusOptions,
+    EvaluateOptions,
     GenerateOptions,
     ProcessOptions,
     ScoreOptions,
@@ -371,11 +372,12 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     write_translations(options, make, fields=fields, languages=languages, keep_record=keep_record)
 
 
-def choose_loading(options: TranslateOptions | CorpusOptions, search: SearchConfig) -> LoadOptions:
+def choose_loading(
+    options: TranslateOptions | CorpusOptions | EvaluateOptions, search: SearchConfig | None
+) -> LoadOptions:
     """Return the options of loading that the flags give."""
     names = {field.name for field in dataclasses.fields(LoadOptions)} & vars(options).keys()
-    given = {name: getattr(options, name) for name in names}
-    return LoadOptions(**(given | {"search": search, "ensemble": tuple(options.ensemble)}))
+    return LoadOptions(search=search, **{name: getattr(options, name) for name in names})
 
 
 def write_translations(

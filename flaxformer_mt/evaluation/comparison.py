@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.directions import Direction, find_directions, refuse_language_model
+from flaxformer_mt.config.directions import find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import (
     ScoredSet,
@@ -148,27 +149,24 @@ class Rival(NamedTuple):
 
 def translate_compared_systems(
     systems: Sequence[ComparedSystem],
-    sources: Sequence[str],
+    scored: ScoredSet,
     from_files: Mapping[str, tuple[str, ...]],
-    *,
-    direction: Direction,
-    **options: Any,
+    loading: LoadOptions,
 ) -> list[Rival]:
-    """Translations of all compared systems, in their order, whose models are loaded one after another.
-
-    A model of several directions translates in `direction`; `options` are those of `Translator.load`.
-    """
-    rivals = []
+    """Translations of all compared systems, in their order, whose models are loaded one after another."""
+    rivals, direction = [], scored.direction
+    shared: dict[str, Any] = {
+        name: getattr(loading, name) for name in ("dtype", "allow_nonfinite", "split_sentences")
+    }
     for system in systems:
         if system.run is None:
             rivals.append(Rival({"name": system.name}, from_files[system.name]))
             continue
-        translator = Translator.load(
-            system.run, checkpoint=system.checkpoint, search=system.search, **options
-        )
+        options = LoadOptions(checkpoint=system.checkpoint, search=system.search, **shared)
+        translator = Translator.load(system.run, options)
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
-        translated = translator.translate(sources, **(languages if several else {}))
+        translated = translator.translate(scored.sources, **(languages if several else {}))
         description = {"name": system.name, "checkpoint": translator.checkpoint, "step": translator.step}
         description |= describe_search(translator.config.search)
         rivals.append(Rival(description, tuple(translation.text for translation in translated)))

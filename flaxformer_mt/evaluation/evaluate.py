@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.comet_program import check_comet, score_comet
@@ -47,7 +48,6 @@ from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
-from flaxformer_mt.translation.segmentation import SplitSentences
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained import read_tags
 
@@ -123,25 +123,20 @@ def _show_progress(translator: Translator, total: int, stream: TextIO | None) ->
 
 def evaluate_run(
     run_dir: str | Path,
+    options: LoadOptions | None = None,
     *,
     split: Literal["test", "valid"] = "test",
     source: str | Path | None = None,
     reference: str | Path | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
-    checkpoint: str | None = None,
     lowercase: bool | None = None,
     tokenize: str | None = None,
-    search: SearchConfig | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
     comet: str | Path | None = None,
-    dtype: Dtype | None = None,
-    allow_nonfinite: bool = False,
-    shortlist: str | Path | None = None,
-    quantization: Quantization | None = None,
-    split_sentences: SplitSentences = "auto",
     progress: TextIO | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Evaluate a run, write its translations to RUN/translations/, and return the results as JSON values.
 
@@ -150,39 +145,32 @@ def evaluate_run(
     directions: their means, and `directions`. For a language model: loss (nats per token) and perplexity.
 
     Args:
+      options: how the model is loaded and searches. The compared runs have its dtype, allow_nonfinite and
+        split_sentences.
       split: the split of the run's data set to score, unless files are given.
       source: file of sentences, - for standard input; `reference`: their translations, or only a text.
       source_language: of the directions to evaluate, or of the files. None: all.
       target_language: likewise.
-      checkpoint: best, last, average or a step. None: as the run's config says.
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
-      search: options of the search. None: those of the run's config.
       against: other runs, or files of translations, of the same sentences.
-      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
-      dtype: see `Translator.load`; for the other runs, too.
-      allow_nonfinite: likewise.
-      split_sentences: likewise.
-      shortlist: see `Translator.load`.
-      quantization: likewise.
+      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
+      changes: fields of `LoadOptions`, as in evaluate_run(run, checkpoint="last"), that replace those of
+        `options`.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
-    run_dir = open_copy(run_dir)
+    run_dir, loading = open_copy(run_dir), replace(options or LoadOptions(), **changes)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
-    loading: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        loading |= {"checkpoint": checkpoint, "progress": progress}
-        return _evaluate_language_model(run_dir, config, split, reference, loading)
-    loading["split_sentences"] = split_sentences
-    own = {"checkpoint": checkpoint, "search": search, "shortlist": shortlist, "quantization": quantization}
-    given: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
-    train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
+        return _evaluate_language_model(run_dir, config, split, reference, loading, progress)
+    scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
+    train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
     comet_model = check_comet(comet) if comet else None
     sets = read_sets(
         config,
@@ -192,42 +180,29 @@ def evaluate_run(
         languages={"source_language": source_language, "target_language": target_language},
         vocab_tags=read_tags(run_dir / "vocab"),
     )
-    reports = {
-        scored.direction.name: _evaluate_set(
-            run_dir,
-            config,
-            scored,
-            choose_score_options(train, scored.direction.target, scored.references, warn=warn_user),
-            own=own,
-            loading=loading,
-            compared=compared,
-            own_split=None if source else split,
-            comet_model=comet_model,
-            resamples=resamples or ResamplingOptions(1000 if compared else 0),
-            progress=progress,
-        )
-        for scored in sets
-    }
+    resamples = resamples or ResamplingOptions(1000 if compared else 0)
+    reports = {}
+    for scored in sets:
+        scoring = choose_score_options(train, scored.direction.target, scored.references, warn=warn_user)
+        from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
+        report, evaluation = _evaluate_set(run_dir, loading, scored, scoring, progress)
+        rivals = translate_compared_systems(compared, scored, from_files, loading)
+        if compared:
+            lower = scoring["lowercase"]
+            save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
+        if comet_model is not None:
+            texts = evaluation.sources, evaluation.hypotheses, evaluation.references
+            report |= {"comet": score_comet(comet_model, *texts), "comet_model": str(comet_model)}
+        report |= compare(evaluation, rivals, resamples, **scoring)
+        reports[scored.direction.name] = report | {"by_length": score_by_length(evaluation, **scoring)}
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
 
 
 def _evaluate_set(
-    run_dir: Path,
-    config: Config,
-    scored: ScoredSet,
-    scoring: dict[str, Any],
-    *,
-    own: dict[str, Any],
-    loading: dict[str, Any],
-    compared: Sequence[ComparedSystem],
-    own_split: Literal["test", "valid"] | None,
-    comet_model: Path | None,
-    resamples: ResamplingOptions,
-    progress: TextIO | None,
-) -> dict[str, Any]:
-    """Evaluate the run and the compared systems on one set; save the translations of the run."""
-    from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    translator = Translator.load(run_dir, **own, **loading)
+    run_dir: Path, loading: LoadOptions, scored: ScoredSet, scoring: dict[str, Any], progress: TextIO | None
+) -> tuple[dict[str, Any], Evaluation]:
+    """Translate and score one set; save the translations. The model needs no memory afterwards."""
+    translator = Translator.load(run_dir, loading)
     evaluation = evaluate_lines(
         translator,
         scored.sources,
@@ -237,20 +212,10 @@ def _evaluate_set(
         **scoring,
     )
     save_translations(run_dir, scored.name, evaluation)
-    report: dict[str, Any] = {"name": scored.name, "checkpoint": translator.checkpoint}
-    report["step"] = translator.step
-    report |= _report_scores(evaluation, describe_search(translator.config.search), **scoring)
-    del translator  # its parameters need no memory when compared runs are loaded
-    rivals = translate_compared_systems(
-        compared, scored.sources, from_files, direction=scored.direction, **loading
-    )
-    if compared:
-        save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=scoring["lowercase"])
-    if comet_model is not None:
-        score = score_comet(comet_model, evaluation.sources, evaluation.hypotheses, evaluation.references)
-        report |= {"comet": score, "comet_model": str(comet_model)}
-    report |= compare(evaluation, rivals, resamples, **scoring)
-    return report | {"by_length": score_by_length(evaluation, **scoring)}
+    report = {"name": scored.name, "checkpoint": translator.checkpoint, "step": translator.step}
+    return report | _report_scores(
+        evaluation, describe_search(translator.config.search), **scoring
+    ), evaluation
 
 
 def _report_scores(
@@ -314,14 +279,16 @@ def _evaluate_language_model(
     config: Config,
     split: Literal["test", "valid"],
     reference: str | None,
-    options: dict[str, Any],
+    loading: LoadOptions,
+    progress: TextIO | None,
 ) -> dict[str, Any]:
     if reference is None:
         check_split(config, split, files="--reference=FILE")
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
         sentences = read_sentences(reference)
-    scored = score_text(run_dir, sentences, **options)
+    options = {name: getattr(loading, name) for name in ("checkpoint", "dtype", "allow_nonfinite")}
+    scored = score_text(run_dir, sentences, progress=progress, **options)
     return {
         "name": split if reference is None else name_of_file(reference),
         "checkpoint": scored.checkpoint,

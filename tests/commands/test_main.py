@@ -372,20 +372,12 @@ def test_evaluate_passes_its_flags(capfd, monkeypatch, run_dir):
     assert main(["evaluate", f"--run={run_dir}", *flags]) == 0
     assert json.loads(capfd.readouterr().out) == {"bleu": 1.5}
     assert main(["evaluate", f"--run={run_dir}", "--source=a", "--reference", "b", "--method=greedy"]) == 0
-    (first, options), (_, files) = calls
-    assert (options["shortlist"], files["shortlist"]) == (Path("s"), None)
-    assert first == (run_dir,)
-    assert (options["split"], options["lowercase"], options["checkpoint"]) == ("test", True, "1500")
-    assert (options["search"].beam_size, options["search"].length_penalty) == (
-        7,
-        Config().search.length_penalty,
-    )
-    assert (files["source"], files["reference"], files["lowercase"]) == (
-        "a",
-        "b",
-        None,
-    )  # None: as configured
-    assert files["search"].method == "greedy"
+    ((run, loading), options), ((_, of_files), files) = calls
+    assert (run, loading.shortlist, of_files.shortlist) == (run_dir, Path("s"), None)
+    assert (options["split"], options["lowercase"], loading.checkpoint) == ("test", True, "1500")
+    assert (loading.search.beam_size, loading.search.length_penalty) == (7, Config().search.length_penalty)
+    assert (files["source"], files["reference"], files["lowercase"]) == ("a", "b", None)  # as configured
+    assert of_files.search.method == "greedy"
 
 
 def test_evaluate_refuses_half_a_pair_of_files(capfd, run_dir):
