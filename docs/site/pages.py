@@ -4,6 +4,7 @@ A page on GitHub is plain Markdown. A comment in it stands where the site shows 
 
     <!-- flags -->                      the flags of each command, as in `COMMAND --help`
     <!-- fields -->                     the fields of the config, section by section
+    <!-- loading -->                    the fields of LoadOptions
     <!-- extras -->                     the extras of the package, as `doctor` describes them
     <!-- api: flaxformer_mt.X ... -->   signatures and docstrings; X[load,score]: these members
 
@@ -24,6 +25,7 @@ from flaxformer_mt.commands.flags import takes_config
 from flaxformer_mt.commands.help_layout import FlagHelp, list_flags, list_sections, list_settings
 from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.load_options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,6 +109,11 @@ def _fields(_: str, page: str) -> str:
     return "\n\n".join(parts)
 
 
+def _loading(_: str, page: str) -> str:
+    fields = (field._replace(flag=field.flag[4:]) for field in list_settings(LoadOptions(), "."))
+    return _definitions(fields, anchor="LoadOptions.")
+
+
 def _definitions(flags: Iterable[FlagHelp], *, anchor: str = "") -> str:
     """Return flags and their meanings as a list of definitions, each with an anchor, such as
     config.data.dataset.
@@ -142,6 +149,7 @@ def _api(names: str, page: str) -> str:
 _KINDS: dict[str, Callable[[str, str], str]] = {
     "flags": _flags,
     "fields": _fields,
+    "loading": _loading,
     "extras": _extras,
     "api": _api,
 }

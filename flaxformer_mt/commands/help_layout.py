@@ -111,10 +111,9 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
     for base in reversed(kind.__mro__):
         if section := base.__dict__.get("DECLARED_IN"):
             declared = read_comments(section)
-            unset = "None: as in the run's config."
+            unset = base.__dict__.get("UNSET", "")
             comments |= {
-                name: FieldComment(f"{comment.text} {unset}", comment.group)
-                for name, comment in declared.items()
+                name: FieldComment(comment.text + unset, comment.group) for name, comment in declared.items()
             }
         elif dataclasses.is_dataclass(base):
             comments |= _read_own_comments(base)
@@ -148,7 +147,7 @@ def _spell_option(field: dataclasses.Field[Any]) -> str:
     flag, kind = f"--{field.name}", field.type
     if flag == "--help":
         return "-h, --help"
-    value = _spell_type(kind).replace("|none", "")
+    value = _spell_type(kind).replace("|none", "").replace("PATH|STR", "PATH")
     if kind is bool and field.default is False:
         return flag
     optional = kind in (bool, bool | None) or flag in BARE_FLAGS

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, at_least, between, foreign
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.config.schema import BATCH_NAMES, DTYPE_NAMES
+from flaxformer_mt.config.load_options import LoadOptions
+from flaxformer_mt.config.schema import BATCH_NAMES
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Options of several commands, with what other toolkits call them.
@@ -33,8 +34,20 @@ def make_flags(section: type, *names: str) -> Any:
         for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in declared)
         if not names or field.name in names
     ]
-    namespace = {"DECLARED_IN": section}
+    namespace = {"DECLARED_IN": section, "UNSET": " None: as in the run's config."}
     return dataclasses.make_dataclass(f"{section.__name__}Flags", fields, frozen=True, namespace=namespace)
+
+
+def take_fields(section: type, *names: str) -> Any:
+    """Return a dataclass of some fields of another, with their comments."""
+    fields = [
+        (field.name, field.type, dataclasses.field(default=field.default, kw_only=True))
+        for field in dataclasses.fields(section)
+        if field.name in names
+    ]
+    return dataclasses.make_dataclass(
+        section.__name__, fields, frozen=True, namespace={"DECLARED_IN": section}
+    )
 
 
 def find_declaration(kind: type, name: str) -> type | None:
@@ -45,8 +58,15 @@ def find_declaration(kind: type, name: str) -> type | None:
     return None
 
 
-# Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
+# Any, because type checkers do not know the fields of classes made at run time.
 _EnsembleFlags: Any = make_flags(SearchConfig, "ensemble_mean")
+_EnsembleOptions: Any = take_fields(LoadOptions, "ensemble")
+CheckpointOptions: Any = take_fields(LoadOptions, "checkpoint")
+NonfiniteOptions: Any = take_fields(LoadOptions, "allow_nonfinite")
+DtypeOptions: Any = take_fields(LoadOptions, "dtype")
+SearchModelOptions: Any = take_fields(LoadOptions, "dtype", "quantization", "split_sentences")
+ShortlistOptions: Any = take_fields(LoadOptions, "shortlist")
+_LongLinesOptions: Any = take_fields(LoadOptions, "long_lines")
 
 
 @dataclass(frozen=True)
@@ -59,68 +79,6 @@ class GeneralOptions:
     quiet: bool = False
     # Say everything, warnings and errors, or errors alone.
     log_level: Literal["info", "warning", "error"] = "info"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
-    """The checkpoint of a run."""
-
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NonfiniteOptions:
-    """What is refused of checkpoints."""
-
-    # ---- model ----
-
-    # Use checkpoints although parameters of them are NaN or infinite.
-    allow_nonfinite: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class DtypeOptions:
-    """How a model computes."""
-
-    # ---- model ----
-
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, DTYPE_NAMES] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchModelOptions(DtypeOptions):
-    """How a model that searches computes, and what it takes for a sentence."""
-
-    # ---- model ----
-
-    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
-    quantization: Literal["int8"] | None = None
-    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
-    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShortlistOptions:
-    """The target pieces that are considered."""
-
-    # ---- model ----
-
-    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
-    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
-    shortlist: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnsembleOptions(_EnsembleFlags):
-    """Several models that search together."""
-
-    # ---- ensemble ----
-
-    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
-    ensemble: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,9 +281,11 @@ class TranslateOptions(
     SearchModelOptions,
     ShortlistOptions,
     NonfiniteOptions,
-    EnsembleOptions,
+    _EnsembleOptions,
+    _EnsembleFlags,
     EncodingOptions,
     LanguageOptions,
+    _LongLinesOptions,
 ):
     """Translates text line by line, and writes one line for each input line in the same order."""
 
@@ -374,9 +334,6 @@ class TranslateOptions(
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
     window: Annotated[int | None, at_least(1)] = None
-    # What is longer than data.max_source_length tokens: split translates it in parts and joins the results,
-    # cut translates only the beginning.
-    long_lines: Literal["split", "cut"] = "split"
     # First prepare the programs for few sentences, and keep them for later commands: these then start faster.
     warm_up: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
@@ -471,7 +428,8 @@ class CorpusOptions(
     SearchOptions,
     SearchModelOptions,
     NonfiniteOptions,
-    EnsembleOptions,
+    _EnsembleOptions,
+    _EnsembleFlags,
     EncodingOptions,
 ):
     """Options of all commands that make training data."""
