@@ -17,7 +17,7 @@ from flaxformer_mt.evaluation.evaluation_set import (
     read_sentences,
     save_differences,
 )
-from flaxformer_mt.evaluation.metrics import resample_scores, score_sentences_chrf
+from flaxformer_mt.evaluation.metrics import METRICS, QUICK, resample_scores, score_sentences_chrf
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.translation.translator import Translator
@@ -34,7 +34,6 @@ _HEADING = (
     "translation",
     "translation against",
 )
-_TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def save_largest_differences(
 def compare(
     ours: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
-    """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
+    """The slow metrics, and the intervals and tests, which repeat all scores, as JSON values."""
     resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
@@ -227,7 +226,9 @@ def compare(
         **score_options,
     )
     first, *others = resampled.systems
-    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": resampled.plain_signatures["ter"]}
+    result: dict[str, Any] = {}
+    for metric in METRICS.keys() - QUICK:
+        result |= {metric: first[metric].score, f"{metric}_signature": resampled.plain_signatures[metric]}
     if resamples.samples:
         result["confidence"] = {"level": 95, "samples": resamples.samples} | {
             metric: {"mean": score.mean, "ci": score.ci, "signature": resampled.signatures[metric]}
@@ -254,10 +255,10 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> Table:
     runs/b  35.00 ± 1.10  p=0.0020  56.90 ± 0.80  p=0.0310  46.95 ± 1.04  p=0.0040
     """
     confidence = result.get("confidence", {})
-    scores = {metric: {"score": result[metric], **confidence.get(metric, {})} for metric in _TITLES}
+    scores = {metric: {"score": result[metric], **confidence.get(metric, {})} for metric in METRICS}
     rows = [[name, *_write_scores(scores)]]
     rows += [[_name_system(system), *_write_scores(system)] for system in result.get("against", [])]
-    return Table(["", *(cell for title in _TITLES.values() for cell in (title, ""))], rows)
+    return Table(["", *(cell for metric in METRICS.values() for cell in (metric.title, ""))], rows)
 
 
 def _name_system(system: Mapping[str, Any]) -> str:
@@ -266,6 +267,6 @@ def _name_system(system: Mapping[str, Any]) -> str:
 
 
 def _write_scores(scores: Mapping[str, Any]) -> Iterator[str]:
-    for score in (scores[metric] for metric in _TITLES):
+    for score in (scores[metric] for metric in METRICS):
         yield write_score(score["score"], score.get("ci"))
         yield "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"

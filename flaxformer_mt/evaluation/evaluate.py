@@ -225,20 +225,23 @@ def _report_scores(
     other = score_translations(
         evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
     )
+    signatures = evaluation.scores.signatures
     cased, lowercased = (other, evaluation.scores) if lowercase else (evaluation.scores, other)
     return {
         "sentences": len(evaluation.sources),
-        "bleu": evaluation.scores.bleu,
-        "chrf": evaluation.scores.chrf,
-        "signature": evaluation.scores.bleu_signature,
-        "chrf_signature": evaluation.scores.chrf_signature,
+        **evaluation.scores,
+        **{"signature" if name == "bleu" else f"{name}_signature": text for name, text in signatures.items()},
         "bleu_detail": evaluation.scores.bleu_detail,
-        "cased": {"bleu": cased.bleu, "signature": cased.bleu_signature},
-        "lowercased": {"bleu": lowercased.bleu, "signature": lowercased.bleu_signature},
+        "cased": _report_bleu(cased),
+        "lowercased": _report_bleu(lowercased),
         **search,
         "truncated": evaluation.truncated,
         "seconds": round(evaluation.seconds, 1),
     }
+
+
+def _report_bleu(scores: Scores) -> dict[str, Any]:
+    return {"bleu": scores["bleu"], "signature": scores.signatures["bleu"]}
 
 
 def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:

@@ -111,6 +111,13 @@ def draw_position_tables(
 # ---- training ----
 
 
+def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve:
+    """Return a metric of a run over its steps; of a step that is recorded twice, the later record counts."""
+    values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
+    steps = sorted(values)
+    return steps, [math.nan if values[step] is None else values[step] for step in steps]
+
+
 def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
     """Draw panels below each other over the same steps, each with its curves by the name of the data set.
 

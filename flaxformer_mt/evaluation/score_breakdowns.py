@@ -4,7 +4,7 @@ BLEU of different target languages counts different tokens, so that the scores o
 say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
-from flaxformer_mt.evaluation.metrics import choose_score_options, score_translations
+from flaxformer_mt.evaluation.metrics import METRICS, QUICK, choose_score_options, score_translations
 from flaxformer_mt.evaluation.tables import Table, make_table
 from flaxformer_mt.translation.bleu_tokenizers import SCRIPT_SAMPLE
 
@@ -37,25 +37,22 @@ class DirectionScorer:
             start += part.size
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """The means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
+        """The means of quick metrics, such as `bleu`; of several directions also `bleu_de-en` and so on."""
         by_direction = {}
         for direction, start, stop, options in self._rows:
             part = translations.choose(range(start, stop))
             by_direction[direction.name] = score_translations(part.hypotheses, part.references, **options)
-        values = {
-            "bleu": fmean(scores.bleu for scores in by_direction.values()),
-            "chrf": fmean(scores.chrf for scores in by_direction.values()),
-        }
+        values = {name: fmean(one[name] for one in by_direction.values()) for name in QUICK}
         if len(by_direction) > 1:
-            for name, scores in by_direction.items():
-                values |= {f"bleu_{name}": scores.bleu, f"chrf_{name}": scores.chrf}
+            for name, one in by_direction.items():
+                values |= {f"{metric}_{name}": score for metric, score in one.items()}
         return values
 
 
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the report of several directions: means, sum, and the report of each under `directions`."""
     first = next(iter(reports.values()))
-    means = {metric: fmean(report[metric] for report in reports.values()) for metric in _METRICS}
+    means = {metric: fmean(report[metric] for report in reports.values()) for metric in METRICS}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
     same = {field: first[field] for field in ("checkpoint", "step", "method", "beam_size", "length_penalty")}
     return {
@@ -67,7 +64,6 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
     }
 
 
-_METRICS = ("bleu", "chrf", "ter")
 _SUMS = ("sentences", "truncated", "seconds")
 
 
@@ -79,9 +75,12 @@ def describe_directions(report: Mapping[str, Any]) -> Table:
     mean                  30.10  52.20  55.00
     """
     records = [{"name": name, **scores} for name, scores in report["directions"].items()]
-    columns = {"direction": "{name}", "sentences": "{sentences}", "BLEU": "{bleu:.2f}", "chrF": "{chrf:.2f}"}
-    mean = {**report, "name": "mean", "sentences": None}
-    return make_table(columns | {"TER": "{ter:.2f}"}, [*records, mean])
+    columns = {"direction": "{name}", "sentences": "{sentences}", **_name_columns(METRICS)}
+    return make_table(columns, [*records, {**report, "name": "mean", "sentences": None}])
+
+
+def _name_columns(metrics: Iterable[str]) -> dict[str, str]:
+    return {METRICS[metric].title: f"{{{metric}:.2f}}" for metric in metrics}
 
 
 # The longest source of each bucket, in words; one more bucket contains all longer sources.
@@ -104,8 +103,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
                 "from": start,
                 "to": end,
                 "sentences": len(part.sources),
-                "bleu": scores.bleu,
-                "chrf": scores.chrf,
+                **scores,
                 "hypothesis_length": round(fmean(map(_count_words, part.hypotheses)), 2),
                 "reference_length": round(fmean(map(_count_words, part.references)), 2),
             }
@@ -140,7 +138,7 @@ def describe_by_length(rows: Sequence[Mapping[str, Any]]) -> Table:
     source words  sentences   BLEU   chrF  words in translation  in reference
             6-10         72  35.10  58.00                   8.2           8.4
     """
-    columns = {"source words": "{words}", "sentences": "{sentences}", "BLEU": "{bleu:.2f}"}
-    columns |= {"chrF": "{chrf:.2f}", "words in translation": "{hypothesis_length:.1f}"}
+    columns = {"source words": "{words}", "sentences": "{sentences}", **_name_columns(QUICK)}
+    columns["words in translation"] = "{hypothesis_length:.1f}"
     columns["in reference"] = "{reference_length:.1f}"
     return make_table(columns, [{**row, "words": name_bucket(row["from"], row["to"])} for row in rows])

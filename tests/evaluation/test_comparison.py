@@ -67,10 +67,10 @@ def test_numbers_and_signatures_are_sacrebleus(systems, references, paired, kind
     plain = score_translations(systems["good"], references, lowercase=True)
     ter = TER()
     ter.corpus_score(systems["good"], [references])
-    assert found.systems[0]["bleu"].score == plain.bleu and found.systems[0]["chrf"].score == plain.chrf
+    assert found.systems[0]["bleu"].score == plain["bleu"] and found.systems[0]["chrf"].score == plain["chrf"]
     assert found.plain_signatures == {
-        "bleu": plain.bleu_signature,
-        "chrf": plain.chrf_signature,
+        "bleu": plain.signatures["bleu"],
+        "chrf": plain.signatures["chrf"],
         "ter": str(ter.get_signature()),
     }
 

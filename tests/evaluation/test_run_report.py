@@ -91,7 +91,9 @@ def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys)
     found = [load_translations(run, "test") for run in two_runs]
     for one in found:
         score = score_translations(one.hypotheses, one.references)
-        assert re.search(rf"{score.bleu:.2f} ± \d", page) and re.search(rf"{score.chrf:.2f} ± \d", page)
+        assert re.search(rf"{score.values['bleu']:.2f} ± \d", page) and re.search(
+            rf"{score.values['chrf']:.2f} ± \d", page
+        )
     assert "<ins>&lt;b&gt;x &amp; y&lt;/b&gt;</ins>" in page
     assert "<ins>&lt;script&gt;alert(&#39;a&#39;)&lt;/script&gt;</ins>" in page, "text of a corpus is text"
     assert "2 of 6 translations differ" in page
@@ -256,7 +258,7 @@ def test_a_single_sentence_has_no_interval(tmp_path):
         table, signature = make_summary([facts], [facts], samples=50)
         assert table.rows[0][:3] == [facts, *scores]
         score = score_translations(text[:count], text[:count])
-        expected = [score.bleu_signature, score.chrf_signature]
+        expected = [score.signatures["bleu"], score.signatures["chrf"]]
         assert all(part in signature for one in expected for part in one.split("|"))
 
 

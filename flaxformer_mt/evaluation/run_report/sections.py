@@ -13,8 +13,14 @@ from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.comparison import find_largest_differences
 from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations
-from flaxformer_mt.evaluation.metrics import choose_score_options, resample_scores, score_sentences_chrf
-from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_lines
+from flaxformer_mt.evaluation.metrics import (
+    METRICS,
+    QUICK,
+    choose_score_options,
+    resample_scores,
+    score_sentences_chrf,
+)
+from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_lines, read_curve
 from flaxformer_mt.evaluation.score_breakdowns import name_bucket, split_by_length
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.runs.run_directory import read_report
@@ -98,8 +104,8 @@ def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
 
 
+_TITLES = [METRICS[metric].title for metric in QUICK]
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
-_METRICS = ("bleu", "chrf")
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
 
@@ -130,7 +136,7 @@ Blocks = list[str | Table | list[Chart] | Heading | Sentence | Attention]
 
 def _choose_score_options(run: ReportedRun, references: Sequence[str], language: str) -> dict[str, Any]:
     options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
-    return options | {"only": _METRICS}
+    return options | {"only": QUICK}
 
 
 def _score(
@@ -145,7 +151,7 @@ def _score(
     systems = {"": translations.hypotheses}
     results = resample_scores(systems, translations.references, samples=samples, **options)
     if signatures is not None:
-        signatures.add("; ".join(f"{name} {results.signatures[name.lower()]}" for name in ("BLEU", "chrF")))
+        signatures.add("; ".join(f"{METRICS[m].title} {text}" for m, text in results.signatures.items()))
     return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
 
 
@@ -161,7 +167,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
         rows.append(
             [
                 run,
-                *(write_bar(scores.get(metric)) for metric in _METRICS),
+                *(write_bar(scores.get(metric)) for metric in QUICK),
                 _number(report.get("parameters")),
                 _number(report.get("step", max((r["step"] for r in run.metrics), default=None))),
                 _number(report.get("target_tokens")),
@@ -171,7 +177,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
                 str(report.get("version", "–")),
             ]
         )
-    heading = ["run", "BLEU", "chrF", "parameters", "updates", "target tokens", "time", "hardware"]
+    heading = ["run", *_TITLES, "parameters", "updates", "target tokens", "time", "hardware"]
     heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
     blocks: Blocks = [Table(heading, rows, caption, range(1, 7))]
@@ -209,14 +215,14 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
             f"{scores[metric].score - tests.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
-            for metric in _METRICS
+            for metric in QUICK
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
     caption = (
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    return [Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2))]
+    return [Table(["runs", *_TITLES], rows, caption, (1, 2))]
 
 
 def write_bar(bar: Bar | None) -> str:
@@ -241,39 +247,36 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
         lines = []
         for run in runs:
             for split, dashed in (("train", False), ("valid", panel == "loss")):
-                points = {
-                    record["step"]: record[panel]
-                    for record in run.metrics
-                    if record.get("split") == split and isinstance(record.get(panel), int | float)
-                }
                 name = run.name if panel != "loss" else f"{run.name}, {'valid' if dashed else 'training'}"
-                lines.append(Line(run.number, name, sorted(points.items()), dashed))
+                points = list(zip(*read_curve(run.metrics, split, panel), strict=True))
+                lines.append(Line(run.number, name, points, dashed))
         charts += chart_lines(lines, title=title, x_name="updates")
     return [charts] if charts else []
 
 
 def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     """Charts and a table of the scores of runs by source length."""
-    bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in _METRICS}
+    bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in QUICK}
     cells: dict[str, list[list[Any]]] = {}
     for run in runs:
         options = _choose_score_options(run, run.translations.references, run.language)
         for bucket, part in split_by_length(run.translations).items():
             label, scores = name_bucket(*bucket), _score(part, samples, options)
-            for metric in _METRICS:
+            for metric in QUICK:
                 bars[metric].setdefault(label, []).append((run.number, scores[metric]))
-            written = [write_bar(scores[metric]) for metric in _METRICS]
+            written = [write_bar(scores[metric]) for metric in QUICK]
             cells.setdefault(label, []).append([label, f"{len(part.sources):,}", run, *written])
     if not runs:
         return []
+    words = "words of the source"
     charts = [
         chart
-        for metric, title in (("bleu", "BLEU by source length"), ("chrf", "chrF by source length"))
-        for chart in chart_bars(bars[metric], title=title, x_name="words of the source")
+        for metric in QUICK
+        for chart in chart_bars(bars[metric], title=f"{METRICS[metric].title} by source length", x_name=words)
     ]
     caption = "Scores with 95% intervals by the number of words of the source"
     rows = [row for group in cells.values() for row in group]
-    table = Table(["words", "sentences", "run", "BLEU", "chrF"], rows, caption, (1, 3, 4))
+    table = Table(["words", "sentences", "run", *_TITLES], rows, caption, (1, 3, 4))
     return [charts, table]
 
 
@@ -289,7 +292,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         groups = {
             direction: (
                 report.get("sentences"),
-                {metric: Bar(report[metric], None) for metric in _METRICS if metric in report},
+                {metric: Bar(report[metric], None) for metric in QUICK if metric in report},
             )
             for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
         }
@@ -297,7 +300,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
             options = _choose_score_options(run, translations.references, direction.target)
             groups[direction.name] = len(translations.sources), _score(translations, samples, options)
         for direction_name, (size, scores) in groups.items():
-            cells = [write_bar(scores.get(metric)) for metric in _METRICS]
+            cells = [write_bar(scores.get(metric)) for metric in QUICK]
             rows.append([direction_name, run, _number(size), *cells])
             if "bleu" in scores:
                 bars.setdefault(direction_name, []).append((run.number, scores["bleu"]))
@@ -305,7 +308,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         return []
     order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
     rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
-    heading = ["direction", "run", "sentences", "BLEU", "chrF"]
+    heading = ["direction", "run", "sentences", *_TITLES]
     caption = "Scores by direction, with 95% intervals where there are translations"
     chart = chart_bars(bars, title="BLEU by direction", x_name="direction")
     return [chart, Table(heading, rows, caption, (2, 3, 4))]
