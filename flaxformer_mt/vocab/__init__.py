@@ -3,5 +3,3 @@
 from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
 from flaxformer_mt.vocab.vocabs import Vocabs, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.vocabulary import TextPairs, Vocab
-
-__all__ = ["PretrainedFacts", "PretrainedVocab", "TextPairs", "Vocab", "Vocabs", "load_vocabs", "make_vocabs"]
