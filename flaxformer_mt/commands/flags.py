@@ -271,11 +271,7 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
 
 
 def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts with RUN and its checkpoint instead of RUN@CHECKPOINT, for a command that takes both.
-
-    Raises:
-      UserError: --checkpoint names another one.
-    """
+    """Return the texts with RUN and its checkpoint in place of RUN@CHECKPOINT, if the command takes both."""
     run, checkpoint = split_checkpoint(texts.get("--run", ""))
     if checkpoint is None or "--checkpoint" not in known or _has_several("--run", known):
         return texts

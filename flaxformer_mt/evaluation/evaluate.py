@@ -73,17 +73,7 @@ def evaluate_lines(
     languages: Mapping[str, Any] | None = None,
     progress: TextIO | None = None,
 ) -> Evaluation:
-    """Translate sources and score the translations against one reference each.
-
-    Args:
-      lowercase: ignore case when scoring.
-      tokenize: sacreBLEU's tokenizer for BLEU.
-      languages: `source_language` and `target_language`, as `Translator.translate` takes them.
-      progress: the stream that shows progress to a human; None: nothing is shown.
-
-    Raises:
-      UserError: the numbers of sources and references differ, or are 0.
-    """
+    """Translate sources and score the translations against one reference each."""
     if len(sources) != len(references):
         raise UserError(
             f"{len(sources)} sources cannot be scored against {len(references)} references; "

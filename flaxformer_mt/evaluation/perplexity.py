@@ -55,10 +55,6 @@ def measure(
 
     They stay on their device until the last batch, so that no step waits to be read, and are summed in
     float64, which stays accurate for any number of tokens.
-
-    Args:
-      put: copies a batch to the devices.
-      on_batch: is called with each batch once it has been computed. None: batches are not waited for.
     """
     results = []
     for batch in batches:
@@ -91,18 +87,7 @@ def score_text(
     progress: TextIO | None = None,
     warn: Warn = warn_user,
 ) -> ScoredText:
-    """Score sentences with the language model in `run_dir`.
-
-    Args:
-      sentences: scored independently, at full length; an empty sentence is scored by its end symbol alone.
-      checkpoint: best, last, average or a step. None: as the run's config says.
-      dtype, allow_nonfinite: see `load_trained`.
-      progress: the stream that shows progress to a human; None: nothing is shown.
-
-    Raises:
-      UserError: the run or checkpoint is absent, there are no sentences, or one is longer than the positions
-        of the model.
-    """
+    """Score each sentence by itself, an empty one by its end symbol, with the language model in `run_dir`."""
     if not sentences:
         raise UserError("there is no text to score (0 lines); give at least one line")
     load: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite, "warn": warn}
