@@ -27,9 +27,9 @@ from flaxformer_mt.commands.options import (
 )
 from flaxformer_mt.config import Config, StageConfig
 from flaxformer_mt.config.field_values import (
+    KnownAs,
     find_marks,
     find_wrong_values,
-    foreign,
     read_value,
     replace_fields,
 )
@@ -300,7 +300,7 @@ def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:
 def _find_meaning(name: str, kind: type) -> str:
     """Say what an option of another toolkit is called here: "here it is --config.train.steps"."""
     meant = {
-        flag: mark for flag, mark in find_marks(kind, foreign, "--").items() if name in mark.names.split()
+        flag: mark for flag, mark in find_marks(kind, KnownAs, "--").items() if name in mark.names.split()
     }
     if meant:
         own = [flag for flag in meant if "." not in flag]  # the last one is the command's own

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, at_least, between, foreign
+from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, KnownAs, at_least, between
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import BATCH_NAMES
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Options of several commands, with what other toolkits call them.
-RunPath = Annotated[Path, foreign("save_dir save_model model_dir restore_file model path models output_dir")]
-_Output = foreign("output_dir out output_file results_path")
-_NBest = foreign("nbest num_return_sequences")
-_Source, _Target = foreign("src input_file"), foreign("tgt ref refs references")
-_SourceLanguage = Annotated[str | None, foreign("source_lang src_lang")]
-_TargetLanguage = Annotated[str | None, foreign("target_lang tgt_lang")]
+RunPath = Annotated[Path, KnownAs("save_dir save_model model_dir restore_file model path models output_dir")]
+_Output = KnownAs("output_dir out output_file results_path")
+_NBest = KnownAs("nbest num_return_sequences")
+_Source, _Target = KnownAs("src input_file"), KnownAs("tgt ref refs references")
+_SourceLanguage = Annotated[str | None, KnownAs("source_lang src_lang")]
+_TargetLanguage = Annotated[str | None, KnownAs("target_lang tgt_lang")]
 
 
 def make_flags(section: type, *names: str) -> Any:
@@ -164,7 +164,7 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; the network and the vocabulary are
     # its own, other settings only without --config. None: random parameters.
-    init: Annotated[str | None, foreign("train_from finetune_from_model pretrained_model load_model")] = None
+    init: Annotated[str | None, KnownAs("train_from finetune_from_model pretrained_model load_model")] = None
     # With --init: make the vocabulary from the new data. Pieces that both vocabularies have keep their
     # parameters.
     new_vocab: bool = False
@@ -258,7 +258,7 @@ class EvaluateOptions(ProcessOptions, SearchOptions, SearchModelOptions, Shortli
     # sacreBLEU's tokenizer for BLEU. auto: the one for the target language. None: as in the run's config.
     bleu_tokenize: Annotated[
         Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None,
-        foreign("metrics"),
+        KnownAs("metrics"),
     ] = None
     # Bootstrap samples for 95% confidence intervals and paired bootstrap tests. 0: no intervals. None: 1000.
     bootstrap: int | None = None
@@ -368,7 +368,7 @@ class ScoreOptions(
 
     # Maximum number of source and target tokens scored at a time, padding included. Halved automatically if
     # the device runs out of memory. None: as in the run's config.
-    batch_tokens: Annotated[int | None, foreign(BATCH_NAMES, "in tokens")] = None
+    batch_tokens: Annotated[int | None, KnownAs(BATCH_NAMES, "in tokens")] = None
     # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
 

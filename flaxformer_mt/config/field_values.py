@@ -1,6 +1,6 @@
 """Values of config fields: what stands beside a field, and the reader of values from files, flags and Python.
 
-A field is declared as Annotated[int, at_least(1), USUAL, may_change("..."), foreign("layers num_layers")].
+A field is declared as Annotated[int, at_least(1), USUAL, MayChange("..."), KnownAs("layers num_layers")].
 """
 
 import contextlib
@@ -74,14 +74,14 @@ def share() -> Bounds:
 
 
 @dataclass(frozen=True)
-class may_change:  # noqa: N801 (written like at_least)
+class MayChange:
     """A run that has begun may be resumed with another value; what changes in its results. "": nothing."""
 
     effect: str = ""
 
 
 @dataclass(frozen=True)
-class foreign:  # noqa: N801
+class KnownAs:
     """What other toolkits call the field: names without dashes, and what a value means here."""
 
     names: str
@@ -96,7 +96,7 @@ USUAL = Usual()
 
 
 def find_marks(section: type, mark: type, where: str = "", of_all: Any = None) -> dict[str, Any]:
-    """Return what stands beside fields, by their dotted names: {"train.steps": may_change("...")}.
+    """Return what stands beside fields, by their dotted names: {"train.steps": MayChange("...")}.
 
     What stands beside a section is true of all its fields.
     """

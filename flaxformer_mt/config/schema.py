@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from flaxformer_mt.config.field_values import (
     FOREIGN_NAMES,
     USUAL,
+    KnownAs,
+    MayChange,
     above,
     at_least,
     between,
     find_marks,
-    foreign,
-    may_change,
     replace_fields,
     share,
 )
@@ -25,7 +25,7 @@ from flaxformer_mt.config.tag_styles import TagStyle
 
 # What other toolkits call options that both the config and commands have.
 BATCH_NAMES = "max_tokens batch_size mini_batch_words per_device_train_batch_size mini_batch"
-DTYPE_NAMES = foreign("fp16 bf16 compute_dtype amp", "which has bfloat16 and float32")
+DTYPE_NAMES = KnownAs("fp16 bf16 compute_dtype amp", "which has bfloat16 and float32")
 # What changes in a run that computes in another way.
 _ROUNDING = "further updates are the same up to rounding"
 # Kinds of noise that change sources alone.
@@ -203,7 +203,7 @@ class DataConfig:
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Text may be packed,
     # as .gz or .zst. It may be a URL, gs:// or s3://.
-    text_dir: Annotated[str, USUAL, foreign("train_data train_sets data_path")] = ""
+    text_dir: Annotated[str, USUAL, KnownAs("train_data train_sets data_path")] = ""
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
     # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.
     alignments: tuple[str, ...] = ()
@@ -212,14 +212,14 @@ class DataConfig:
     # names with commas.
     teacher_scores: tuple[str, ...] = ()
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
-    cache_dir: Annotated[str, may_change()] = ""
+    cache_dir: Annotated[str, MayChange()] = ""
     # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.
-    tfds_data_dir: Annotated[str, may_change()] = ""
+    tfds_data_dir: Annotated[str, MayChange()] = ""
     # Source language, as the data set or the file extension names it, of sets that name no direction. Empty:
     # no source, to train a language model of target_language (needs model.architecture=decoder_only).
-    source_language: Annotated[str, USUAL, foreign("source_lang src_lang src")] = "de"
+    source_language: Annotated[str, USUAL, KnownAs("source_lang src_lang src")] = "de"
     # Target language, as the data set or the file extension names it, of sets that name no direction.
-    target_language: Annotated[str, USUAL, foreign("target_lang tgt_lang tgt")] = "en"
+    target_language: Annotated[str, USUAL, KnownAs("target_lang tgt_lang tgt")] = "en"
     # Name of the training split; for TFDS sets also a slice, such as train[:10%].
     train_split: str = "train"
     # Name of the validation split, evaluated during training; valid and validation mean the same split.
@@ -235,15 +235,15 @@ class DataConfig:
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
-    max_source_length: Annotated[int, at_least(2), foreign("max_source_positions max_length")] = 128
+    max_source_length: Annotated[int, at_least(2), KnownAs("max_source_positions max_length")] = 128
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
-    max_target_length: Annotated[int, at_least(2), foreign("max_target_positions")] = 128
+    max_target_length: Annotated[int, at_least(2), KnownAs("max_target_positions")] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs, kept
     # apart by segment masks, so there is one batch shape and little padding. shuffle: pairs of any lengths.
     batching: Literal["bucket", "pack", "shuffle"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
     batch_tokens: Annotated[
-        int, at_least(1), USUAL, foreign(BATCH_NAMES, "in tokens, on all devices together")
+        int, at_least(1), USUAL, KnownAs(BATCH_NAMES, "in tokens, on all devices together")
     ] = 4096
     # Without packing, maximum pairs in a batch, a multiple of row_multiple. 0: limited by batch_tokens.
     batch_pairs: Annotated[int, at_least(0)] = 0
@@ -255,9 +255,9 @@ class DataConfig:
     # otherwise each batch gets rows of padding on the devices.
     row_multiple: Annotated[int, at_least(1)] = 8
     # Host threads that build batches in the background. 0: none; each batch is built when needed.
-    loader_threads: Annotated[int, between(0, 1024), may_change()] = 2
+    loader_threads: Annotated[int, between(0, 1024), MayChange()] = 2
     # Number of batches that loader_threads keep ready ahead of the training step. 0: none.
-    prefetch: Annotated[int, between(0, 100_000), may_change()] = 8
+    prefetch: Annotated[int, between(0, 100_000), MayChange()] = 8
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class VocabConfig:
     kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
     # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
     # words (kind=word) or characters (kind=char) of the training text.
-    size: Annotated[int, at_least(0), USUAL, foreign("vocab_size nwordssrc dim_vocabs bpe")] = 8000
+    size: Annotated[int, at_least(0), USUAL, KnownAs("vocab_size nwordssrc dim_vocabs bpe")] = 8000
     # With joint=False, number of pieces of the source vocabulary; 0 as in size. None: the value of size.
     source_size: Annotated[int | None, at_least(0)] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
@@ -337,10 +337,10 @@ class ModelConfig:
     architecture: Literal["encoder_decoder", "decoder_only"] = "encoder_decoder"
     # Number of encoder layers, usually 6; unused with architecture=decoder_only.
     num_encoder_layers: Annotated[
-        int, at_least(0), USUAL, foreign("layers num_layers encoder_layers enc_layers enc_depth")
+        int, at_least(0), USUAL, KnownAs("layers num_layers encoder_layers enc_layers enc_depth")
     ] = 6
     # Number of decoder layers, usually 6; with architecture=decoder_only, of the single stack.
-    num_decoder_layers: Annotated[int, at_least(1), USUAL, foreign("decoder_layers dec_layers dec_depth")] = 6
+    num_decoder_layers: Annotated[int, at_least(1), USUAL, KnownAs("decoder_layers dec_layers dec_depth")] = 6
     # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
     # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length. Not in decoder_only.
     decoder_self_attention: Literal["attention", "ssru"] = "attention"
@@ -349,14 +349,14 @@ class ModelConfig:
         int,
         at_least(1),
         USUAL,
-        foreign("encoder_embed_dim decoder_embed_dim hidden_size dim_emb d_model rnn_size"),
+        KnownAs("encoder_embed_dim decoder_embed_dim hidden_size dim_emb d_model rnn_size"),
     ] = 512
     # Number of attention heads in each layer.
     num_heads: Annotated[
         int,
         at_least(1),
         USUAL,
-        foreign("encoder_attention_heads decoder_attention_heads heads transformer_heads n_heads"),
+        KnownAs("encoder_attention_heads decoder_attention_heads heads transformer_heads n_heads"),
     ] = 8
     # Width of the queries and keys of one attention head. None: model_dim / num_heads.
     key_dim: Annotated[int | None, at_least(1)] = None
@@ -367,7 +367,7 @@ class ModelConfig:
         int,
         at_least(1),
         USUAL,
-        foreign("encoder_ffn_embed_dim transformer_ff ff_size transformer_dim_ffn d_ff"),
+        KnownAs("encoder_ffn_embed_dim transformer_ff ff_size transformer_dim_ffn d_ff"),
     ] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation;
     # swiglu (of silu) and geglu_tanh (of gelu_tanh, as in T5 1.1) add a gate with a third weight matrix.
@@ -377,7 +377,7 @@ class ModelConfig:
     # pre: normalize the input of each sublayer. post: normalize after the residual sum (Vaswani et al. 2017).
     norm_position: Annotated[
         Literal["pre", "post"],
-        foreign("encoder_normalize_before decoder_normalize_before layer_norm transformer_preprocess"),
+        KnownAs("encoder_normalize_before decoder_normalize_before layer_norm transformer_preprocess"),
     ] = "pre"
     # Type of normalization: layer normalization, or RMS normalization (no mean subtraction).
     norm: Literal["layer", "rms"] = "layer"
@@ -419,7 +419,7 @@ class ModelConfig:
     # embedding and output matrix); all (all three). embeddings and all need vocab.joint=True.
     tying: Annotated[
         Literal["none", "embeddings", "target_output", "all"],
-        foreign("share_all_embeddings share_embeddings tied_embeddings tied_embeddings_all"),
+        KnownAs("share_all_embeddings share_embeddings tied_embeddings tied_embeddings_all"),
     ] = "all"
     # Padding that attention masks: in the source, in both source and target, or none (padding is read as
     # text; encoder_decoder keeps its initial embedding). Causal attention hides target padding from real
@@ -436,7 +436,7 @@ class ModelConfig:
     output_bias: bool = False
     # Dropout rate of embeddings and of sublayer outputs before the residual sum: 0.1, or 0.3 with little
     # data. 0: none. It is the default of the embedding, attention and feed-forward dropout rates.
-    dropout_rate: Annotated[float, share(), USUAL, foreign("dropout transformer_dropout")] = 0.1
+    dropout_rate: Annotated[float, share(), USUAL, KnownAs("dropout transformer_dropout")] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
     # Dropout rate of attention weights. None: the value of dropout_rate.
@@ -454,18 +454,18 @@ class ModelConfig:
     # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
     # apply, else plain. Attention dropout and relative positions have pallas on GPUs alone; plots of
     # attention weights always use plain.
-    attention: Annotated[Literal["auto", "plain", "xla", "cudnn", "pallas"], may_change(_ROUNDING)] = "auto"
+    attention: Annotated[Literal["auto", "plain", "xla", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
     # norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
     # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
     # or all but the results of matrix products (dots).
-    remat: Annotated[Literal["none", "full", "dots"], may_change(_ROUNDING)] = "none"
+    remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
     # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers:
     # True, False, or auto: on GPUs, from three layers on, if this saves more seconds of compiling than it
     # costs the updates of the run, a fifth of their rate. Training takes more memory with it. Checkpoints do
     # not depend on it.
-    scan_layers: Annotated[Literal["auto", True, False], may_change()] = "auto"
+    scan_layers: Annotated[Literal["auto", True, False], MayChange()] = "auto"
     # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
     alignment: GuidedAlignmentConfig = field(default_factory=GuidedAlignmentConfig)
 
@@ -505,17 +505,17 @@ class OptimConfig:
     # Optimizer; muon orthogonalizes the updates of weight matrices and uses Adam for all other parameters.
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
     # Peak learning rate. With schedule=noam, factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
-    learning_rate: Annotated[float, above(0, at_most=1000), USUAL, foreign("lr learn_rate")] = 1e-3
+    learning_rate: Annotated[float, above(0, at_most=1000), USUAL, KnownAs("lr learn_rate")] = 1e-3
     # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
     # falls with 1/sqrt(update) (inverse_sqrt; noam: equation 3 of Vaswani et al. 2017).
     schedule: Annotated[
         Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"],
-        foreign("lr_scheduler decay_method scheduling"),
+        KnownAs("lr_scheduler decay_method scheduling"),
     ] = "inverse_sqrt"
     # Number of updates in which the learning rate rises linearly to its peak. 0: none. Half of train.steps if
     # schedule is cosine or linear and train.steps is not more than this.
     warmup_steps: Annotated[
-        int, at_least(0), USUAL, foreign("warmup warmup_updates lr_warmup learning_rate_warmup")
+        int, at_least(0), USUAL, KnownAs("warmup warmup_updates lr_warmup learning_rate_warmup")
     ] = 4000
     # Final learning rate of schedules cosine and linear, as a fraction of learning_rate. 0: down to zero.
     final_fraction: Annotated[float, between(0, 1)] = 0.0
@@ -528,17 +528,17 @@ class OptimConfig:
     # Decoupled weight decay of matrices (not of biases and norms), for adamw, lion and muon. 0: none.
     weight_decay: Annotated[float, between(0, 100)] = 0.0
     # Maximum global norm of the gradient; larger gradients are scaled down to it. 0: no clipping.
-    clip_norm: Annotated[float, at_least(0), foreign("clip max_grad_norm clip_grad_norm")] = 1.0
+    clip_norm: Annotated[float, at_least(0), KnownAs("clip max_grad_norm clip_grad_norm")] = 1.0
     # Number of batches whose gradients are added up for one update (gradient accumulation). 1: off.
     accumulation: Annotated[
         int,
         at_least(1),
-        foreign("update_freq accum_count batch_multiplier optimizer_delay gradient_accumulation_steps"),
+        KnownAs("update_freq accum_count batch_multiplier optimizer_delay gradient_accumulation_steps"),
     ] = 1
     # Decay rate of an exponential moving average of the parameters, which evaluation and translation then use
     # instead of the parameters; 0.999 is usual. 0: off.
     ema_decay: Annotated[
-        float, share(), foreign("average_decay exponential_smoothing moving_average_decay")
+        float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay")
     ] = 0.0
     # Parameters that are not trained, as patterns of their paths: encoder,*_embedding freezes the encoder and
     # all embeddings. Empty: all are trained.
@@ -556,8 +556,8 @@ class TrainConfig:
         int,
         at_least(1),
         USUAL,
-        may_change("training ends at another step"),
-        foreign(
+        MayChange("training ends at another step"),
+        KnownAs(
             "epochs after_epochs max_epoch num_train_epochs max_update train_steps after max_steps",
             "which counts updates; `show` says how many an epoch has",
         ),
@@ -569,41 +569,41 @@ class TrainConfig:
     teacher_weight: Annotated[float, between(0, 1)] = 0.0
     # Number of tokens of a device whose logits are computed at a time for the loss, in training and
     # evaluation, to save memory. 0: all at once. About 256 is best on CPUs, 6,000 or more on GPUs and TPUs.
-    loss_chunk_tokens: Annotated[int, at_least(0), may_change(_ROUNDING)] = 0
+    loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
     # Which tokens the layers compute that need no sentences: with auto, on a CPU that is one device, those of
     # a batch without its padding; none: with padding, as on all other devices.
-    unpad: Annotated[Literal["auto", "none"], may_change(_ROUNDING)] = "auto"
+    unpad: Annotated[Literal["auto", "none"], MayChange(_ROUNDING)] = "auto"
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
     # Batch shapes that are compiled before the first update, several at a time, instead of when they first
     # occur: none, all that the remaining updates will use, or auto: all on GPUs and TPUs, none on CPUs.
-    compile_ahead: Annotated[Literal["auto", "all", "none"], may_change()] = "auto"
+    compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
-    log_every: Annotated[int, at_least(1), may_change()] = 50
+    log_every: Annotated[int, at_least(1), MayChange()] = 50
     # Number of updates between two evaluations (loss, BLEU) on the validation set; one more at the end.
     evaluate_every: Annotated[
         int,
         at_least(1),
         USUAL,
-        may_change("other steps are evaluated, of which the best is chosen"),
-        foreign("valid_steps valid_interval validate_interval_updates validation_freq valid_freq"),
+        MayChange("other steps are evaluated, of which the best is chosen"),
+        KnownAs("valid_steps valid_interval validate_interval_updates validation_freq valid_freq"),
     ] = 1000
     # Number of updates between two checkpoints. Each evaluation also saves one.
     checkpoint_every: Annotated[
         int,
         at_least(1),
         USUAL,
-        may_change("other steps are saved, of which train.average_last takes the mean"),
-        foreign("save_checkpoint_steps save_interval save_interval_updates save_freq save_steps"),
+        MayChange("other steps are saved, of which train.average_last takes the mean"),
+        KnownAs("save_checkpoint_steps save_interval save_interval_updates save_freq save_steps"),
     ] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
-    keep_checkpoints: Annotated[int, at_least(1), may_change()] = 5
+    keep_checkpoints: Annotated[int, at_least(1), MayChange()] = 5
     # Validation metric that selects the best checkpoint and that early stopping observes; of scores that are
     # equal with two digits, the lower loss is better.
     best_metric: Literal["bleu", "chrf", "loss"] = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
     patience: Annotated[
-        int, at_least(0), may_change("training may stop at another step"), foreign("early_stopping")
+        int, at_least(0), MayChange("training may stop at another step"), KnownAs("early_stopping")
     ] = 0
     # Number of newest checkpoints (at most keep_checkpoints) averaged when training ends. 0: no average.
     average_last: Annotated[int, at_least(0)] = 0
@@ -612,18 +612,18 @@ class TrainConfig:
     # Updates with a NaN or infinite gradient are skipped; this many in a row end training with an error.
     max_nonfinite_steps: Annotated[int, at_least(1)] = 20
     # Whether to write TensorBoard files in addition to metrics.jsonl.
-    tensorboard: Annotated[bool, may_change()] = True
+    tensorboard: Annotated[bool, MayChange()] = True
     # Services that record the training as well (each an extra, set up by its own environment variables):
     # wandb, mlflow, or both with a comma. Empty: none.
-    trackers: Annotated[tuple[Literal["wandb", "mlflow"], ...], may_change()] = ()
+    trackers: Annotated[tuple[Literal["wandb", "mlflow"], ...], MayChange()] = ()
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
-    peak_flops: Annotated[float, at_least(0), may_change()] = 0.0
+    peak_flops: Annotated[float, at_least(0), MayChange()] = 0.0
     # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab if the target language is Chinese, Japanese or
     # Korean, char for others without spaces between words, else 13a; none: text that is tokenized already.
     bleu_tokenize: Annotated[
         Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"],
-        may_change("BLEU is of other tokens, and so may be the best checkpoint"),
+        MayChange("BLEU is of other tokens, and so may be the best checkpoint"),
     ] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False
@@ -698,10 +698,10 @@ class SearchConfig(MbrConfig, LengthConfig):
     # minimum Bayes risk (mbr): of several candidates, the one that is most like the others.
     method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
-    beam_size: Annotated[int, at_least(1), USUAL, foreign("beam num_beams")] = 4
+    beam_size: Annotated[int, at_least(1), USUAL, KnownAs("beam num_beams")] = 4
     # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
     # translations; 0.6 to 1 is usual. 0: none.
-    length_penalty: Annotated[float, between(0, 100), foreign("lenpen alpha beam_alpha normalize")] = 1.0
+    length_penalty: Annotated[float, between(0, 100), KnownAs("lenpen alpha beam_alpha normalize")] = 1.0
     # gnmt: length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
     # ---- beam search ----
@@ -736,7 +736,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- content and length of translations ----
 
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
-    no_repeat_ngram: Annotated[int, at_least(0), foreign("no_repeat_ngram_size block_ngram_repeat")] = 0
+    no_repeat_ngram: Annotated[int, at_least(0), KnownAs("no_repeat_ngram_size block_ngram_repeat")] = 0
     # Pieces of the target vocabulary, or token ids, that translations never contain; on the command line, a
     # comma itself is given by its id.
     suppress: tuple[str, ...] = ()
@@ -751,7 +751,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
     # Halved automatically if the device runs out of memory. Without a value: as its memory allows; on CPUs,
     # 8192.
-    batch_tokens: Annotated[int | None, at_least(1), foreign(BATCH_NAMES, "in tokens")] = None
+    batch_tokens: Annotated[int | None, at_least(1), KnownAs(BATCH_NAMES, "in tokens")] = None
 
 
 @dataclass(frozen=True)
@@ -771,9 +771,9 @@ class Config:
     # Training loop: duration, loss, evaluation, checkpoints and logging.
     train: TrainConfig = field(default_factory=TrainConfig)
     # Distribution of training over devices.
-    parallel: Annotated[ParallelConfig, may_change(_ROUNDING)] = field(default_factory=ParallelConfig)
+    parallel: Annotated[ParallelConfig, MayChange(_ROUNDING)] = field(default_factory=ParallelConfig)
     # Decoding: search method, scoring and limits of translations.
-    search: Annotated[SearchConfig, may_change("later translations and their scores differ")] = field(
+    search: Annotated[SearchConfig, MayChange("later translations and their scores differ")] = field(
         default_factory=SearchConfig
     )
 
@@ -782,6 +782,6 @@ class Config:
         return replace_fields(self, changes, "config")
 
 
-for _path, _mark in find_marks(Config, foreign).items():
+for _path, _mark in find_marks(Config, KnownAs).items():
     for _name in _mark.names.split():
         FOREIGN_NAMES.setdefault(_name, _path)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.field_values import find_marks, may_change
+from flaxformer_mt.config.field_values import MayChange, find_marks
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
@@ -26,7 +26,7 @@ from flaxformer_mt.vocab import Vocabs, load_vocabs
 from flaxformer_mt.vocab.pretrained import FACTS_NAME, FILES_NAME
 
 # Fields that may change when a run is resumed, and what changes with them.
-CHANGEABLE_FIELDS = find_marks(Config, may_change)
+CHANGEABLE_FIELDS = find_marks(Config, MayChange)
 
 # The step of the checkpoint that `import` writes.
 IMPORTED_STEP = 0

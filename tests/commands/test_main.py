@@ -26,7 +26,7 @@ from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
-from flaxformer_mt.config.field_values import find_marks, foreign
+from flaxformer_mt.config.field_values import KnownAs, find_marks
 from flaxformer_mt.config.files import flatten, list_recipes, save_config
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io import resumable_output
@@ -648,7 +648,7 @@ def test_messages_do_not_depend_on_the_encoding_of_the_output(capfd):
 def test_options_of_other_toolkits_are_answered_with_options_that_exist():
     flags = set().union(*(list_flag_types(command.options) for command in COMMANDS.values()))
     for command in COMMANDS.values():
-        for flag, mark in find_marks(command.options, foreign, "--").items():
+        for flag, mark in find_marks(command.options, KnownAs, "--").items():
             assert flag in flags and not flags & {f"--{name}" for name in mark.names.split()}, flag
 
 
