@@ -116,20 +116,16 @@ def runs(tmp_path, monkeypatch, systems, references):
     class FakeTranslator:
         on_progress = None
 
-        def __init__(self, run, checkpoint, search):
-            self.config = Config(search=search or SearchConfig())
-            self.checkpoint, self.step = checkpoint or "best", 250
+        def __init__(self, run, options):
+            self.config = Config(search=options.search or SearchConfig())
+            self.checkpoint, self.step = options.checkpoint or "best", 250
             self.said = systems[run.name]
 
         def translate(self, lines):
             assert list(lines) == sources
             return [Translation(text, 0.0, 0.0, ()) for text in self.said]
 
-    monkeypatch.setattr(
-        Translator,
-        "load",
-        lambda run, *, checkpoint, search, **options: FakeTranslator(run, checkpoint, search),
-    )
+    monkeypatch.setattr(Translator, "load", FakeTranslator)
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(sources, references, strict=True)]
     sets = {"toy_de_en": pairs, "shorter": pairs[:-1]}
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "test" and data.dataset in sets)
