@@ -9,7 +9,7 @@ from flaxformer_mt.config.schema import DTYPE_NAMES, Dtype, Quantization, Search
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How `Translator.load` loads the model of a run directory; the comments are the help of commands."""
+    """How `Translator.load` loads the model of a run directory."""
 
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
