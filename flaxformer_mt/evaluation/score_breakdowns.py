@@ -74,7 +74,7 @@ def describe_directions(report: Mapping[str, Any]) -> Table:
     en-de            500  30.10  52.20  55.00
     mean                  30.10  52.20  55.00
     """
-    records = [{"name": name, **scores} for name, scores in report["directions"].items()]
+    records = [{**scores, "name": name} for name, scores in report["directions"].items()]
     columns = {"direction": "{name}", "sentences": "{sentences}", **_name_columns(METRICS)}
     return make_table(columns, [*records, {**report, "name": "mean", "sentences": None}])
 
