@@ -124,6 +124,8 @@ _RULES: Rules = {
     "to attention, or set model.architecture=encoder_decoder": (
         lambda c: _decoder_only(c) and c.model.decoder_self_attention != "attention"
     ),
+    "{model.target_start is}, but {model.architecture is}, in which targets follow sources; set "
+    "model.target_start=symbol": lambda c: _decoder_only(c) and c.model.target_start != "symbol",
     "{model.source_end} masks the end symbol as padding, which needs model.architecture=encoder_decoder and "
     "model.padding_mask=source or both, but {model.architecture is} and {model.padding_mask is}; set it to "
     "True": lambda c: not c.model.source_end and (_decoder_only(c) or c.model.padding_mask == "none"),

@@ -4,6 +4,7 @@ Contains the report of an evaluation, for translation models and for language mo
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from flaxformer_mt.evaluation.evaluation_set import (
     save_translations,
 )
 from flaxformer_mt.evaluation.metrics import Scores, choose_score_options, score_translations
-from flaxformer_mt.evaluation.perplexity import score_text
+from flaxformer_mt.evaluation.perplexity import Likelihood
 from flaxformer_mt.evaluation.score_breakdowns import (
     describe_by_length,
     describe_directions,
@@ -48,6 +49,7 @@ from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained import read_tags
 
@@ -135,20 +137,17 @@ def evaluate_run(
     directions: their means, and `directions`. For a language model: loss (nats per token) and perplexity.
 
     Args:
-      options: how the model is loaded and searches. The compared runs have its dtype, allow_nonfinite and
-        split_sentences.
+      options, changes: see `Translator.load`; data types, sentences and values that are not finite are of the
+        other runs, too.
       split: the split of the run's data set to score, unless files are given.
       source: file of sentences, - for standard input; `reference`: their translations, or only a text.
-      source_language: of the directions to evaluate, or of the files. None: all.
-      target_language: likewise.
+      source_language, target_language: of the directions to evaluate, or of the files. None: all.
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       against: other runs, or files of translations, of the same sentences.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
-      changes: fields of `LoadOptions`, as in evaluate_run(run, checkpoint="last"), that replace those of
-        `options`.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
@@ -272,7 +271,7 @@ def _evaluate_language_model(
     config: Config,
     split: Literal["test", "valid"],
     reference: str | None,
-    loading: LoadOptions,
+    options: LoadOptions,
     progress: TextIO | None,
 ) -> dict[str, Any]:
     if reference is None:
@@ -280,14 +279,25 @@ def _evaluate_language_model(
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
         sentences = read_sentences(reference)
-    options = {name: getattr(loading, name) for name in ("checkpoint", "dtype", "allow_nonfinite")}
-    scored = score_text(run_dir, sentences, progress=progress, **options)
+    if not sentences:
+        raise UserError("there is no text to score (0 lines); give at least one line")
+    scorer = Scorer.load(run_dir, options)
+    if progress is not None:
+        noun = "sentence" if len(sentences) == 1 else "sentences"
+        checkpoint = name_checkpoint(scorer.checkpoint, scorer.step)
+        print(f"scoring {len(sentences):,} {noun} with checkpoint {checkpoint}", file=progress, flush=True)
+    total, tokens = 0.0, 0
+    with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
+        for score in scorer.score_stream(None, sentences):
+            total, tokens = total - score.log_prob, tokens + len(score.tokens)
+            throughput.add(tokens=len(score.tokens))
+    likelihood = Likelihood(tokens, total / tokens, math.nan)
     return {
         "name": split if reference is None else name_of_file(reference),
-        "checkpoint": scored.checkpoint,
-        "step": scored.step,
+        "checkpoint": scorer.checkpoint,
+        "step": scorer.step,
         "sentences": len(sentences),
-        "tokens": scored.likelihood.tokens,
-        "loss": scored.likelihood.loss,
-        "perplexity": scored.likelihood.perplexity,
+        "tokens": tokens,
+        "loss": likelihood.loss,
+        "perplexity": likelihood.perplexity,
     }

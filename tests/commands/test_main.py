@@ -846,7 +846,11 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
 
 def test_doctor_lists_the_programs_of_a_run(tiny_run):
     programs = doctor.doctor(tiny_run)["programs"]
-    assert [(one["sentences"], one["source_tokens"]) for one in programs] == [("a few", 16), ("many", 16)]
+    assert [(one["sentences"], one["source_tokens"]) for one in programs] == [
+        ("one", 16),
+        ("a few", 16),
+        ("many", 16),
+    ]
     assert all(one["programs"] == ["empty", "prefill", "generate"] for one in programs)
 
 
