@@ -59,9 +59,6 @@ def read_collectives(text: str) -> tuple[dict[str, Traffic], int]:
     """Return the collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
 
     Also returns the number of loops whose iterations the text does not tell; they are counted once.
-
-    Args:
-      text: of the program, as `Compiled.as_text()` returns it.
     """
     computations, entry = _read_computations(text)
     partitions = _PARTITIONS.search(text.partition("\n")[0])

@@ -45,6 +45,7 @@ from flaxformer_mt.errors import (
     name_urls,
     warn_user,
 )
+from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.text_io.lines import check_output, open_output
 
 # The options that have an effect on a language model, or are refused where it is evaluated.
@@ -107,8 +108,8 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         progress=sys.stderr,
         **({} if language_model else _comparison(options) | read_languages(options)),
     )
-    if table := describe_evaluation(result, name=name_urls(str(options.run))):
-        print(table, file=sys.stderr)
+    if tables := describe_evaluation(result, name=name_urls(str(options.run))):
+        print(write_text(tables, indent=""), file=sys.stderr)
     return result
 
 

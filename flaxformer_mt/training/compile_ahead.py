@@ -70,11 +70,7 @@ def compiles_ahead(config: Config, platform: str) -> bool:
 
 
 def compile_together(jitted: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Compile a result of `jax.jit` for each of several arguments, in as many threads as there are cores.
-
-    Args:
-      arguments: of which only shapes, dtypes and shardings are read; at least one.
-    """
+    """Compile a result of `jax.jit` for each of several arguments, in as many threads as there are cores."""
     with ThreadPoolExecutor(min(len(arguments), core_count()), thread_name_prefix="compile") as threads:
         # Tracing holds Python's lock, compiling does not.
         found = [threads.submit(jitted.lower(*one).compile) for one in arguments]  # type: ignore[attr-defined]
@@ -111,9 +107,6 @@ def compile_ahead(
     Args:
       arguments_of: the batch of a shape and all arguments of its program, without data.
       say: receives a line now and then on how far it is.
-
-    Raises:
-      UserError: a shape for which the program needs more memory than the devices have.
     """
     waiting: dict[Future[Any], tuple[Shape, BatchArray]] = {}
     shown = time.monotonic()

@@ -67,11 +67,7 @@ NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=
 
 
 def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
-    """Say what is trained, on what, and how.
-
-    Args:
-      setup: the `TrainingSetup`.
-    """
+    """Say what is trained, on what, and how."""
     vocabs, progress = setup.prepared.vocabs, setup.progress
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
     directions = ", ".join(direction.name for direction in find_directions(config.data))
@@ -247,13 +243,6 @@ def set_up_training(
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
     A checkpoint of any device layout is restored onto the layout of this config.
-
-    Args:
-      progress: where it is shown how far the preparation is.
-      pool: who checks and tokenizes a large training set.
-
-    Raises:
-      UserError: an invalid layout, data set, vocabulary or checkpoint.
     """
     parallel = make_parallel(config)
     check_compiler_options(parallel.compiler_options)
@@ -310,14 +299,7 @@ def set_up_training(
 
 
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compile the update for all batch shapes that are left, before the first update, if the config says so.
-
-    Args:
-      say: receives a line now and then on how far it is.
-
-    Raises:
-      UserError: see `compile_ahead`.
-    """
+    """Compile the update for all batch shapes that are left, before the first one, if the config says so."""
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
     store = setup.prepared.train.base
     shapes = shapes_left(config, setup)
@@ -412,10 +394,6 @@ def load_state(
 
     The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
     of them read it or none.
-
-    Raises:
-      UserError: there are checkpoints, but each is damaged or of another structure, or some process cannot
-        read the one that process 0 has chosen.
     """
     step = decide_once(checkpoints.newest_undamaged)
     if step is None:
