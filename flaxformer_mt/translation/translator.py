@@ -240,8 +240,7 @@ class Translator:
           options: how it is loaded. None: the defaults of `LoadOptions`.
           warn: receives a warning per call that names the lines that were split or cut, or lack required
             phrases; and one when the device first runs out of memory.
-          changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that replace those of
-            `options`.
+          changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
 
         Raises:
           UserError: see `load_trained`; or the run is a language model, the search options are invalid, or
