@@ -585,8 +585,8 @@ class TrainConfig:
     unpad: Annotated[Literal["auto", "none"], MayChange(_ROUNDING)] = "auto"
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
-    # Batch shapes that are compiled before the first update, several at a time, instead of when they first
-    # occur: none, all that the remaining updates will use, or auto: all on GPUs and TPUs, none on CPUs.
+    # Which batch shapes are compiled before the first update, in parallel: none (each is compiled when it
+    # first occurs), all that the remaining updates use, or auto (all on GPUs and TPUs, none on CPUs).
     compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1), MayChange()] = 50
