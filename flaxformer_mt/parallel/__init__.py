@@ -28,6 +28,7 @@ from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
     local_device_count,
     replicate_locally,
+    replicated_shapes,
     training_devices,
     use_cpu_cores_as_devices,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "make_parallel",
     "place_parameters",
     "replicate_locally",
+    "replicated_shapes",
     "split_as_trained",
     "split_for_search",
     "use_cpu_cores_as_devices",

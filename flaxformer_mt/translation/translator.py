@@ -324,6 +324,12 @@ class Translator:
             raise ValueError("this translator has no parameters of its own to warm up with")
         return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
 
+    def compile(self, lines: Sequence[str], params: Any) -> None:
+        """Compile the programs that translate these lines with `params`, of which only shapes are read."""
+        engine = self.engine(params=params)
+        engine.submit(*(Request(line, number, number) for number, line in enumerate(lines, start=1)))
+        engine.compile()
+
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on, as JSON values; equal descriptions give equal translations."""
         models = [dataclasses.asdict(model) for model in self.models]
