@@ -5,6 +5,7 @@ The names and shapes of a projection's arrays are those that checkpoints and con
 
 import math
 
+import jax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
@@ -31,6 +32,8 @@ class Projection(nn.Module):
     kernel_init: Initializer
     bias_init: Initializer
     kernels: Kernels
+    # Whether the bias has a gradient here, not where the results are used.
+    bias_gradient: bool = True
 
     def setup(self) -> None:
         matrix = math.prod(self.inputs), math.prod(self.features)
@@ -44,7 +47,8 @@ class Projection(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Map x [..., *inputs] to [..., *features]."""
         y = self.multiply(x)
-        y = y + self.bias.reshape(-1) if self.use_bias else y
+        if self.use_bias:
+            y = y + (self.bias if self.bias_gradient else jax.lax.stop_gradient(self.bias)).reshape(-1)
         return checkpoint_name(y.astype(self.dtype), PROJECTED).reshape(*y.shape[:-1], *self.features)
 
     def multiply(self, x: Array) -> Array:
