@@ -44,7 +44,7 @@ class ProgramsByShape:
 
         Args:
           jitted: a result of `jax.jit`.
-          batch: the index of its argument that is a `BatchArray`.
+          batch: the index of its argument that is a batch.
           kept: None: programs are not kept on disk.
         """
         self.jitted, self._batch, self._kept = jitted, batch, kept
@@ -61,7 +61,7 @@ class ProgramsByShape:
         """Return the number of shapes for which there is a program."""
         return len(self._programs)
 
-    def __contains__(self, batch: BatchArray) -> bool:
+    def __contains__(self, batch: Any) -> bool:
         """Tell whether there is a program for batches of this shape."""
         return _key(batch) in self._programs
 
@@ -79,9 +79,17 @@ class ProgramsByShape:
         check = devices[0].platform == "cpu" and not self._programs
         return lower_kept(self.jitted, shapes, facts, devices, results=results(*shapes), check=check)
 
-    def add(self, batch: BatchArray, program: Callable[..., Any]) -> None:
+    def add(self, batch: Any, program: Callable[..., Any]) -> None:
         """Keep the compiled program for batches of this shape."""
         self._programs[_key(batch)] = program
+
+    def compile_all(self, every: Iterable[tuple[Any, ...]]) -> None:
+        """Compile the programs for several arguments, in as many threads as there are cores."""
+        distinct = {_key(arguments[self._batch]): arguments for arguments in every}
+        started = {key: self.start(*arguments) for key, arguments in distinct.items()}  # tracing holds a lock
+        with ThreadPoolExecutor(core_count(), thread_name_prefix="compile") as threads:
+            futures = {key: threads.submit(compile_one) for key, compile_one in started.items()}
+        self._programs |= {key: future.result() for key, future in futures.items()}
 
 
 def shapes_of(tree: Any) -> Any:
@@ -104,18 +112,6 @@ def compiles_ahead(config: Config, platform: str) -> bool:
     """Tell whether programs are compiled before they are needed: with `auto`, on all devices but CPUs."""
     wanted = config.train.compile_ahead
     return wanted == "all" or wanted == "auto" and platform != "cpu"
-
-
-def compile_together(jitted: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Compile a result of `jax.jit` for each of several arguments, in as many threads as there are cores.
-
-    Args:
-      arguments: of which only shapes, dtypes and shardings are read; at least one.
-    """
-    with ThreadPoolExecutor(min(len(arguments), core_count()), thread_name_prefix="compile") as threads:
-        # Tracing holds Python's lock, compiling does not.
-        found = [threads.submit(jitted.lower(*one).compile) for one in arguments]  # type: ignore[attr-defined]
-        return [future.result() for future in found]
 
 
 def find_shapes(config: Config, batches: dict[str, Any], *, updates: int) -> tuple[Shape, ...]:

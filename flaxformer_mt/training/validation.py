@@ -19,7 +19,7 @@ from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_parameters, replicated_shapes, split_as_trained
 from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.tracking import Sample
-from flaxformer_mt.training.compile_ahead import compile_together, compiles_ahead
+from flaxformer_mt.training.compile_ahead import ProgramsByShape, compiles_ahead
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.unicode_text import is_blank
 
@@ -54,9 +54,8 @@ class Validation:
         )
         self._parallel = parallel
         self._scanned = model.config.scan_layers
-        self._step = parallel.compile(parallel.over_rows(make_evaluation_step(model, config.train), batch=1))
-        # By the shapes of the batch, where programs are compiled before they are needed.
-        self._steps: dict[Any, Any] = {}
+        step = parallel.compile(parallel.over_rows(make_evaluation_step(model, config.train), batch=1))
+        self._steps = ProgramsByShape(step, batch=1)
         self._compiling: Future[None] | None = None
         self._unstack = parallel.compile(unstack_layers)
         self._merge = parallel.compile(merge_factors)
@@ -117,9 +116,9 @@ class Validation:
             self._compiling.result()
             self._compiling = None
         params = self._merge(params) if has_factors(params) else params
-        if not self._steps and compiles_ahead(self._config, self._parallel.platform):
+        if not len(self._steps) and compiles_ahead(self._config, self._parallel.platform):
             self._compile_steps(params)
-        likelihood = measure(self._evaluate, params, self._batches, put=self._parallel.put)
+        likelihood = measure(self._steps, params, self._batches, put=self._parallel.put)
         values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
         if self._translator is None:
             return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
@@ -138,17 +137,7 @@ class Validation:
     def _compile_steps(self, params: Any) -> None:
         """Compile the loss for the shapes of all batches at once, instead of one after the other."""
         # As they are run: a batch has the rows of this process alone, and all rows once it is placed.
-        placed = map(self._parallel.put, self._batches)
-        distinct = {_describe_shapes(batch): (params, batch) for batch in placed}
-        self._steps = dict(zip(distinct, compile_together(self._step, list(distinct.values())), strict=True))
-
-    def _evaluate(self, params: Any, batch: Any) -> dict[str, tuple[Any, Any]]:
-        return self._steps.get(_describe_shapes(batch), self._step)(params, batch)
-
-
-def _describe_shapes(batch: Any) -> Any:
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple(leaf.shape for leaf in leaves)
+        self._steps.compile_all((params, self._parallel.put(batch)) for batch in self._batches)
 
 
 def choose_samples(translations: Translations) -> list[Sample]:
