@@ -152,9 +152,9 @@ def kept_folder() -> Path | None:
     return Path(folder) / "kept" if jax.process_count() == 1 else None
 
 
-def keep_json(kind: str, facts: Any, make: Callable[[], Any]) -> Any:
-    """Return the JSON value that `make` returned in this process or an earlier one for equal facts."""
-    path = _find_path(kind, facts)
+def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
+    """Return the JSON value that `make` returned in this process or an earlier one for equal dependencies."""
+    path = _find_path(kind, dependencies)
     if (data := _read(path)) is None:
         data = json.dumps(make()).encode()
         _write(path, data)
@@ -162,16 +162,16 @@ def keep_json(kind: str, facts: Any, make: Callable[[], Any]) -> Any:
 
 
 def compile_kept(
-    function: Callable[..., Any], arguments: tuple[Any, ...], facts: Any, devices: Sequence[jax.Device]
+    function: Callable[..., Any], arguments: tuple[Any, ...], dependencies: Any, devices: Sequence[jax.Device]
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Return the program of a function that returns a tuple of arrays; see `lower_kept`."""
-    return lower_kept(function, arguments, facts, devices)()
+    return lower_kept(function, arguments, dependencies, devices)()
 
 
 def lower_kept(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
-    facts: Any,
+    dependencies: Any,
     devices: Sequence[jax.Device],
     *,
     results: Any = None,
@@ -183,14 +183,14 @@ def lower_kept(
       function: a result of `jax.jit`, without static arguments.
       arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
         run on them, with zeros in place of shapes. Those that are donated are shapes.
-      facts: what the program depends on, apart from its arguments, this package, JAX and the machine.
+      dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
       devices: the devices that the program runs on.
       results: a tree with the structure of the results. None: they are a tuple of arrays.
       check: whether a copy must give the same results before it is kept.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
-    path = _find_path("program", [facts, str(structure), shapes, [device.id for device in devices]])
+    path = _find_path("program", [dependencies, str(structure), shapes, [device.id for device in devices]])
     if (data := _read(path)) is not None:
         with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
             loaded = _load(data, arguments, devices, results)
@@ -279,11 +279,11 @@ def _outside_of_jax_cache() -> Iterator[None]:
                 jax.config.update(name, _cached_from)
 
 
-def _find_path(kind: str, facts: Any) -> Path | None:
+def _find_path(kind: str, dependencies: Any) -> Path | None:
     folder = kept_folder()
     if folder is None:
         return None
-    text = json.dumps([kind, facts, _describe_surroundings()], sort_keys=True, default=_describe)
+    text = json.dumps([kind, dependencies, _describe_surroundings()], sort_keys=True, default=_describe)
     return folder / f"{kind}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 

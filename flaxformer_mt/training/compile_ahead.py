@@ -25,13 +25,13 @@ from flaxformer_mt.shapes import Batch
 _MESSAGE_EVERY = 10.0
 
 
-class Kept(NamedTuple):
+class DiskCache(NamedTuple):
     """How the programs of a function are kept on disk: see `lower_kept`.
 
     results: makes a tree with the structure of the results from the arguments.
     """
 
-    facts: Any
+    dependencies: Any
     devices: Sequence[jax.Device]
     results: Callable[..., Any]
 
@@ -39,15 +39,15 @@ class Kept(NamedTuple):
 class ProgramsByShape:
     """A program for each shape of a batch, compiled ahead or when the shape first occurs."""
 
-    def __init__(self, jitted: Any, *, batch: int, kept: Kept | None = None) -> None:
+    def __init__(self, jitted: Any, *, batch: int, on_disk: DiskCache | None = None) -> None:
         """Compile nothing.
 
         Args:
           jitted: a result of `jax.jit`.
           batch: the index of its argument that is a batch.
-          kept: None: programs are not kept on disk.
+          on_disk: None: programs are not kept on disk.
         """
-        self.jitted, self._batch, self._kept = jitted, batch, kept
+        self.jitted, self._batch, self._on_disk = jitted, batch, on_disk
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -72,12 +72,12 @@ class ProgramsByShape:
     def start(self, *arguments: Any) -> Callable[[], Callable[..., Any]]:
         """Load the program for such arguments, or trace it; return what compiles it, in any thread."""
         shapes = shapes_of(arguments)
-        if self._kept is None:
+        if self._on_disk is None:
             return self.lower(*shapes).compile
-        facts, devices, results = self._kept
+        dependencies, devices, results = self._on_disk
         # Accelerators have no memory for a second state; one copy shows whether a processor can load copies.
         check = devices[0].platform == "cpu" and not self._programs
-        return lower_kept(self.jitted, shapes, facts, devices, results=results(*shapes), check=check)
+        return lower_kept(self.jitted, shapes, dependencies, devices, results=results(*shapes), check=check)
 
     def add(self, batch: Any, program: Callable[..., Any]) -> None:
         """Keep the compiled program for batches of this shape."""

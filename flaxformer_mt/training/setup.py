@@ -42,7 +42,7 @@ from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import (
-    Kept,
+    DiskCache,
     ProgramsByShape,
     UnpaddedSizes,
     compile_ahead,
@@ -453,15 +453,15 @@ def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainS
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
     """
     config = _select_for_programs(config)
-    facts, devices = [model.config, config], list(parallel.mesh.devices.flat)
+    dependencies, devices = [model.config, config], list(parallel.mesh.devices.flat)
     scalar: Any = 0
     correct = scalar if config.train.log_accuracy else None
     alignment = AlignmentSums(scalar, scalar) if config.model.alignment.weight else None
     if config.optim.accumulation == 1:
         metrics = StepMetrics(scalar, scalar, scalar, scalar, scalar, scalar, correct, alignment)
         step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
-        kept = Kept(facts, devices, lambda state, numbers, batch: (state, metrics))
-        by_shape = ProgramsByShape(step, batch=2, kept=kept)
+        on_disk = DiskCache(dependencies, devices, lambda state, numbers, batch: (state, metrics))
+        by_shape = ProgramsByShape(step, batch=2, on_disk=on_disk)
         return TrainStep(
             by_shape,
             lambda state, numbers, batch: (state, numbers, batch),
@@ -473,7 +473,7 @@ def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainS
     def results_of(params: Any, *_: Any) -> Sums:
         return Sums(select_trained(params, config.optim), scalar, scalar, correct, alignment)
 
-    by_shape = ProgramsByShape(gradient, batch=3, kept=Kept(facts, devices, results_of))
+    by_shape = ProgramsByShape(gradient, batch=3, on_disk=DiskCache(dependencies, devices, results_of))
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
     apply = make_update(config, platform=parallel.platform)
