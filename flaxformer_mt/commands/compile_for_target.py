@@ -322,7 +322,7 @@ class TargetCompiler:
         if not step.of_sums:
             return [self._compile("update", step.by_shape, inputs)]
         add, update = step.of_sums
-        shapes = jax.eval_shape(step.by_shape, *inputs)
+        shapes = jax.eval_shape(step.by_shape.jitted, *inputs)
         sums = _with_shardings(shapes, parallel.partial_shardings(shapes))
         times, state_bytes = config.optim.accumulation, _bytes_on_device(state)
         # Beside the parameters, which it reads: the rest of the state, and the sum of the batches before.
