@@ -210,7 +210,7 @@ _COMPILERS = {
     "cuda": (
         ("jax_cuda13_plugin", "jax_cuda12_plugin"),
         "JAX's CUDA compiler (jax-cuda13-plugin)",
-        "gpu",
+        "cuda13",
     ),
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -1,6 +1,6 @@
 """Exports a run directory to a foreign format, and verifies that both systems compute the same outputs.
 
-Row 13 of the data path. Also writes README.md of an export, the model card of Hugging Face's Hub.
+Also writes README.md of an export, the model card of Hugging Face's Hub.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""Sentence pairs with random access: one split of one data set as bytes, and the pairs of several sets.
-
-Row 1 of the data path.
-"""
+"""Sentence pairs with random access: one split of one data set as bytes, and the pairs of several sets."""
 
 import bisect
 import hashlib

@@ -1,6 +1,6 @@
 """`fit`: the training loop, from a config to a finished run directory.
 
-Row 10 of the data path. Contains the order of events; each of them is a call into another module.
+Contains the order of events; each of them is a call into another module.
 """
 
 import contextlib

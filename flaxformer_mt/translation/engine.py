@@ -105,7 +105,7 @@ class LineEngine(ABC):
         Args:
           searches: a `Scheduler`, or what has its methods.
           sentences: whether each sentence of a line is translated apart.
-          arriving: whether requests arrive while others are translated, so that steps are short.
+          arriving: whether requests arrive while other requests are translated; steps are then short.
           together: whether all processes search all sentences, with parameters that are split over them.
         """
         self.config, self.vocabs, self.arriving = config, vocabs, arriving

@@ -859,7 +859,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(doctor, "REQUIRED", {"jax": "jax", "nothing-of-the-sort": "nothing_of_the_sort"})
     monkeypatch.setattr(
-        doctor, "EXTRAS", {"gpu": ("GPUs", ("nothing-of-the-sort",)), "test": ("tests", ("pytest",))}
+        doctor, "EXTRAS", {"cuda13": ("GPUs", ("nothing-of-the-sort",)), "test": ("tests", ("pytest",))}
     )
     report = doctor.doctor()
     assert report["packages"]["nothing-of-the-sort"] is None
@@ -867,7 +867,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
     assert f"{sys.executable} -m pip install" in package and "nothing-of-the-sort" in package
     assert "FLAXFORMER_MT_CACHE" in cache and not report["cache"]["writable"]
     assert report["extras"]["test"] == {"for": "tests", "installed": True}
-    assert report["extras"]["gpu"]["get"] == f"{sys.executable} -m pip install 'jax[cuda13]>=0.10.2,<0.13'"
+    assert report["extras"]["cuda13"]["get"] == f"{sys.executable} -m pip install 'jax[cuda13]>=0.10.2,<0.13'"
 
 
 @pytest.mark.parametrize("flags", [["--version"], ["--print-completion", "bash"]])
