@@ -3,19 +3,15 @@
 import itertools
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from failing_store import close_copies, move_to_machine
 from forked_job import (
     ANY,
     MOMENTS,
     SHARED,
-    Jobs,
     check_params,
     check_state,
-    open_jobs,
     save_params,
     save_state,
 )
@@ -26,13 +22,6 @@ from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoints import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
-    with open_jobs() as jobs:
-        yield jobs
-
 
 # Moments of jobs whose processes share an object store only.
 IN_STORE = {"send": 1, "in the store": 0}
