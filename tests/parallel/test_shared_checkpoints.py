@@ -5,6 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
 from failing_store import close_copies, move_to_machine
 from forked_job import (
     ANY,
@@ -87,14 +88,22 @@ def test_a_full_disk_of_one_process_is_one_message_of_all(jobs, tmp_path):
     assert check_state(tmp_path, "fsdp 8") == 4
 
 
-def test_killed_processes_lose_nothing(jobs, tmp_path):
-    """One run, in which each process is killed at each moment in which it can be."""
+@pytest.mark.parametrize(
+    "killed",
+    [
+        [(0, "shards"), (0, "seal"), (1, "reported")],
+        pytest.param(
+            [(0, moment) for moment in MOMENTS if moment not in (*IN_STORE, "shards", "seal")]
+            + [(1, "shards")],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["some", "others"],
+)
+def test_killed_processes_lose_nothing(jobs, tmp_path, killed):
+    """One run, in which each process is killed at the moments in which it can be."""
     run = tmp_path / "run"
     save_alone(run, "one", 1)
-    killed = [(victim, moment) for victim in (0, 1) for moment in MOMENTS if moment not in IN_STORE]
-    killed = [
-        (victim, moment) for victim, moment in killed if victim == 0 or moment in ("shards", "reported")
-    ]
     newest = 1
     for victim, moment in killed:
         # JAX ends a process whose coordinator has died; the other way round it takes half a minute.
