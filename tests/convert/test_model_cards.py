@@ -17,6 +17,7 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 
 from test_document_formats import BASES
 from test_huggingface import make_weights, random_leaves
+from tiny_experiment import mark_slow
 from tiny_hub import CORPUS, MAKERS
 
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
@@ -93,7 +94,7 @@ def check_call(weights: Weights, name: str, calls: list) -> None:
 
 
 @pytest.mark.parametrize("name", ["hf", "ctranslate2"])
-@pytest.mark.parametrize("family", MAKERS)
+@pytest.mark.parametrize("family", mark_slow(MAKERS, "m2m_100", "mt5", "byt5", "bart"))
 def test_the_card_of_a_pretrained_model_runs(family, name, tmp_path, monkeypatch):
     MAKERS[family](tmp_path / "hub")
     weights = HUB.read(tmp_path / "hub", ImportOverrides())

@@ -359,7 +359,7 @@ def lowered(config: Config, folder: Any) -> tuple[TrainingSetup, dict[Shape, str
     return setup, texts
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_sweep_lowers_one_update(tiny_config, tmp_path, accumulation):
     """The text of the program that reads a batch, and the sizes without padding, are those of one run."""
     base = change(tiny_config, data=DATA, optim={"accumulation": accumulation})
@@ -375,7 +375,7 @@ def test_a_sweep_lowers_one_update(tiny_config, tmp_path, accumulation):
     assert found.keys() == expected.keys() and found != expected
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_sweep_compiles_nothing_anew(tiny_config, tmp_path, accumulation):
     """The initial state and all of an update are found on disk, and compute with the numbers of their run."""
     optim = {"warmup_steps": 1, "accumulation": accumulation}
