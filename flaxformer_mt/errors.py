@@ -119,8 +119,13 @@ def name_urls(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error, at most 200 characters of it."""
-    return str(error).strip().partition("\n")[0][:200]
+    """Return the first line of the message of an error, at most 300 characters of it."""
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type of an error with its first line, as in "ValueError: bad magic number"."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def warn_user(message: str) -> None:

@@ -19,7 +19,14 @@ from typing import Any
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import make_section, show_value
-from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, suggest_sibling, warn_user
+from flaxformer_mt.errors import (
+    UserError,
+    describe_error,
+    folder_of_arrays,
+    local_path,
+    suggest_sibling,
+    warn_user,
+)
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
@@ -59,7 +66,7 @@ def _load_config_file(path: str | Path) -> Config:
     except UserError:
         raise
     except Exception as error:  # any exception in the user's file is a user error: one line, no traceback
-        raise UserError(f"config file {path} fails: {type(error).__name__}: {error}") from error
+        raise UserError(f"config file {path} fails: {describe_error(error)}") from error
     if not isinstance(config, Config):
         raise UserError(
             f"get_config() of {path} returns {type(config).__name__}, not flaxformer_mt.config.Config"

@@ -24,7 +24,7 @@ from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, re
 from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Layout, Rule, rules_for
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces
 
@@ -161,7 +161,7 @@ def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, zlib and value errors of many types
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = describe_error(error)
         raise UserError(f"{file} is not an .npz that can be read: {reason}") from error
 
 

@@ -29,7 +29,7 @@ from flaxformer_mt.convert.name_table import (
 )
 from flaxformer_mt.convert.stored_tensors import save_safetensors
 from flaxformer_mt.convert.torch import modeling
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
@@ -160,7 +160,7 @@ def load_tensors(path: Path) -> Tensors:
     try:
         tensors = load_file(path)
     except Exception as error:  # a damaged header raises errors of many types
-        raise UserError(f"{path} cannot be read as safetensors: {type(error).__name__}: {error}") from error
+        raise UserError(f"{path} cannot be read as safetensors: {describe_error(error)}") from error
     check_tensors(tensors, path)
     return {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
 

@@ -14,7 +14,7 @@ from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors, check_unpacked_size
 from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
@@ -165,7 +165,7 @@ def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
-        raise UserError(f"{path} is not {what} that loads safely: {error}".split("\n")[0]) from error
+        raise UserError(f"{path} is not {what} that loads safely: {first_line(error)}") from error
 
 
 def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:
