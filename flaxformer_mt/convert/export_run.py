@@ -44,7 +44,7 @@ import sentencepiece
 
 pieces = sentencepiece.SentencePieceProcessor(model_file="source.spm")
 translator = ctranslate2.Translator(".")
-result = translator.translate_batch([pieces.encode({text}, out_type=str)], beam_size=4)
+result = translator.translate_batch([pieces.encode({text}, out_type=str)], beam_size=4{limit})
 target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
 print(target.decode(result[0].hypotheses[0]))"""
 
@@ -60,7 +60,7 @@ names = json.loads(Path("shared_vocabulary.json").read_text(encoding="utf-8"))
 tokenizer = AutoTokenizer.from_pretrained("vocab/tokenizer"{source_language})
 translator = ctranslate2.Translator(".")
 ids = tokenizer({text}).input_ids[:-1]  # CTranslate2 adds the end symbol itself
-{cut}result = translator.translate_batch([[names[number] for number in ids]], beam_size=4{prefix})
+{cut}result = translator.translate_batch([[names[number] for number in ids]], beam_size=4{prefix}{limit})
 ids = [names.index(name) for name in result[0].hypotheses[0]{rest}]
 {restore}print(tokenizer.decode(ids, skip_special_tokens=True))"""
 
@@ -79,6 +79,8 @@ print({{name: tuple(array.shape) for name, array in state.items()}})"""
 
 
 TOLERANCE = 1e-4
+# The number of tokens up to which CTranslate2 decodes unless it is told otherwise.
+_CTRANSLATE2_LENGTH = 256
 # The formats whose folders are models on Hugging Face's Hub.
 _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
@@ -95,10 +97,14 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
         return _TORCH.format(call=f"model.greedy(torch.tensor([{ids}]), max_length=20)")
     if format_name not in (*_TRANSFORMERS, "ctranslate2"):
         return _STATE_DICT.format(file="target.pt" if format_name == "embeddings" else "state_dict.pt")
+    names = "source_language first forced rest prefix cut restore limit"
+    values = dict.fromkeys(names.split(), "")
+    longest = config.model.longest_input
+    if longest is not None and longest < _CTRANSLATE2_LENGTH:
+        values["limit"] = f", max_decoding_length={longest}"
     if not isinstance(vocab, PretrainedVocab):
         code = _CTRANSLATE2 if format_name == "ctranslate2" else _HF
-        return code.format(text=json.dumps(text), source_language="", first="", forced="", rest="")
-    values = dict.fromkeys(("source_language", "first", "forced", "rest", "prefix", "cut", "restore"), "")
+        return code.format(text=json.dumps(text), **values)
     if tag := choose_target_tag(config.data, direction):  # the tokenizer puts the tag of the source
         (source,) = choose_tags(config.data, direction)
         text = "A sentence."

@@ -47,7 +47,7 @@ def run_card(weights: Weights, name: str, folder, monkeypatch) -> tuple[str, lis
 
     class Translator(ctranslate2.Translator):
         def translate_batch(self, sources, **options):
-            found = super().translate_batch(sources, max_decoding_length=6, **options)
+            found = super().translate_batch(sources, **options)
             names = {
                 piece: i
                 for i, piece in enumerate(weights.vocabs.source.pieces(range(weights.vocabs.source.size)))
