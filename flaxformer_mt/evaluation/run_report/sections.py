@@ -98,7 +98,9 @@ def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 
 
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
+# Of parts of a set there is no TER, which takes most time.
 _METRICS = ("bleu", "chrf")
+_TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
 
@@ -123,8 +125,7 @@ class Sentence(NamedTuple):
 
 
 def _choose_score_options(run: ReportedRun, references: Sequence[str], language: str) -> dict[str, Any]:
-    options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
-    return options | {"only": _METRICS}
+    return choose_score_options(run.config.train, language, references, warn=lambda message: None)
 
 
 def _score(
@@ -139,7 +140,7 @@ def _score(
     systems = {"": translations.hypotheses}
     results = resample_scores(systems, translations.references, samples=samples, **options)
     if signatures is not None:
-        signatures.add("; ".join(f"{name} {results.signatures[name.lower()]}" for name in ("BLEU", "chrF")))
+        signatures.add("; ".join(f"{_TITLES[name]} {text}" for name, text in results.signatures.items()))
     return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
 
 
@@ -155,7 +156,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
         rows.append(
             [
                 run,
-                *(write_bar(scores.get(metric)) for metric in _METRICS),
+                *(write_bar(scores.get(metric)) for metric in _TITLES),
                 _number(report.get("parameters")),
                 _number(report.get("step", max((r["step"] for r in run.metrics), default=None))),
                 _number(report.get("target_tokens")),
@@ -165,10 +166,10 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
                 str(report.get("version", "–")),
             ]
         )
-    heading = ["run", "BLEU", "chrF", "parameters", "updates", "target tokens", "time", "hardware"]
-    heading += ["finished", "version"]
+    heading = ["run", *_TITLES.values(), "parameters", "updates", "target tokens", "time"]
+    heading += ["hardware", "finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
-    blocks: Blocks = [("table", Table(heading, rows, caption, range(1, 7)))]
+    blocks: Blocks = [("table", Table(heading, rows, caption, range(1, 8)))]
     blocks += [("paragraph", f"Signatures: {text}") for text in sorted(signatures)]
     for run in runs:
         if state := _describe_state(run):
@@ -203,14 +204,14 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
             f"{scores[metric].score - tests.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
-            for metric in _METRICS
+            for metric in _TITLES
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
     caption = (
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    return [("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2)))]
+    return [("table", Table(["runs", *_TITLES.values()], rows, caption, (1, 2, 3)))]
 
 
 def write_bar(bar: Bar | None) -> str:
@@ -256,7 +257,7 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     for run in runs:
         options = _choose_score_options(run, run.translations.references, run.language)
         for bucket, part in split_by_length(run.translations).items():
-            label, scores = name_bucket(*bucket), _score(part, samples, options)
+            label, scores = name_bucket(*bucket), _score(part, samples, options | {"only": _METRICS})
             for metric in _METRICS:
                 bars[metric].setdefault(label, []).append((run.number, scores[metric]))
             written = [write_bar(scores[metric]) for metric in _METRICS]
@@ -292,7 +293,8 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         }
         for direction, translations in run.by_direction.items():
             options = _choose_score_options(run, translations.references, direction.target)
-            groups[direction.name] = len(translations.sources), _score(translations, samples, options)
+            scores = _score(translations, samples, options | {"only": _METRICS})
+            groups[direction.name] = len(translations.sources), scores
         for direction_name, (size, scores) in groups.items():
             cells = [write_bar(scores.get(metric)) for metric in _METRICS]
             rows.append([direction_name, run, _number(size), *cells])
