@@ -1,7 +1,6 @@
 """Values of config fields: from nested dicts or dotted paths to the declared types, and bounds of numbers."""
 
 import dataclasses
-import difflib
 import math
 import reprlib
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flaxformer_mt.config.foreign_names import find_own_field
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, suggest
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
 LARGEST_INT = (1 << 63) - 1
@@ -58,8 +57,7 @@ def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
 def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
     if name in hints:
         return hints[name]
-    near = difflib.get_close_matches(name, hints, n=1)
-    hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
+    hint = suggest(name, hints, prefix=f"{where}.", otherwise=f"known: {', '.join(hints)}")
     if foreign := find_own_field(name):
         hint = f"; here it is {foreign}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
@@ -86,9 +84,8 @@ def read_value(value: Any, hint: Any, where: str) -> Any:
     if origin is Literal:
         if not any(type(value) is type(choice) and value == choice for choice in args):  # 1 is not True
             choices = list(map(str, args))
-            near = difflib.get_close_matches(value.lower(), choices, n=1) if isinstance(value, str) else []
-            similar = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(choices)})")
+            hint = suggest(str(value).lower(), choices)
+            raise UserError(f"{where} is {shown}{hint} (allowed: {', '.join(choices)})")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):

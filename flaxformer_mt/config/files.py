@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import functools
 import hashlib
@@ -24,6 +23,7 @@ from flaxformer_mt.errors import (
     describe_error,
     folder_of_arrays,
     local_path,
+    suggest,
     suggest_sibling,
     warn_user,
 )
@@ -49,9 +49,7 @@ def _load_config_file(path: str | Path) -> Config:
     if path.is_dir():
         raise UserError(f"config {path} is a folder, not a config file; give the path of a Python file")
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise UserError(f"config file {path} does not exist{hint}")
+        raise UserError(f"config file {path} does not exist{suggest_sibling(path)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"config file {path} is not a Python file; it should define get_config() -> Config")
@@ -195,9 +193,8 @@ def find_config(name: str) -> Path:
         return local
     if path.suffix in ("", ".py") and path.stem in recipes:
         return recipes[path.stem]
-    near = difflib.get_close_matches(path.stem, recipes, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known recipes: {', '.join(recipes)}"
-    raise UserError(f"config {name} is neither a file nor a recipe; {hint}")
+    hint = suggest(path.stem, recipes, otherwise=f"known recipes: {', '.join(recipes)}")
+    raise UserError(f"config {name} is neither a file nor a recipe{hint}")
 
 
 def load_config(name: str | Path) -> Config:
