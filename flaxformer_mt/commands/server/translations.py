@@ -26,15 +26,8 @@ class DirectedModel(NamedTuple):
 
     def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
         """Add a line; see `EngineThread.submit`."""
-        languages = self.source_language, self.target_language
-        request = Request(
-            line,
-            n_best=n_best,
-            source_language=languages[0],
-            target_language=languages[1],
-            annotations=annotations,
-        )
-        return self.thread.submit(request)
+        languages = {"source_language": self.source_language, "target_language": self.target_language}
+        return self.thread.submit(Request(line, n_best=n_best, annotations=annotations, **languages))
 
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
