@@ -55,7 +55,7 @@ def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
 def draw_position_curves(
     tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
 ) -> "Figure":
-    """Plot four columns of tables [P, D] over positions: 4 to 7, of more than 20 those of such frequencies."""
+    """Plot four columns of tables [P, D] over positions: 4 to 7, or of more than 20 such frequencies."""
     figure = _make_figure(15, 5 * len(tables))
     for number, (name, table) in enumerate(tables.items(), start=1):
         axes = figure.add_subplot(len(tables), 1, number)
