@@ -35,7 +35,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("."{source_language})
 model = AutoModelForSeq2SeqLM.from_pretrained(".")
 batch = tokenizer([{text}], return_tensors="pt", padding=True)
-{first}found = model.generate(**batch{forced}){rest}
+{first}found = model.generate(**batch{forced}{limit}){rest}
 print(tokenizer.batch_decode(found, skip_special_tokens=True))"""
 
 _CTRANSLATE2 = """\
@@ -79,8 +79,8 @@ print({{name: tuple(array.shape) for name, array in state.items()}})"""
 
 
 TOLERANCE = 1e-4
-# The number of tokens up to which CTranslate2 decodes unless it is told otherwise.
-_CTRANSLATE2_LENGTH = 256
+# The most tokens of a translation by a card: CTranslate2's default, where transformers' is 20.
+_CARD_LENGTH = 256
 # The formats whose folders are models on Hugging Face's Hub.
 _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
@@ -99,9 +99,9 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
         return _STATE_DICT.format(file="target.pt" if format_name == "embeddings" else "state_dict.pt")
     names = "source_language first forced rest prefix cut restore limit"
     values = dict.fromkeys(names.split(), "")
-    longest = config.model.longest_input
-    if longest is not None and longest < _CTRANSLATE2_LENGTH:
-        values["limit"] = f", max_decoding_length={longest}"
+    option = "max_decoding_length" if format_name == "ctranslate2" else "max_length"
+    if format_name == "ctranslate2" or isinstance(vocab, PretrainedVocab):  # others: generation_config.json
+        values["limit"] = f", {option}={min(config.model.longest_input or _CARD_LENGTH, _CARD_LENGTH)}"
     if not isinstance(vocab, PretrainedVocab):
         code = _CTRANSLATE2 if format_name == "ctranslate2" else _HF
         return code.format(text=json.dumps(text), **values)
