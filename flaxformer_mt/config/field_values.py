@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flaxformer_mt.config.foreign_names import find_own_field
+from flaxformer_mt.config.foreign_names import find_our_field
 from flaxformer_mt.errors import UserError, suggest
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
@@ -58,7 +58,7 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
     if name in hints:
         return hints[name]
     hint = suggest(name, hints, prefix=f"{where}.", otherwise=f"known: {', '.join(hints)}")
-    if foreign := find_own_field(name):
+    if foreign := find_our_field(name):
         hint = f"; here it is {foreign}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
 

@@ -30,7 +30,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.shapes import TeacherTokens
 from flaxformer_mt.vocab import Vocab, Vocabs
-from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, carry, open_crew
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, factory_of, open_pool
 
 
 class GrowingArray:
@@ -430,8 +430,8 @@ class _TokenizedChunks:
 
     def read(self, first: int) -> Iterator[TokenizedChunk]:
         """Yield the chunks from number `first` on; raise BuildStopped once `stop` is set."""
-        with open_crew(carry(self._work), workers=self._pool.workers, ray=self._pool.ray) as crew:
-            yield from crew.map(self._read_texts(first), name=_name_chunk)
+        with open_pool(factory_of(self._work), workers=self._pool.workers, ray=self._pool.ray) as worker_pool:
+            yield from worker_pool.map(self._read_texts(first), name=_name_chunk)
 
     def _read_texts(self, first: int) -> Iterator[TextChunk]:
         pairs, links = self._pairs, self._pairs.read_links() if self._pairs.links_identity else None

@@ -60,7 +60,7 @@ def digest_files(folder: Path, *, wanted: Callable[[str], bool] = lambda name: T
 
 def seal_folder(
     folder: Path,
-    facts: dict[str, Any],
+    metadata: dict[str, Any],
     *,
     wanted: Callable[[str], bool] = lambda name: True,
     written: Mapping[str, FileDigest] = MappingProxyType({}),
@@ -71,7 +71,7 @@ def seal_folder(
     """
     files = dict(written) | digest_files(folder, wanted=lambda name: wanted(name) and name not in written)
     files = dict(sorted(files.items()))
-    _write_manifest(folder, {"format": MANIFEST_FORMAT, "facts": facts, "files": files})
+    _write_manifest(folder, {"format": MANIFEST_FORMAT, "facts": metadata, "files": files})
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _sync_directory(directory)
 
@@ -89,9 +89,9 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
     remote_runs.publish(final)
 
 
-def replace_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Give a sealed folder other facts, at once; its files stay as they are."""
-    _write_manifest(folder, {**_read_manifest(folder), "facts": facts})
+def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    """Give a sealed folder other metadata, at once; its files stay as they are."""
+    _write_manifest(folder, {**_read_manifest(folder), "facts": metadata})
     _sync_directory(folder)
     remote_runs.publish(folder)
 
@@ -122,8 +122,8 @@ def sweep_folders(parent: Path) -> None:
             _delete(path)
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
-    """The `facts` given to `seal_folder`; raises ValueError if the manifest is absent or damaged."""
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """The `metadata` given to `seal_folder`; raises ValueError if the manifest is absent or damaged."""
     return _read_manifest(folder)["facts"]
 
 
