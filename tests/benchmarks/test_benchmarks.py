@@ -219,7 +219,8 @@ def test_lines_of_each_length_differ(latency):
 def test_a_process_counts_the_programs_that_it_prepares(latency, tiny_run, monkeypatch):
     monkeypatch.setattr(latency, "LENGTHS", (1, 3))
     monkeypatch.setattr(latency, "MADE_UP", 2)
+    monkeypatch.setattr(latency, "MADE_UP_WORDS", 1)
     found = latency.serve_api(str(tiny_run), "ba da fa")
-    assert list(found["later"]) == ["1 words", "3 words", "up to 24 made-up words"]
+    assert list(found["later"]) == ["1 words", "3 words", "up to 1 made-up words"]
     assert all(0 < times["median_ms"] <= times["max_ms"] for times in found["later"].values())
     assert found["programs"] > 0 and min(found[name] for name in ("import", "load", "warm_up")) > 0

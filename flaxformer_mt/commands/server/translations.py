@@ -26,8 +26,14 @@ class DirectedModel(NamedTuple):
 
     def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
         """Add a line; see `EngineThread.submit`."""
-        languages = {"source_language": self.source_language, "target_language": self.target_language}
-        return self.thread.submit(Request(line, n_best=n_best, annotations=annotations, **languages))
+        request = Request(
+            line,
+            n_best=n_best,
+            source_language=self.source_language,
+            target_language=self.target_language,
+            annotations=annotations,
+        )
+        return self.thread.submit(request)
 
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
