@@ -514,6 +514,10 @@ class JaxEngine(LineEngine):
         watched = choose_watched(Annotations(attention=True), self._scorer.models)
         self._scorer.warm_up(params=self._params, watched=watched)
 
+    def compile(self) -> None:
+        """Compile the programs that search the requests so far."""
+        self._searches.compile()
+
     def _check(self, request: Request) -> None:
         super()._check(request)
         if request.annotations != NO_ANNOTATIONS:

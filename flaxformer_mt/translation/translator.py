@@ -33,7 +33,7 @@ from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates
-from flaxformer_mt.translation.requests import count_message, make_requests, run
+from flaxformer_mt.translation.requests import Request, count_message, make_requests, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
 from flaxformer_mt.translation.segmentation import LongLines, SplitSentences, splits_sentences
 from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
@@ -288,6 +288,12 @@ class Translator:
         if self.all_params[0] is None:
             raise ValueError("this translator has no parameters of its own to warm up with")
         return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
+
+    def compile(self, lines: Sequence[str], params: Any) -> None:
+        """Compile the programs that translate these lines with `params`, of which only shapes are read."""
+        engine = self.engine(params=params)
+        engine.submit(*(Request(line, number, number) for number, line in enumerate(lines, start=1)))
+        engine.compile()
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on, as JSON values; equal descriptions give equal translations."""
