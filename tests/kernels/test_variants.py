@@ -67,6 +67,18 @@ def changed(attention: Any, rule: MaskRule, rate: float, biased: bool) -> Callab
     return attend_changed
 
 
+def with_biases(attention: Any, rule: MaskRule, leaves: bool) -> Callable[..., Any]:
+    """Attention to sums with biases, whose gradients a fused kernel is left; that of keys' is rounding."""
+
+    def attend_sums(query: Any, keys: Any, values: Any, of_query: Any, of_values: Any) -> Any:
+        biases = of_query, jnp.ones_like(of_query), of_values
+        added = jax.lax.stop_gradient(biases) if leaves else biases
+        heads = (x + bias for x, bias in zip((query, keys, values), added, strict=True))
+        return attention(*heads, rule, **({"biases": biases} if leaves else {}))
+
+    return attend_sums
+
+
 def without_padding(queries: Any, memory: Any, causal: bool, sees: bool = False) -> Callable[..., Any]:
     """Attention by a batch without padding, put back into its rows."""
 
@@ -178,6 +190,13 @@ for name, sizes, length, causal in (("itself", (1, 128), 16, True), ("sources", 
     pallas = attended(functools.partial(attend_fused, ("pallas",), PLAIN), rows), attended(PLAIN, rows)
     shapes = [(B, 16, *sizes), (B, length, *sizes), (B, length, *sizes)]
     CASES[f"attention on a TPU, packed, {name}"] = (*pallas, shapes, "bfloat16", 0.03)
+for name, kind, rule in (("on a TPU", "pallas", rows), ("by XLA", "xla", MASKS["packed"])):
+    pair = (
+        with_biases(functools.partial(attend_fused, (kind,), PLAIN), rule, True),
+        with_biases(PLAIN, rule, False),
+    )
+    sizes = shapes if kind == "pallas" else HEADS
+    CASES[f"attention {name}, biases"] = (*pair, [*sizes, *[sizes[0][2:]] * 2], "bfloat16", 0.03)
 for name, rule in MASKS.items():
     for rate, biased in ((0.0, False), (0.3, False), (0.3, True)):
         fused = functools.partial(attend_fused, ("triton",), PLAIN)

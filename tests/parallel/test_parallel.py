@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -337,18 +338,23 @@ class Reading:
 
     def __init__(self, parallel: Parallel) -> None:
         self._parallel, self.sum_parts, self.over_rows = parallel, parallel.sum_parts, parallel.over_rows
-        self.platform = parallel.platform
+        self.platform, self.mesh = parallel.platform, parallel.mesh
         self.programs: list[CompiledText] = []
 
     def compile(self, function, **options):
-        compiled, ready = self._parallel.compile(function, **options), []
+        jitted, ready = self._parallel.compile(function, **options), []
 
         def call(*arguments):
-            if not ready:
-                ready.append(compiled.lower(*arguments).compile())
-                self.programs.append(read_compiled(ready[0].as_text()))
-            return ready[0](*arguments)
+            return (ready or [call.lower(*arguments).compile()])[0](*arguments)
 
+        def compile_and_read(lowered):
+            ready.append(lowered.compile())
+            self.programs.append(read_compiled(ready[0].as_text()))
+            return ready[0]
+
+        call.lower = lambda *arguments: SimpleNamespace(
+            compile=functools.partial(compile_and_read, jitted.lower(*arguments))
+        )
         return call
 
 
@@ -357,6 +363,7 @@ def accumulate(parallel: Parallel) -> tuple[TrainState, list[CompiledText]]:
     config = change(with_dropout(DROPOUT), optim={"accumulation": 2})
     reading, state = Reading(parallel), parallel.init(make_state)
     step = setup.compile_train_step(make_network(DROPOUT), config, reading)
+    step.by_shape._on_disk = None  # a program from disk is not compiled
     for number in range(2):
         state, _ = step(state, NUMBERS, [parallel.put(make_batch(2 * number + part)) for part in range(2)])
     return parallel.fetch(state), reading.programs
