@@ -2,7 +2,7 @@
 
 `Compiled.as_text()` is the scheduled program. On a GPU, each instruction of the entry and of its loops is a
 kernel with the shapes that it reads and writes. Nothing runs: the costs are a model, held against measured
-updates in docs/performance.md.
+updates in benchmarks/README.md.
 """
 
 import collections
@@ -206,7 +206,7 @@ class Rates(NamedTuple):
     launch: float
 
 
-# Fitted to updates of Transformer-big in bfloat16 that were measured on an H100 (docs/performance.md).
+# Fitted to updates of Transformer-big in bfloat16 that were measured on an H100 (benchmarks/README.md).
 MEASURED_RATES = {"h100": Rates(700e12, 2.8e12, 2e-6)}
 # Attention by cuDNN over rows of 100 takes so many times as long as its bytes: they fill its tiles of 128
 # badly.

@@ -1,4 +1,4 @@
-"""Scores of translations, by sacreBLEU: row 10 of the data path."""
+"""Scores of translations, by sacreBLEU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

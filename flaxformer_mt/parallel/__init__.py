@@ -28,6 +28,7 @@ from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
     local_device_count,
     replicate_locally,
+    replicated_shapes,
     training_devices,
     use_cpu_cores_as_devices,
 )
