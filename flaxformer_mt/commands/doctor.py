@@ -14,7 +14,7 @@ from typing import Any
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.cpu import bfloat16_instructions, core_count, slow_bfloat16_reason
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, describe_error, install_command
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
 REQUIRED = {
@@ -155,7 +155,7 @@ def _check_packages() -> tuple[dict[str, str | None], list[str]]:
         except Exception as error:  # a broken installation can raise anything, which is reported
             versions[distribution] = None
             problems.append(
-                f"{distribution} cannot be imported ({type(error).__name__}: {error}); "
+                f"{distribution} cannot be imported ({describe_error(error)}); "
                 f"install it with: {sys.executable} -m pip install --force-reinstall {distribution}"
             )
     return versions, problems

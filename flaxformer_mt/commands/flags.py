@@ -291,7 +291,10 @@ def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:
         raise UserError(f"{flag} has several values; give one of them, as {fields[0]}=VALUE")
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
+    section = flag.rpartition(".")[0] + "."
+    near = difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
+    near += [name for name in known if name.startswith(section) and name.endswith(f"_{field}")]
+    similar = same_field or list(dict.fromkeys(near))
     hint = "" if same_field else _find_meaning(field, kind)
     hint = hint or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")

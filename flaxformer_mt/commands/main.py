@@ -6,7 +6,6 @@ modules are imported when the command runs, so that `--help` is fast.
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import functools
 import os
@@ -43,6 +42,7 @@ from flaxformer_mt.errors import (
     find_url,
     name_full_disk,
     name_urls,
+    suggest,
     warn_user,
 )
 from flaxformer_mt.evaluation.tables import write_text
@@ -543,9 +543,9 @@ def _run(arguments: list[str]) -> None:
         _print(format_completion(flags, kinds, prog=PROGRAM))
         return
     if name not in COMMANDS:
-        similar = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {similar[0]}?" if similar else ""
-        raise UserError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
+        raise UserError(
+            f"unknown command {name!r}{suggest(name, COMMANDS)} (commands: {', '.join(COMMANDS)})"
+        )
     command = COMMANDS[name]
     options = parse_flags(
         command.options, flags, prog=_program(name), words=command.words, examples=command.examples

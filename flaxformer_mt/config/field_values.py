@@ -5,7 +5,6 @@ A field is declared as Annotated[int, at_least(1), USUAL, MayChange("..."), Know
 
 import contextlib
 import dataclasses
-import difflib
 import math
 import reprlib
 import sys
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, suggest
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
 LARGEST_INT = (1 << 63) - 1
@@ -151,8 +150,7 @@ def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
 def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
     if name in hints:
         return hints[name]
-    near = difflib.get_close_matches(name, hints, n=1)
-    hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
+    hint = suggest(name, hints, prefix=f"{where}.", otherwise=f"known: {', '.join(hints)}")
     if name in FOREIGN_NAMES:
         hint = f"; here it is config.{FOREIGN_NAMES[name]}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
@@ -196,8 +194,7 @@ def read_value(
             value = _BOOLS.get(value.lower(), value)
         if not any(type(value) is type(choice) and value == choice for choice in choices):  # 1 is not True
             texts = list(map(str, choices))
-            near = difflib.get_close_matches(value.lower(), texts, n=1) if isinstance(value, str) else []
-            similar = f"; did you mean {near[0]}?" if near else ""
+            similar = suggest(str(value).lower(), texts)
             raise UserError(f"{where} is {show_value(value)}{similar} (allowed: {', '.join(texts)})")
         return value
     elif dataclasses.is_dataclass(kind):

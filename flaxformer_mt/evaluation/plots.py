@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Dimensions of a table that are drawn as curves: of low enough frequency to be seen, high enough to vary.
-_CURVE_DIMENSIONS = range(4, 8)
-
-_DOTS_PER_INCH = 100
+_DOTS_PER_INCH = 150
 
 # Attention figures: the most heads of a figure, the inches that a label needs, the least inches of a head,
 # the most inches of all heads along one axis, and the most characters of a label.
@@ -68,13 +65,15 @@ def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
 def draw_position_curves(
     tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
 ) -> "Figure":
-    """Plot columns 4 to 7, or those that there are, of tables [P, D] over positions."""
+    """Plot four columns of tables [P, D] over positions: 4 to 7, or of more than 20 such frequencies."""
     figure = _make_figure(15, 5 * len(tables))
     for number, (name, table) in enumerate(tables.items(), start=1):
         axes = figure.add_subplot(len(tables), 1, number)
         positions = np.arange(first_position, first_position + len(table))
         width = table.shape[1]
-        for index in [i for i in _CURVE_DIMENSIONS if i < width] if width > 4 else range(width):
+        firsts = [2 * (max(width, 20) * share // 20) for share in (2, 3)]
+        columns = [index for first in firsts for index in (first, first + 1) if index < width]
+        for index in columns if width > 4 else range(width):
             axes.plot(positions, table[:, index], label=f"{column} {index}")
         axes.set(xlabel="position", ylabel="value", title=name if len(tables) > 1 else "")
         axes.margins(x=0.01)
@@ -141,6 +140,7 @@ def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
             _whole_numbers(axes.xaxis)
         else:
             axes.tick_params(labelbottom=False)
+    figure.align_ylabels()
     return figure
 
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.cpu import describe_processor
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 
 # The monitoring events of JAX whose time is compile time.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
@@ -118,11 +118,10 @@ def check_compiler_options(options: Mapping[str, str | bool]) -> None:
         try:
             jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
         except (jax.errors.JaxRuntimeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0][:200]
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(
                 f"parallel.xla_flags has {name}={shown}, which XLA of JAX {jax.__version__} refuses on "
-                f"{jax.default_backend()} ({reason}); remove it from parallel.xla_flags"
+                f"{jax.default_backend()} ({first_line(error)}); remove it from parallel.xla_flags"
             ) from error
 
 

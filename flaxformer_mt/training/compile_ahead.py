@@ -16,7 +16,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.buckets import Shape
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.compilation import lower_kept
 from flaxformer_mt.shapes import Batch
@@ -182,8 +182,7 @@ def _name_shape(shape: Shape, config: Config, parallel: Parallel) -> Iterator[No
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise UserError(_describe_excess(shape, config, parallel, reason)) from error
+        raise UserError(_describe_excess(shape, config, parallel, first_line(error))) from error
 
 
 def _check_memory(compiled: Any, shape: Shape, config: Config, parallel: Parallel) -> None:

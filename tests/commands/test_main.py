@@ -140,6 +140,11 @@ def fail(capfd, *arguments) -> str:
             "train --model.model-dim=64",
             "unknown flag --model.model-dim; did you mean --config.model.model_dim?",
         ),
+        (
+            "train --config.optim.rate=1",
+            "unknown flag --config.optim.rate; did you mean --config.optim.freeze or "
+            "--config.optim.learning_rate?",
+        ),
         ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
         ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
         (

@@ -97,7 +97,7 @@ def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys)
     assert "2 of 6 translations differ" in page
     systems = {name: one.hypotheses for name, one in zip("ab", found, strict=True)}
     tested = resample_scores(systems, found[0].references, samples=1000)
-    for metric in ("bleu", "chrf"):
+    for metric in ("bleu", "chrf", "ter"):
         scores = [system[metric] for system in tested.systems]
         assert f"{scores[1].score - scores[0].score:+.2f} (p = {scores[1].p_value:.3f})" in page
         assert html.escape(tested.signatures[metric]) in page

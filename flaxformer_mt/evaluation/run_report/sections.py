@@ -104,7 +104,9 @@ def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
 
 
-_TITLES = [METRICS[metric].title for metric in QUICK]
+_TITLES = [metric.title for metric in METRICS.values()]
+# Of parts of a set there is no TER, which takes most time.
+_QUICK_TITLES = [METRICS[metric].title for metric in QUICK]
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
@@ -135,8 +137,7 @@ Blocks = list[str | Table | list[Chart] | Heading | Sentence | Attention]
 
 
 def _choose_score_options(run: ReportedRun, references: Sequence[str], language: str) -> dict[str, Any]:
-    options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
-    return options | {"only": QUICK}
+    return choose_score_options(run.config.train, language, references, warn=lambda message: None)
 
 
 def _score(
@@ -167,7 +168,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
         rows.append(
             [
                 run,
-                *(write_bar(scores.get(metric)) for metric in QUICK),
+                *(write_bar(scores.get(metric)) for metric in METRICS),
                 _number(report.get("parameters")),
                 _number(report.get("step", max((r["step"] for r in run.metrics), default=None))),
                 _number(report.get("target_tokens")),
@@ -180,7 +181,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
     heading = ["run", *_TITLES, "parameters", "updates", "target tokens", "time", "hardware"]
     heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
-    blocks: Blocks = [Table(heading, rows, caption, range(1, 7))]
+    blocks: Blocks = [Table(heading, rows, caption, range(1, 8))]
     blocks += [f"Signatures: {text}" for text in sorted(signatures)]
     for run in runs:
         if state := _describe_state(run):
@@ -215,14 +216,14 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
             f"{scores[metric].score - tests.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
-            for metric in QUICK
+            for metric in METRICS
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
     caption = (
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    return [Table(["runs", *_TITLES], rows, caption, (1, 2))]
+    return [Table(["runs", *_TITLES], rows, caption, (1, 2, 3))]
 
 
 def write_bar(bar: Bar | None) -> str:
@@ -261,7 +262,7 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     for run in runs:
         options = _choose_score_options(run, run.translations.references, run.language)
         for bucket, part in split_by_length(run.translations).items():
-            label, scores = name_bucket(*bucket), _score(part, samples, options)
+            label, scores = name_bucket(*bucket), _score(part, samples, options | {"only": QUICK})
             for metric in QUICK:
                 bars[metric].setdefault(label, []).append((run.number, scores[metric]))
             written = [write_bar(scores[metric]) for metric in QUICK]
@@ -276,7 +277,7 @@ def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     ]
     caption = "Scores with 95% intervals by the number of words of the source"
     rows = [row for group in cells.values() for row in group]
-    table = Table(["words", "sentences", "run", *_TITLES], rows, caption, (1, 3, 4))
+    table = Table(["words", "sentences", "run", *_QUICK_TITLES], rows, caption, (1, 3, 4))
     return [charts, table]
 
 
@@ -298,7 +299,8 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         }
         for direction, translations in run.by_direction.items():
             options = _choose_score_options(run, translations.references, direction.target)
-            groups[direction.name] = len(translations.sources), _score(translations, samples, options)
+            scores = _score(translations, samples, options | {"only": QUICK})
+            groups[direction.name] = len(translations.sources), scores
         for direction_name, (size, scores) in groups.items():
             cells = [write_bar(scores.get(metric)) for metric in QUICK]
             rows.append([direction_name, run, _number(size), *cells])
@@ -308,7 +310,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         return []
     order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
     rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
-    heading = ["direction", "run", "sentences", *_TITLES]
+    heading = ["direction", "run", "sentences", *_QUICK_TITLES]
     caption = "Scores by direction, with 95% intervals where there are translations"
     chart = chart_bars(bars, title="BLEU by direction", x_name="direction")
     return [chart, Table(heading, rows, caption, (2, 3, 4))]
