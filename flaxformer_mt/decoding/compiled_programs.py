@@ -248,7 +248,7 @@ class SearchPrograms:
 
     def _find_layouts(self, params: Any, line: Lines, n_best: int) -> tuple[StateLayout, StateLayout]:
         """Return the layouts of states and of waiting sentences, by the shapes of parameters and a line."""
-        key = (n_best, jax.tree.structure(line), tuple(leaf.shape for leaf in jax.tree.leaves(line)))
+        key = str((n_best, *map(_describe, (line, params))))
 
         def take_sources(length: int) -> Sources:
             mask, own = jnp.ones((1, length), bool), line
