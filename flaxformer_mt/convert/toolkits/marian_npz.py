@@ -208,6 +208,17 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     formats.write_config_json(weights, folder, _NAME, {})
 
 
+def _find_problems(config: Config) -> list[str]:
+    problems, model = find_problems(_FIELDS, config), config.model
+    if model.norm_position == "pre" and model.decoder_self_attention == "attention":
+        # Seen with 1.12.42: from the second token on, keys and values of earlier tokens lack the norm.
+        problems.append(
+            "model.norm_position is pre; supported with model.decoder_self_attention=attention: post, since "
+            "Marian translates with other keys than it trains with; use ssru or post"
+        )
+    return problems
+
+
 def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
     """Return the search options in Marian's terms, which divides by a power of the length.
 
@@ -456,7 +467,7 @@ def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
 
 FORMAT = Format(
     _NAME,
-    functools.partial(find_problems, _FIELDS),
+    _find_problems,
     _write,
     _open,
     _read,
