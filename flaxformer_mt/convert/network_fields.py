@@ -82,18 +82,10 @@ def any_value(*names: str) -> list[Field]:
 
 # Every other field of today. One that is added later is refused until a format lists it.
 EVERY_FIELD = any_value(
-    *(
-        "architecture",
-        "decoder_self_attention",
-        "key_dim",
-        "value_dim",
-        "activation",
-        "norm_position",
-        "norm",
-    ),
-    *("norm_epsilon", "norm_affine", "final_norm", "embedding_norm", "positions", "first_position"),
-    *("embedding_scale", "attention_scale", "logit_scale", "embedding_bias", "tying", "padding_mask"),
-    *("source_end", "attention_bias", "ffn_bias", "output_bias"),
+    *("architecture", "decoder_self_attention", "key_dim", "value_dim", "activation", "norm_position"),
+    *("norm", "norm_epsilon", "norm_affine", "final_norm", "embedding_norm", "positions"),
+    *("first_position", "embedding_scale", "attention_scale", "logit_scale", "embedding_bias", "tying"),
+    *("padding_mask", "source_end", "attention_bias", "ffn_bias", "output_bias"),
 )
 
 
@@ -167,7 +159,7 @@ def read_network(
         name: default if options.get(name) is None else options[name]
         for field, groups in names
         for group in groups
-        for name, default in _defaults(field, group)
+        for name, default in ((part, field.default) for part in group.split(" & "))
     }
     if missing := [name for name, value in stored.items() if value is ...]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the file of a complete Transformer model")
@@ -197,15 +189,15 @@ def read_network(
         for name in group[1:]
         if stored.get(group[0], options.get(group[0])) != stored.get(name, options.get(name))
     ]
-    problems += find_other_options(options, others)
+    problems += [
+        _explain(name, options[name], neutral)
+        for name, neutral in others.items()
+        if options.get(name) is not None and not any(_is_same(options[name], value) for value in neutral)
+    ]
     if problems:
         lines = "\n".join(f"{path}: {problem}" for problem in problems)
         raise UserError(f"{lines}\nother models are not imported: train one with the supported values")
     return ModelConfig(**network)
-
-
-def _defaults(field: Field, group: str) -> Iterable[tuple[str, Any]]:
-    return [(name, field.default) for name in group.split(" & ")]
 
 
 def _join(stored: Mapping[str, Any], group: str) -> Any:
@@ -228,11 +220,3 @@ def _is_same(first: Any, second: Any) -> bool:
 
 def _explain(name: str, value: Any, supported: Iterable[Any]) -> str:
     return f"{name} is {str(value)[:_SHOWN]!r}; supported: {', '.join(map(repr, supported))}"
-
-
-def find_other_options(options: Mapping[str, Any], others: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    return [
-        _explain(name, options[name], neutral)
-        for name, neutral in others.items()
-        if options.get(name) is not None and not any(_is_same(options[name], value) for value in neutral)
-    ]

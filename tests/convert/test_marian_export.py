@@ -57,7 +57,9 @@ transformer-train-position-embeddings type ulr ulr-dim-emb version
 def test_marian_computes_what_we_do_and_the_files_come_back(variant, tmp_path):
     model, vocab = VARIANTS[variant]
     weights = make_weights(tmp_path, model, vocab)
-    assert FORMAT.problems(weights.config) == []
+    # What Marian trains and scores as we do, but translates in another way.
+    problems = FORMAT.problems(weights.config)
+    assert problems == [] or variant == "pre-norm, untied" and "other keys than it trains with" in problems[0]
     folder = tmp_path / "out"
     folder.mkdir()
     FORMAT.write(weights, folder, "none")

@@ -18,10 +18,8 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.formats import (
     CONFIG_NAME,
     Format,
-    ImportOverrides,
     Weights,
     read_config_json,
-    refuse_overrides,
 )
 from flaxformer_mt.convert.name_table import Constant, read_names
 from flaxformer_mt.convert.network_fields import (
@@ -96,9 +94,8 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path, overrides: ImportOverrides) -> Weights:
+def _read(path: Path) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_overrides(overrides, folder)
     config = folder / CONFIG_NAME
     network = _read_network(read_config_json(folder).get("model"), config)
     lists = _read_lists(read_config_json(folder, _VOCAB_NAME), folder / _VOCAB_NAME)

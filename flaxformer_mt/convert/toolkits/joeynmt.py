@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.convert.foreign_files import read_text
-from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
+from flaxformer_mt.convert.formats import Format, Weights
 from flaxformer_mt.convert.name_table import read_names
 from flaxformer_mt.convert.network_fields import (
     COUNT,
@@ -62,9 +62,8 @@ _OTHERS = {
 }
 
 
-def _read(path: Path, overrides: ImportOverrides) -> Weights:
+def _read(path: Path) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_overrides(overrides, folder)
     config_file = folder / "config.yaml"
     config = toolkit.read_yaml(config_file)
     file = toolkit.find_file(path, _FILES, what="a model of Joey NMT")

@@ -179,12 +179,16 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
             "as in Marian; train with --config.model.target_start=zeros"
         )
     tensors = _make_table(config.model, vocabs).to_foreign(leaves)
-    files = {"source": "vocab.spm"} if vocabs.joint else {s: f"vocab.{s}.spm" for s in ("source", "target")}
+    # Two that differ in normalization alone are one: translations are made of pieces.
+    same = read_pieces(vocabs.source.model) == read_pieces(vocabs.target.model)
+    names = ["vocab.spm"] * 2 if same else ["vocab.source.spm", "vocab.target.spm"]
     rows = {}
-    for side, name in files.items():
-        model, rows[side] = drop_fillers(getattr(vocabs, side).model)
+    for side, name, vocab in zip(("source", "target"), names, (vocabs.source, vocabs.target), strict=True):
+        model, rows[side] = drop_fillers(vocab.model)
+        stack = "encoder" if side == "source" else "decoder"
+        if tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][rows[side] :].any():
+            model, rows[side] = vocab.model, vocab.size
         (folder / name).write_bytes(model)
-    rows.setdefault("target", rows["source"])
     for name, array in tensors.items():
         side = "source" if name == "encoder_Wemb" else "target"
         if name in (*_EMBEDDINGS, f"{_OUTPUT}_Wt"):
@@ -198,11 +202,21 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     text = np.frombuffer(yaml.safe_dump(options).encode() + b"\0", np.int8)
     arrays: dict[str, Any] = {**tensors, _OPTIONS: text}
     np.savez(folder / _MODEL, **arrays)
-    listed = list(files.values()) * (2 if vocabs.joint else 1)
-    (folder / "decoder.yml").write_text(yaml.safe_dump(_make_search(config, listed), sort_keys=False))
+    (folder / "decoder.yml").write_text(yaml.safe_dump(_make_search(config, names), sort_keys=False))
     (folder / formats.VOCAB_NAME).mkdir(exist_ok=True)
     vocabs.save(folder / formats.VOCAB_NAME)
     formats.write_config_json(weights, folder, _NAME, {})
+
+
+def _find_problems(config: Config) -> list[str]:
+    problems, model = find_problems(_FIELDS, config), config.model
+    if model.norm_position == "pre" and model.decoder_self_attention == "attention":
+        # Seen with 1.12.42: from the second token on, keys and values of earlier tokens lack the norm.
+        problems.append(
+            "model.norm_position is pre; supported with model.decoder_self_attention=attention: post, since "
+            "Marian translates with other keys than it trains with; use ssru or post"
+        )
+    return problems
 
 
 def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
@@ -272,10 +286,8 @@ def _read_options(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 def _read_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
     options = dict(options)
-    for end in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb"):
-        options[f"transformer-{end}"] = str(options.get(f"transformer-{end}") or "").replace(
-            "d", ""
-        )  # dropout
+    for name in (f"transformer-{end}process{top}" for end in ("pre", "post") for top in ("", "-top", "-emb")):
+        options[name] = str(options.get(name) or "").replace("d", "")  # which is dropout
     others = _OTHERS | {"transformer-decoder-dim-ffn": (0, options.get("transformer-dim-ffn"))}
     if options.get("transformer-decoder-autoreg") == "rnn":
         others["dec-cell"] = ("ssru",)
@@ -455,7 +467,7 @@ def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
 
 FORMAT = Format(
     _NAME,
-    functools.partial(find_problems, _FIELDS),
+    _find_problems,
     _write,
     _open,
     _read,

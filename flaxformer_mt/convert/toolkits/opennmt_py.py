@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
+from flaxformer_mt.convert.formats import Format, Weights
 from flaxformer_mt.convert.name_table import expand_groups, read_names
 from flaxformer_mt.convert.network_fields import (
     COUNT,
@@ -91,9 +91,8 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path, overrides: ImportOverrides) -> Weights:
+def _read(path: Path) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_overrides(overrides, folder)
     if path.suffix == ".safetensors":
         path = path.with_suffix(".pt")
     file = toolkit.find_file(path, ("*.pt",), what="an OpenNMT-py model")
