@@ -1,8 +1,8 @@
 """Cache of prepared TFDS data sets, built so that other processes see only complete sets."""
 
 import contextlib
-import hashlib
 import io
+import json
 import os
 import shutil
 import stat
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt import file_lock
+from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.atomic_folder import digest_file
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.files import user_cache_dir
-from flaxformer_mt.corpus.caches import read_cached, write_cached
+from flaxformer_mt.config.files import read_file, user_cache_dir
 from flaxformer_mt.errors import DISK_FULL, UserError, folder_of_arrays, local_path, warn_user
 
 # The files that describe a set have some kilobytes.
@@ -128,7 +129,7 @@ def build_once(make_builder: Callable[[], Any], *, root: Path | None = None) -> 
                 if code is None:
                     raise
                 raise OSError(code, os.strerror(code), str(folder)) from error
-            write_cached(_record(folder), {"files": _describe_files(folder)})
+            write_atomically(_record(folder), json.dumps(_describe_files(folder)).encode())
             return make_builder()
 
 
@@ -147,8 +148,13 @@ def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
             "from data.cache_dir (or tfds_data_dir): the next run prepares it again"
         ) from error
     folder = Path(builder.data_dir)
-    record = read_cached(_record(folder))  # None: prepared by another program, or by an earlier version
-    if record is None or not folder.is_dir() or record["files"] == _describe_files(folder):
+    try:
+        record = json.loads(read_file(_record(folder)))
+    except FileNotFoundError:
+        return builder  # prepared by another program, or by an earlier version
+    except (OSError, ValueError):
+        record = None
+    if not folder.is_dir() or record == _describe_files(folder):
         return builder
     warn_user(f"the prepared data set {folder} is damaged: its files have changed; it is prepared again")
     _record(folder).unlink()
@@ -174,14 +180,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _record(folder: Path) -> Path:
-    return folder.parent / f".{folder.name}.files.json"
+    return folder.parent / f".{folder.name}.digests.json"
 
 
 def _describe_files(folder: Path) -> dict[str, str]:
     """Sizes of all files, and digests of those that are not shards."""
     return {
-        path.name: f"{path.stat().st_size}"
-        + (hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.suffix == ".json" else "")
+        path.name: f"{path.stat().st_size}" + (digest_file(path) if path.suffix == ".json" else "")
         for path in sorted(folder.iterdir())
         if path.is_file()
     }

@@ -3,10 +3,10 @@
 import dataclasses
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flaxformer_mt.atomic_folder import artifact
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
@@ -28,7 +28,6 @@ from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import (
     check_run,
-    find_vocab_damage,
     forget_preparation,
     load_sealed_vocabs,
     open_run,
@@ -91,7 +90,7 @@ def prepare(
     with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
         check_language_tags(vocabs.source, train_pairs.tags)
-        check_language_tags(vocabs.target, train_pairs.target_tags)
+        check_language_tags(vocabs.target, filter(None, train_pairs.target_tags))
         check_tags(vocabs.source, train_pairs.report["parts"])
     if run_dir is not None and is_first():
         publish(run_dir)
@@ -211,12 +210,12 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         if model and Path(model).is_file():
             digest.update(Path(model).read_bytes())
     folder = root / "vocabularies" / digest.hexdigest()
-    if damage := find_vocab_damage(folder):
-        warn_user(f"the vocabulary {folder} is damaged: {damage}; it is made again")
-        shutil.rmtree(folder)
+
+    def load(folder: Path, facts: Any = None) -> Vocabs:
+        return make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
+
     with name_full_disk(folder):
-        vocabs = make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
-        seal_vocabs(folder)
+        vocabs = artifact(folder, lambda partial: load(partial) and {}, load)
     if run_dir is not None:
         open_run(run_dir, config)
         vocabs.save(run_dir / "vocab")

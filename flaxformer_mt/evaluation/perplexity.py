@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from flaxformer_mt.config import Config, Dtype, TrainConfig
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
+from flaxformer_mt.data.batch_array import BatchArray, as_batch
 from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
@@ -46,10 +47,10 @@ class Likelihood(NamedTuple):
 def measure(
     evaluation_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]],
     params: Any,
-    batches: Iterable[Batch],
+    batches: Iterable[BatchArray],
     *,
-    put: Callable[[Batch], Any] = jax.device_put,
-    on_batch: Callable[[Batch], None] | None = None,
+    put: Callable[[BatchArray], Any] = jax.device_put,
+    on_batch: Callable[[BatchArray], None] | None = None,
 ) -> Likelihood:
     """Sum the results of an evaluation step over all batches.
 
@@ -118,17 +119,17 @@ def score_text(
         print(said, file=progress, flush=True)
     with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
 
-        def count(batch: Batch) -> None:
-            lines = int(batch.target_mask.any(axis=-1).sum())
-            throughput.add(lines=lines, tokens=int(batch.target_mask.sum()))
+        def count(batch: BatchArray) -> None:
+            target = batch.sides()[1]
+            throughput.add(lines=int(target.first.sum()), tokens=int(target.mask.sum()))
 
         likelihood = measure(step, params, batches, on_batch=count)
     return ScoredText(likelihood, trained.checkpoint, trained.progress.get("step"))
 
 
-def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[Batch]:
+def _batch(sentences: Sequence[str], vocab: Vocab, config: Config) -> list[BatchArray]:
     ids: list[np.ndarray] = vocab.tokenize_all(sentences)
-    store = TokenStore.from_targets(ids)
+    store = TokenStore.of_ids([()] * len(ids), ids)
     return valid_batches(store, config.data, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
 
 
@@ -142,9 +143,10 @@ def make_evaluation_step(
     """
 
     def evaluation_step(
-        params: Any, batch: Batch, *, part: Array | None = None
+        params: Any, batch: Batch | BatchArray, *, part: Array | None = None
     ) -> dict[str, tuple[Array, Array]]:
         del part  # evaluation draws no random numbers
+        batch = as_batch(batch)
 
         def run(module: Any) -> TokenSums:
             hidden = module.hidden(batch, deterministic=True)

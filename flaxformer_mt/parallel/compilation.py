@@ -6,9 +6,7 @@ import functools
 import hashlib
 import json
 import os
-import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from flaxformer_mt.atomic_folder import artifact, discard
 from flaxformer_mt.cpu import describe_processor
 from flaxformer_mt.errors import UserError
 
@@ -118,12 +117,6 @@ def check_compiler_options(options: Mapping[str, str | bool]) -> None:
 # Maximum number of files; those that were used longest ago are removed.
 _MAX_FILES = 200
 
-# Maximum size of a file in bytes. The program of a big model has a few megabytes.
-_MAX_BYTES = 1 << 30
-
-# A file begins with the digest of the rest.
-_DIGEST_BYTES = 32
-
 # The threads that compile outside of JAX's cache, and the setting that the last of them restores.
 _outside_lock = threading.Lock()
 _num_outside, _cached_from = 0, 0.0
@@ -143,11 +136,8 @@ def kept_folder() -> Path | None:
 
 def keep_json(kind: str, facts: Any, make: Callable[[], Any]) -> Any:
     """Return the JSON value that `make` returned in this process or an earlier one for equal facts."""
-    path = _find_path(kind, facts)
-    if (data := _read(path)) is None:
-        data = json.dumps(make()).encode()
-        _write(path, data)
-    return json.loads(data)
+    made = functools.cache(lambda: json.loads(json.dumps(make())))
+    return _keep(_find_path(kind, facts), lambda folder: made(), lambda folder, value: value, made)
 
 
 def compile_kept(
@@ -165,29 +155,48 @@ def compile_kept(
     leaves = jax.tree_util.tree_leaves_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
     path = _find_path("program", [facts, shapes, [device.id for device in devices]])
-    if (data := _read(path)) is not None:
-        with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
-            return _load(data, arguments, devices)
-    lowered = function.lower(*arguments)  # type: ignore[attr-defined]
-    if path is None:
-        return lowered.compile()
-    with _outside_of_jax_cache():
-        compiled = lowered.compile()
-    _keep(path, compiled, arguments, devices)
-    return compiled
+
+    @functools.cache
+    def compiled() -> Any:
+        lowered = function.lower(*arguments)  # type: ignore[attr-defined]
+        if path is None:
+            return lowered.compile()
+        with _outside_of_jax_cache():
+            return lowered.compile()
+
+    def load(folder: Path, _: Any) -> Any:
+        made = compiled.cache_info().currsize
+        return compiled() if made else _load((folder / "program").read_bytes(), arguments, devices)
+
+    return _keep(path, lambda folder: _write(folder, compiled(), arguments, devices), load, compiled)
 
 
-def _keep(path: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> None:
+def _keep(
+    path: Path | None, build: Callable[[Path], Any], load: Callable[..., Any], make: Callable[[], Any]
+) -> Any:
+    """Load what is kept, or build it; where nothing can be written or read, return what `make` makes."""
+    # No space, no permission, a program without a copy, or one of another JAX in spite of its name.
+    with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
+        if path is not None:
+            found = artifact(path, build, load)
+            with contextlib.suppress(OSError):  # a folder that may only be read
+                os.utime(path)
+                _remove_oldest(path.parent)
+            return found
+    return make()
+
+
+def _write(folder: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> None:
     """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
     from jax.experimental.serialize_executable import serialize
 
-    with contextlib.suppress(ValueError, TypeError, RuntimeError):
-        program, _, structure = serialize(compiled)
-        data = json.dumps(structure.num_leaves).encode() + b"\n" + program
-        arguments = jax.tree.map(_make_zeros, arguments)
-        copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
-        if all(np.array_equal(*pair, equal_nan=True) for pair in zip(copied, own, strict=True)):
-            _write(path, data)
+    program, _, structure = serialize(compiled)
+    data = json.dumps(structure.num_leaves).encode() + b"\n" + program
+    arguments = jax.tree.map(_make_zeros, arguments)
+    copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
+    if not all(np.array_equal(*pair, equal_nan=True) for pair in zip(copied, own, strict=True)):
+        raise ValueError("the copy of a program gives other results")
+    (folder / "program").write_bytes(data)
 
 
 def _make_zeros(argument: Any) -> Any:
@@ -271,40 +280,7 @@ def _digest_code() -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path | None) -> bytes | None:
-    """Read a file; None if it is absent or damaged."""
-    if path is None:
-        return None
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
-            content = path.read_bytes()
-            digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if digest == hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest():
-                with contextlib.suppress(OSError):  # a folder that may only be read
-                    os.utime(path)
-                return data
-    return None
-
-
-def _write(path: Path | None, data: bytes) -> None:
-    """Write a file at once; without space or permission, nothing is kept."""
-    if path is None:
-        return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
-                file.write(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest() + data)
-                file.close()
-                Path(file.name).replace(path)
-            except OSError:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-        _remove_oldest(path.parent)
-
-
 def _remove_oldest(folder: Path) -> None:
-    files = [(path.stat().st_mtime, path) for path in folder.iterdir()]
+    files = [(path.stat().st_mtime, path) for path in folder.glob("[!.]*")]
     for _, path in sorted(files)[:-_MAX_FILES]:
-        path.unlink(missing_ok=True)
+        discard(path)

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import remote_runs
-from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 from flaxformer_mt.vocab.pretrained import FACTS_NAME, FILES_NAME
 

@@ -180,8 +180,8 @@ def test_batch_pairs_bounds_the_rows_of_every_batch():
     ):
         assert plan.num_pairs == 2000
         assert max(len(plan[i].examples) for i in range(len(plan))) == 12
-    assert longest_batch(Config(data=bound)).source.shape == (8, 40)
-    assert longest_batch(Config(data=config_for("bucket", batch_pairs=4))).source.shape == (4, 40)
+    assert longest_batch(Config(data=bound)).shape[:2] == (8, 40)
+    assert longest_batch(Config(data=config_for("bucket", batch_pairs=4))).shape[:2] == (4, 40)
 
 
 def test_many_different_lengths_still_get_their_shapes_and_hold_all():

@@ -12,6 +12,7 @@ from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
+from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.scorer import Scorer, find_longest
 from flaxformer_mt.vocab import Vocabs
 
@@ -177,8 +178,8 @@ def test_a_language_model_scores_text_alone(config, vocabs, make_params):
     network = make_model(config.model, source_size=one.source.size, target_size=one.target.size)
     ids = np.array([one.target.tokenize("we read a book .")])
     target_in = np.concatenate([[[one.target.bos_id]], ids[:, :-1]], axis=1)
-    batch = scorer.tokens._make_batch([Pair((), ids[0])], (1, ids.shape[1], ids.shape[1]))
-    assert batch.source.shape == (1, 0) and batch.target_in.tolist() == target_in.tolist()
+    nothing, mask = np.zeros((1, 0), np.int32), np.ones(ids.shape, bool)
+    batch = Batch(nothing, target_in, ids, nothing.astype(bool), mask)
     logits = jax.jit(
         lambda params: jax.nn.log_softmax(network.apply({"params": params}, batch, deterministic=True))
     )(params)

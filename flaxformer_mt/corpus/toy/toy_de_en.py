@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from flaxformer_mt.corpus.caches import use_cache
 from flaxformer_mt.corpus.pairs import RawSplit, RecordRows
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split
 from flaxformer_mt.corpus.toy.grammar import make_pairs
@@ -47,7 +46,6 @@ def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit
         )
     if match_split(split, SIZES) is None:
         raise UserError(f"toy_de_en has no split {split}; it has {', '.join(SIZES)}")
-    use_cache(cache)
     make = functools.partial(ToyDeEn, data_dir=cache / "tfds", file_format=tfds.core.FileFormat.ARRAY_RECORD)
     real_split, rows = open_split(build_once(make, root=cache / "tfds" / ToyDeEn.name), "toy_de_en", split)
     return RawSplit(
