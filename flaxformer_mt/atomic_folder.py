@@ -62,21 +62,21 @@ class BuildStopped(Exception):
 def artifact(
     folder: Path,
     build: Callable[[Path], Any],
-    load: Callable[[Path, Any], Result] = lambda folder, facts: facts,
+    load: Callable[[Path, Any], Result] = lambda folder, metadata: metadata,
     *,
     resume: bool = False,
     stop: threading.Event | None = None,
 ) -> Result:
-    """Load `folder`; if it is absent or damaged, `build` writes its files and returns JSON values, its facts.
+    """Load `folder`; if it is absent or damaged, `build` writes its files and returns its metadata, JSON values.
 
     While it is built it is `.writing-NAME`, which its builder locks: other processes wait for it. What a
     killed builder has left is removed, or with `resume` given to the next one. When another thread sets
     `stop`, a process that waits raises `BuildStopped`.
     """
     for _ in range(_ATTEMPTS):
-        if facts := read_artifact(folder):
+        if metadata := read_artifact(folder):
             with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
-                return load(folder, *facts)
+                return load(folder, *metadata)
             continue
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder.parent)
@@ -100,7 +100,7 @@ def artifact(
 
 
 def read_artifact(folder: Path) -> tuple[Any] | None:
-    """The facts of a cached folder, in a tuple; None if it is absent, or if it was damaged and is removed."""
+    """The metadata of a cached folder, in a tuple; None if it is absent, or was damaged and is removed."""
     if not os.path.lexists(folder):
         return None
     if damage := find_damage(folder):
@@ -108,7 +108,7 @@ def read_artifact(folder: Path) -> tuple[Any] | None:
         discard(folder)
         return None
     with contextlib.suppress(ValueError):  # another process has removed it meanwhile
-        return (read_facts(folder),)
+        return (read_metadata(folder),)
     return None
 
 
@@ -175,7 +175,7 @@ def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
             file.write(array.data)
 
 
-def map_arrays(folder: Path, facts: Any = None) -> dict[str, np.ndarray]:
+def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
     """The arrays of `save_arrays`, which are read when they are used."""
     return {
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
@@ -208,7 +208,7 @@ def digest_files(
 
 def seal_folder(
     folder: Path,
-    facts: Any,
+    metadata: Any,
     *,
     wanted: Callable[[str], bool] = lambda name: True,
     written: Mapping[str, FileDigest] = MappingProxyType({}),
@@ -222,7 +222,7 @@ def seal_folder(
         folder, wanted=lambda name: wanted(name) and name not in written, sync=sync
     )
     files = dict(sorted(files.items()))
-    _write_manifest(folder, {"format": MANIFEST_FORMAT, "facts": facts, "files": files}, sync=sync)
+    _write_manifest(folder, {"format": MANIFEST_FORMAT, "facts": metadata, "files": files}, sync=sync)
     if not sync:
         return
     for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
@@ -242,9 +242,9 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
     remote_runs.publish(final)
 
 
-def replace_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Give a sealed folder other facts, at once; its files stay as they are."""
-    _write_manifest(folder, {**_read_manifest(folder), "facts": facts})
+def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    """Give a sealed folder other metadata, at once; its files stay as they are."""
+    _write_manifest(folder, {**_read_manifest(folder), "facts": metadata})
     _sync_directory(folder)
     remote_runs.publish(folder)
 
@@ -275,8 +275,8 @@ def sweep_folders(parent: Path) -> None:
             _delete(path)
 
 
-def read_facts(folder: Path) -> Any:
-    """The `facts` given to `seal_folder`; raises ValueError if the manifest is absent or damaged."""
+def read_metadata(folder: Path) -> Any:
+    """The `metadata` given to `seal_folder`; raises ValueError if the manifest is absent or damaged."""
     return _read_manifest(folder)["facts"]
 
 

@@ -1,4 +1,4 @@
-"""Facts about the processor: its name, the cores that this process may use, and its instruction sets.
+"""What the processor is: its name, the cores that this process may use, and its instruction sets.
 
 Imports neither JAX nor numpy: commands ask before they load them, and `doctor` where they are missing.
 """
@@ -17,7 +17,7 @@ def core_count() -> int:
 
 def bfloat16_instructions() -> list[str]:
     """Return the names of the processor's instruction sets for products of bfloat16 numbers; [] if none."""
-    fields = _read_processor_facts()
+    fields = _read_cpuinfo()
     names = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()  # x86-64 and Arm
     return [name for name in BFLOAT16_INSTRUCTIONS if name in names]
 
@@ -27,7 +27,7 @@ def slow_bfloat16_reason() -> str | None:
     instructions = bfloat16_instructions()
     if not instructions:
         return f"it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
-    if instructions == ["avx512_bf16"] and _read_processor_facts().get("vendor_id") == "GenuineIntel":
+    if instructions == ["avx512_bf16"] and _read_cpuinfo().get("vendor_id") == "GenuineIntel":
         # Two units there multiply float32, one bfloat16: 72 GFLOP/s against 105 (docs/performance.md).
         return "avx512_bf16 of Intel's processors is slower than float32, and it has no amx_bf16"
     return None
@@ -35,15 +35,15 @@ def slow_bfloat16_reason() -> str | None:
 
 def describe_processor() -> list[str]:
     """Return what compiled programs for a CPU depend on: its architecture, model and instruction sets."""
-    fields = _read_processor_facts()
+    fields = _read_cpuinfo()
     return [platform.machine(), *(fields.get(name, "") for name in ("model name", "flags", "Features"))]
 
 
 def processor_name() -> str:
-    return _read_processor_facts().get("model name") or platform.processor() or platform.machine()
+    return _read_cpuinfo().get("model name") or platform.processor() or platform.machine()
 
 
-def _read_processor_facts() -> dict[str, str]:
+def _read_cpuinfo() -> dict[str, str]:
     """Read the lines `name : value` of the first processor; {} if the system is not Linux."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]

@@ -1,4 +1,4 @@
-"""Facts about the processor, on systems that tell them and on those that do not."""
+"""What the processor is, on systems that tell them and on those that do not."""
 
 import os
 import subprocess

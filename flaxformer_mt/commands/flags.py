@@ -34,7 +34,7 @@ from flaxformer_mt.config.files import (
     read_config,
     split_checkpoint,
 )
-from flaxformer_mt.config.foreign_names import find_own_option
+from flaxformer_mt.config.foreign_names import find_our_option
 from flaxformer_mt.errors import UserError, find_url, local_path
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, open_output, publish_output
 
@@ -301,7 +301,7 @@ def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
         raise UserError(f"{flag} has several values; give one of them, as {fields[0]}=VALUE")
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    foreign = None if same_field else find_own_option(flag, set(known))
+    foreign = None if same_field else find_our_option(flag, set(known))
     similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
     hint = foreign or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")

@@ -104,8 +104,8 @@ def find_corpus(files: Sequence[str], languages: tuple[str | None, str | None], 
     if len(paths) == 1:
         return _find_table(paths[0], names[0], languages, links)
     source, target = (
-        given or _guess_language(name, side)
-        for given, name, side in zip(languages, names, ("source", "target"), strict=True)
+        language or _guess_language(name, side)
+        for language, name, side in zip(languages, names, ("source", "target"), strict=True)
     )
     _check_languages(source, target)
     stem = names[0].removesuffix(f".{source}")

@@ -161,7 +161,7 @@ class ChunkScorer:
 def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
     """Write the chunks that are missing; return all of them, in order."""
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.workers.worker_pool import open_crew
+    from flaxformer_mt.workers.worker_pool import open_pool
 
     assert options.teacher_scores is not None
     rows = count_lines(str(options.output / TABLE)) or 0
@@ -173,12 +173,12 @@ def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
         top_k=options.teacher_scores,
     )
     with (
-        open_crew(make, workers=options.workers, ray=options.ray) as crew,
+        open_pool(make, workers=options.workers, ray=options.ray) as worker_pool,
         Throughput(total=rows, quiet=False) as progress,
     ):
         chunks = _read_chunks(options.output / TABLE)
         missing = (_Chunk(n, chunk) for n, chunk in enumerate(chunks) if not made[n].exists())
-        for number, scored in crew.map(missing, name=_Chunk.name):
+        for number, scored in worker_pool.map(missing, name=_Chunk.name):
             write_part(made[number], scored, top_k=options.teacher_scores)
             tokens = sum(len(one[0]) for one in scored if one is not None)
             progress.add(lines=len(scored), tokens=tokens)

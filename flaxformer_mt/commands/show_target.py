@@ -278,7 +278,8 @@ def model_update(
     rows, source, length = batch.shape
     accumulation = config.optim.accumulation
     work = padded_work(rows, source, length)
-    computing = training_flops(config.model, work, target_size=target_size) * accumulation / devices / peak
+    flops = training_flops(config.model, work, target_size=target_size) * config.train.passes * accumulation
+    computing = flops / devices / peak
     kernels = [one._replace(times=one.times * each.times) for each in programs for one in each.kernels]
     accessed = sum(
         (each.accessed or sum(one.times * one.bytes for one in each.kernels)) * each.times

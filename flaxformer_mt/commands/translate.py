@@ -395,7 +395,7 @@ def write_translations(
       keep_record: see `open_resumable`.
     """
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.workers.worker_pool import Alone, open_crew
+    from flaxformer_mt.workers.worker_pool import InProcess, open_pool
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
     with contextlib.ExitStack() as files:
@@ -405,10 +405,10 @@ def write_translations(
             if path is not None
         }
         _check_lengths(options)
-        crew = files.enter_context(open_crew(make, workers=options.workers, ray=options.ray))
+        worker_pool = files.enter_context(open_pool(make, workers=options.workers, ray=options.ray))
         typed = options.input == STANDARD and sys.stdin.isatty()
         window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
-        origin = functools.partial(describe_output, options, crew.describe, [*texts], languages)
+        origin = functools.partial(describe_output, options, worker_pool.describe, [*texts], languages)
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
@@ -425,13 +425,13 @@ def write_translations(
         blocks = read_blocks(sources, constraints, window, **reading)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
-        if isinstance(crew, Alone):
-            crew.work.engine.on_progress = progress.add  # line by line
-            crew.work.ahead = all(text.is_ready is None for text in texts.values())  # files
-        for block in crew.map(blocks, name=name_block):
+        if isinstance(worker_pool, InProcess):
+            worker_pool.work.engine.on_progress = progress.add  # line by line
+            worker_pool.work.ahead = all(text.is_ready is None for text in texts.values())  # files
+        for block in worker_pool.map(blocks, name=name_block):
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)
-            if not isinstance(crew, Alone):
+            if not isinstance(worker_pool, InProcess):
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
 
 

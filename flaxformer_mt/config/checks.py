@@ -32,6 +32,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     yield from _architecture_problems(config)
     yield from _alignment_problems(config)
     yield from _distillation_problems(config)
+    yield from _rdrop_problems(config)
     yield from _training_problems(config)
     yield from _search_conflicts(config.search, config.model, "search.")
 
@@ -265,6 +266,16 @@ def _alignment_problems(config: Config) -> Iterator[str]:
                 f"model.alignment.{name} is {value}, but the decoder has {count} {name}s; it must be from "
                 f"{least} to {count - 1}"
             )
+
+
+def _rdrop_problems(config: Config) -> Iterator[str]:
+    model, weight = config.model, config.train.rdrop_weight
+    rates = (model.embedding_dropout_rate, model.attention_dropout_rate, model.ffn_dropout_rate)
+    if weight and not any((model.dropout_rate, *rates)):
+        yield (
+            f"train.rdrop_weight is {weight}, but all dropout rates are 0, so that two passes are equal; set "
+            "model.dropout_rate=0.3, or train.rdrop_weight=0"
+        )
 
 
 def _distillation_problems(config: Config) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flaxformer_mt.config.foreign_names import find_own_field
+from flaxformer_mt.config.foreign_names import find_our_field
 from flaxformer_mt.errors import UserError
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
@@ -60,7 +60,7 @@ def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
         return hints[name]
     near = difflib.get_close_matches(name, hints, n=1)
     hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
-    if foreign := find_own_field(name):
+    if foreign := find_our_field(name):
         hint = f"; here it is {foreign}"
     raise UserError(f"unknown config field {where}.{name}{hint}")
 

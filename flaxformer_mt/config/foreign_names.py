@@ -109,7 +109,7 @@ _UNITS = _by_name(
 )
 
 
-def find_own_option(flag: str, known: set[str]) -> str | None:
+def find_our_option(flag: str, known: set[str]) -> str | None:
     """Return what to say of an option that another toolkit has: "here it is --config.train.steps"."""
     name = flag.lstrip("-").rpartition(".")[2].replace("-", "_")
     flags = [option for option in _SAME.get(name, "").split() if option in known]
@@ -119,6 +119,6 @@ def find_own_option(flag: str, known: set[str]) -> str | None:
     return _OTHERWISE.get(name)
 
 
-def find_own_field(name: str) -> str | None:
+def find_our_field(name: str) -> str | None:
     options = _SAME.get(name, "").split()
     return next((option.removeprefix("--") for option in options if option.startswith("--config.")), None)

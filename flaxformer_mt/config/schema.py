@@ -506,6 +506,9 @@ class TrainConfig:
     # Word-level distillation: weight of the cross-entropy with the teacher's distribution in
     # data.teacher_scores; that with the targets has the rest. 0: no distillation.
     teacher_weight: Annotated[float, between(0, 1)] = 0.0
+    # R-Drop: weight of the divergence between two passes over each batch with different dropout, usually 1
+    # to 5. An update then takes about twice as long. 0: one pass.
+    rdrop_weight: Annotated[float, at_least(0)] = 0.0
     # Number of tokens of a device whose logits are computed at a time for the loss, in training and
     # evaluation, to save memory. 0: all at once. About 256 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0)] = 0
@@ -549,6 +552,11 @@ class TrainConfig:
     bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False
+
+    @property
+    def passes(self) -> int:
+        """How often an update computes the network for each batch."""
+        return 2 if self.rdrop_weight else 1
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
         values["first"] = f'first = tokenizer.convert_tokens_to_ids("{tag}")\n'
         values["forced"], values["prefix"] = ", forced_bos_token_id=first", f', target_prefix=[["{tag}"]]'
         values["rest"] = "[1:]" if format_name == "ctranslate2" else "[:, 2:]"  # without the tag
-    if vocab.facts.kept is not None:
+    if vocab.metadata.kept is not None:
         values["cut"] = (
             'kept = json.loads(Path("vocab/pretrained.json").read_text(encoding="utf-8"))["kept"]\n'
             f"ids = [kept.index(number) if number in kept else {vocab.unk_id} for number in ids]\n"

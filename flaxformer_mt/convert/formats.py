@@ -66,7 +66,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Given:
+class ImportOverrides:
     """Config and vocabularies that the user passes to an import; None: read them from the files."""
 
     config: Config | None = None
@@ -117,14 +117,14 @@ class Format:
     problems: Callable[[Config], list[str]]
     write: Callable[[Weights, Path, str], None]
     open: Callable[..., Outputs] | None
-    read: Callable[[Path, Given], Weights] | None
+    read: Callable[[Path, ImportOverrides], Weights] | None
     quantity: Literal["logits", "log_probs", "target vectors"] = "logits"
     quantizations: tuple[str, ...] = ("none",)
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
     shortlist_name: str | None = None
 
     @classmethod
-    def read_only(cls, name: str, read: Callable[[Path, Given], Weights]) -> "Format":
+    def read_only(cls, name: str, read: Callable[[Path, ImportOverrides], Weights]) -> "Format":
         """Return an import-only format: its problems say so, whatever the model is."""
         reason = "its files are only read; give another --format, such as torch or ctranslate2"
 
@@ -170,9 +170,9 @@ def read_config_json(folder: Path, name: str = CONFIG_NAME) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
 
 
-def find_config(folder: Path, given: Given) -> Config:
-    if given.config is not None:
-        return given.config
+def find_config(folder: Path, overrides: ImportOverrides) -> Config:
+    if overrides.config is not None:
+        return overrides.config
     entry = read_config_json(folder).get(OUR_KEY)
     if entry is None:
         raise UserError(
@@ -186,17 +186,17 @@ def find_config(folder: Path, given: Given) -> Config:
     return from_dict(entry["config"])
 
 
-def refuse_given(given: Given, folder: Path) -> None:
+def refuse_overrides(overrides: ImportOverrides, folder: Path) -> None:
     """Raise UserError if a config or vocabularies are given for files that have their own."""
-    if given != Given():
+    if overrides != ImportOverrides():
         raise UserError(
             f"{folder} describes its network and its vocabulary itself; leave out --config and --vocab"
         )
 
 
-def find_vocabs(folder: Path, given: Given) -> Vocabs:
-    if given.vocabs is not None:
-        return given.vocabs
+def find_vocabs(folder: Path, overrides: ImportOverrides) -> Vocabs:
+    if overrides.vocabs is not None:
+        return overrides.vocabs
     if not (folder / VOCAB_NAME).is_dir():
         raise UserError(
             f"{folder} has no folder {VOCAB_NAME} with SentencePiece models; give --vocab=DIR, a "

@@ -21,7 +21,7 @@ from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.export_run import TOLERANCE
-from flaxformer_mt.convert.formats import Format, Given, Weights, find_format
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
@@ -129,14 +129,14 @@ def _read_names(file: Path) -> list[str]:
         raise UserError(f"{file} cannot be read as safetensors: {error}") from error
 
 
-def read_given_vocabs(path: Path) -> Vocabs:
+def read_user_vocabs(path: Path) -> Vocabs:
     """Read joint.model, or source.model and target.model; or such .txt, lists of words; or one such file."""
     if path.is_file():
         vocab = _read_vocab(path)
         return Vocabs(vocab, vocab, joint=True)
     joint, source, target = (path / f"{name}.txt" for name in ("joint", "source", "target"))
     if joint.is_file():
-        return read_given_vocabs(joint)
+        return read_user_vocabs(joint)
     if source.is_file() and target.is_file():
         return Vocabs(_read_vocab(source), _read_vocab(target), joint=False)
     return load_vocabs(path)
@@ -210,7 +210,7 @@ def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Seq
     assert isinstance(vocab, PretrainedVocab)
     tags = None if languages is None else _list_tags(weights.config.data)
     cut = vocab.cut(_read_texts(texts), tags=tags)
-    kept_ids = np.asarray(cut.facts.kept)
+    kept_ids = np.asarray(cut.metadata.kept)
     leaves = dict(weights.leaves)
     for path, leaf in leaves.items():
         if path.endswith("_embedding/embedding") or path == "output_bias":
@@ -284,10 +284,12 @@ def import_run(
     source = find_format(format_name or find_format_name(path))
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
-    given = Given(config, None if vocab is None else read_given_vocabs(Path(vocab).expanduser()))
-    weights = source.read(path, given)
-    if given.vocabs is not None:
-        weights = dataclasses.replace(weights, config=formats.fit_vocabulary(weights.config, given.vocabs))
+    overrides = ImportOverrides(config, None if vocab is None else read_user_vocabs(Path(vocab).expanduser()))
+    weights = source.read(path, overrides)
+    if overrides.vocabs is not None:
+        weights = dataclasses.replace(
+            weights, config=formats.fit_vocabulary(weights.config, overrides.vocabs)
+        )
     if languages is not None:
         weights = dataclasses.replace(weights, config=choose_languages(weights, languages))
     validate(weights.config)
@@ -314,7 +316,7 @@ def import_run(
             "pieces": weights.vocabs.target.size,
         }
         del weights, leaves  # memory holds one of the two models at a time
-        parity = None if ours is None else _compare(source, ours, path, given)
+        parity = None if ours is None else _compare(source, ours, path, overrides)
         if parity is not None and not parity.is_within(tolerance):
             raise UserError(
                 f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
@@ -329,10 +331,10 @@ def import_run(
     return {"format": source.name, "run": str(run_dir)} | counts | checked
 
 
-def _compare(source: Format, ours: OwnOutputs, path: Path, given: Given) -> Parity:
+def _compare(source: Format, ours: OwnOutputs, path: Path, overrides: ImportOverrides) -> Parity:
     assert source.open is not None
     try:
-        return compare(ours, source.open(path, given))
+        return compare(ours, source.open(path, overrides))
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways

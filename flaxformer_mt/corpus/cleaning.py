@@ -15,7 +15,7 @@ from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Findi
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, carry, open_crew
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, factory_of, open_pool
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
@@ -82,14 +82,14 @@ def clean(
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    work = carry(CheckBlocks(rules, actions, split.languages, digests))
+    work = factory_of(CheckBlocks(rules, actions, split.languages, digests))
     pool = pool.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
-        open_crew(work, workers=pool.workers, ray=pool.ray) as crew,
+        open_pool(work, workers=pool.workers, ray=pool.ray) as worker_pool,
     ):
         count(0)
-        verdicts = crew.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
+        verdicts = worker_pool.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             keep[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes
@@ -108,7 +108,7 @@ def clean(
                 keep[repeated] = False
     _refuse(split, problems, may_drop=may_drop)
     left = int(keep.sum())
-    report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.facts}
+    report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.metadata}
     return Cleaned(None if left == len(split) else np.flatnonzero(keep), hashes, report, sentences)
 
 
@@ -123,7 +123,7 @@ def load_or_clean(
     progress: WorkProgress = SILENT,
 ) -> Cleaned:
     """Run `clean`, or load its result from `folder` while the text and the rules are unchanged."""
-    reported = [split.name, split.sides, split.unit, split.languages, split.facts]
+    reported = [split.name, split.sides, split.unit, split.languages, split.metadata]
     described = describe_rules(rules) if may_drop else None
     key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
 

@@ -59,7 +59,7 @@ def open_hub_set(name: str, split: str, *, languages: tuple[str, str], cache: Pa
         languages=languages,
         sides=(f"{side} {languages[0]}", f"{side} {languages[1]}"),
         unit="pair",
-        facts={"split": real_split},
+        metadata={"split": real_split},
     )
 
 

@@ -93,7 +93,7 @@ class RawSplit:
     """One split of one data set as stored on disk, before cleaning.
 
     `identity` changes whenever the text does; `sides` and `unit` name the location of a row, as ("train.de",
-    "train.en") and "line"; `facts` are copied into the report. `languages` are ("", "en") where there is no
+    "train.en") and "line"; `metadata` is copied into the report. `languages` are ("", "en") where there is no
     source. `tags`, such as (">>fr<<",), are put before each source that is not blank, and `target_tag` before
     each target, but only to tokenize it. `weights`: of the rows in the loss, float32; None: all count alike.
     """
@@ -104,7 +104,7 @@ class RawSplit:
     languages: tuple[str, str]
     sides: tuple[str, str]
     unit: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     weights: np.ndarray | None = None
     tags: tuple[str, ...] = ()
     target_tag: str = ""

@@ -304,8 +304,8 @@ def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
     """Run `scan`, or load its result from `folder` while the file's path and stamp are unchanged."""
     before = read_stamp(path)
     cached = folder / digest([_FORMAT, columns, str(path.resolve()), before])
-    if facts := read_artifact(cached):
-        return Scan(**(facts[0] | {"starts": tuple(facts[0]["starts"])}))
+    if metadata := read_artifact(cached):
+        return Scan(**(metadata[0] | {"starts": tuple(metadata[0]["starts"])}))
     started = time.time_ns()
     result = scan(path, columns=columns)
     if read_stamp(path) == before and started - path.stat().st_mtime_ns > _SETTLED_NS:

@@ -222,7 +222,7 @@ def open_parallel_text(
         languages=languages,
         sides=(files[0].name, files[-1].name),
         unit="line",
-        facts={
+        metadata={
             "folder": str(folder),
             "files": [
                 {"file": path.name, "lines": scan.lines, "crlf_lines": scan.crlf_lines, "bom": scan.bom}

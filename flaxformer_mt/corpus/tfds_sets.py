@@ -47,7 +47,7 @@ def open_tfds_set(name: str, split: str, *, languages: tuple[str, str], folder: 
         languages=languages,
         sides=(f"{side} {languages[0]}", f"{side} {languages[1]}"),
         unit="pair",
-        facts={"folder": str(builder.data_dir), "split": real_split},
+        metadata={"folder": str(builder.data_dir), "split": real_split},
     )
 
 

@@ -211,7 +211,7 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
             digest.update(Path(model).read_bytes())
     folder = root / "vocabularies" / digest.hexdigest()
 
-    def load(folder: Path, facts: Any = None) -> Vocabs:
+    def load(folder: Path, metadata: Any = None) -> Vocabs:
         return make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
 
     with name_full_disk(folder):

@@ -27,7 +27,7 @@ from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
-from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, carry, open_crew
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, factory_of, open_pool
 
 
 class Drawing(NamedTuple):
@@ -310,7 +310,7 @@ def _write_arrays(
     chunks = itertools.islice(_read_chunks(pairs, columns, stop), written, None)
     with (
         contextlib.ExitStack() as stack,
-        open_crew(carry(work), workers=workers.workers, ray=workers.ray) as crew,
+        open_pool(factory_of(work), workers=workers.workers, ray=workers.ray) as worker_pool,
     ):
         files: dict[str, BinaryIO] = {}
         for name in (f"{name}.{kind}" for name in work.dtypes for kind in ("values", "offsets")):
@@ -320,7 +320,7 @@ def _write_arrays(
                 files[name].write(bytes(8))
         count(min(written * CHUNK, len(pairs)))
         saved = time.monotonic()
-        for chunk in crew.map(chunks, name=lambda chunk: chunk.name):
+        for chunk in worker_pool.map(chunks, name=lambda chunk: chunk.name):
             for name, (values, counts) in chunk.items():
                 before = files[f"{name}.values"].tell() // values.itemsize
                 files[f"{name}.offsets"].write((before + np.cumsum(counts)).tobytes())

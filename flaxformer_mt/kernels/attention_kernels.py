@@ -149,9 +149,9 @@ def attend_fused(
             return attend_rows_on_gpu(query, keys, values, mask, scale, drop)
         return plain(query, keys, values, mask, **options)
     segments = {
-        name: given
+        name: array
         for name in ("query_segments", "memory_segments")
-        if (given := getattr(mask, name)) is not None
+        if (array := getattr(mask, name)) is not None
     }
 
     def attend_part(query: Array, keys: Array, values: Array, *own: Array) -> Array:
@@ -166,7 +166,7 @@ def attend_fused(
         return attend_by_jax(kind, query, keys, values, rule)
 
     inputs = [(heads, "BTHK") for heads in (query, keys, values)]
-    inputs += [(jnp.asarray(given), "BT") for given in segments.values()]
+    inputs += [(jnp.asarray(array), "BT") for array in segments.values()]
     return map_parts(attend_part, *inputs, result=(query.shape, "BTHK"))
 
 

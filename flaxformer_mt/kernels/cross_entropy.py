@@ -67,7 +67,7 @@ def cross_entropy(
     The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry, or is
     the `mixture`. hidden: [B, T, D]; target, weights: [B, T].
     """
-    return (_entropies(_project(multiply, hidden, output), target, smoothing, mixture) * weights).sum()
+    return (_entropies(project(multiply, hidden, output), target, smoothing, mixture) * weights).sum()
 
 
 class _Words(NamedTuple):
@@ -85,7 +85,7 @@ class _Words(NamedTuple):
 
 def score_words(multiply: Multiply, hidden: Array, output: Output, target: Array | None) -> _Words:
     """Score all words; with `target`, compare the most probable one with it."""
-    logits = _project(multiply, hidden, output)
+    logits = project(multiply, hidden, output)
     largest = logits.max(axis=-1).astype(jnp.float32)
     exponentials = jnp.exp(logits.astype(jnp.float32) - largest[..., None])
     correct = None if target is None else _is_argmax(logits, target)
@@ -118,8 +118,8 @@ def score_in_two_passes(multiply: Multiply, hidden: Array, output: Output, targe
     """
     if target is not None:
         return score_words(multiply, hidden, output, target)
-    largest = _project(multiply, *jax.lax.optimization_barrier((hidden, output))).max(axis=-1)
-    exponentials = jnp.exp(_project(multiply, hidden, output) - largest[..., None])
+    largest = project(multiply, *jax.lax.optimization_barrier((hidden, output))).max(axis=-1)
+    exponentials = jnp.exp(project(multiply, hidden, output) - largest[..., None])
     return _Words(largest, exponentials.sum(axis=-1), exponentials.astype(hidden.dtype), None)
 
 
@@ -151,16 +151,20 @@ class CrossEntropy:
         Args:
           chunk_tokens: about how many tokens have logits at a time. Chunks split the axis T.
         """
-        rows, length = target.shape
-        width = loss_chunk_width(rows, length, chunk_tokens=chunk_tokens)
-        padding = -length % width
-
-        def cut(x: Array) -> Array:  # [B, T, ...] -> [chunks, B, width, ...]
-            x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2))
-            return x.reshape(x.shape[0], -1, width, *x.shape[2:]).swapaxes(0, 1)
-
-        chunks = jax.tree.map(cut, _Chunk(hidden, target, weights, mixture))
+        chunks = cut_chunks(_Chunk(hidden, target, weights, mixture), chunk_tokens)
         return _sum_chunks(self, smoothing, count, output, chunks)
+
+
+def cut_chunks(arrays: Any, chunk_tokens: int) -> Any:
+    """Cut arrays [B, T, ...] into [chunks, B, width, ...], where B * width is about `chunk_tokens`."""
+    rows, length = jax.tree.leaves(arrays)[0].shape[:2]
+    width = loss_chunk_width(rows, length, chunk_tokens=chunk_tokens)
+
+    def cut(x: Array) -> Array:
+        x = jnp.pad(x, [(0, 0), (0, -length % width)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(rows, -1, width, *x.shape[2:]).swapaxes(0, 1)
+
+    return jax.tree.map(cut, arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -168,7 +172,7 @@ def _sum_chunks(
     kernel: CrossEntropy, smoothing: float, count: bool, output: Output, chunks: _Chunk
 ) -> Totals:
     def add(totals: Totals, chunk: _Chunk) -> tuple[Totals, None]:
-        logits = _project(kernel.multiply, chunk.hidden, output)
+        logits = project(kernel.multiply, chunk.hidden, output)
         loss = _entropies(logits, chunk.target, smoothing, chunk.mixture)
         correct = _is_argmax(logits, chunk.target) if count else None
         return _add_chunk(totals, loss, correct, chunk.weights), None
@@ -272,7 +276,8 @@ def _entropies(logits: Array, target: Array, smoothing: float, mixture: Mixture 
     return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
 
 
-def _project(multiply: Multiply, hidden: Array, output: Output) -> Array:
+def project(multiply: Multiply, hidden: Array, output: Output) -> Array:
+    """Compute the logits [B, T, V] of hidden states."""
     table = output.table.astype(hidden.dtype)
     logits = multiply("BTD,VD->BTV", hidden, table)
     return constrain(logits if output.bias is None else logits + output.bias, "BTV")

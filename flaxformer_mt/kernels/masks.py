@@ -101,12 +101,12 @@ class MaskRule:
 
     def segments(self, query: Array, keys: Array) -> tuple[Array, Array]:
         """Return the segments of all queries [B, Q] and attended positions [B, M] as int32."""
-        given = (self.query_segments, self.memory_segments)
+        present = (self.query_segments, self.memory_segments)
         shapes = (query.shape[:2], keys.shape[:2])
         ones = (jnp.ones(shape, jnp.int32) for shape in shapes)
         query_segments, memory_segments = (
             one if segments is None else jnp.asarray(segments).astype(jnp.int32)
-            for segments, one in zip(given, ones, strict=True)
+            for segments, one in zip(present, ones, strict=True)
         )
         return query_segments, memory_segments
 

@@ -20,7 +20,7 @@ _REFUSED = r"Credential|RefreshError|Forbidden|Unauthorized|Anonymous|Denied|Acc
 # Smaller files are read at once, so that one that grows meanwhile is stored as it was at one moment.
 _SMALL_BYTES = 1 << 25
 # What a store tells about the version of an object; it changes whenever the object is written.
-_VERSION_FACTS = ("size", "ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "ino", "created")
+_VERSION_FIELDS = ("size", "ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "ino", "created")
 
 
 class ObjectStore:
@@ -50,13 +50,13 @@ class ObjectStore:
     def list(self, folder: str = "") -> dict[str, str]:
         """Names of all objects, or of those below a folder, each with a text that names its version."""
         objects = self._call("listed", self._files.find, self._path(folder), detail=True)
-        if list(objects.values()) == [{}]:  # one object of that very name, in some stores without its facts
+        if list(objects.values()) == [{}]:  # one object of that very name, in some stores without its fields
             objects = {path: self._call("listed", self._files.info, path) for path in objects}
         if not objects and self._extra:  # a bucket that is absent lists as an empty one
             self._call("listed", self._files.info, self._base.strip("/").partition("/")[0])
         named = {path[len(self._base) + 1 :]: info for path, info in objects.items()}
         return {
-            name: " ".join(str(info[fact]) for fact in _VERSION_FACTS if info.get(fact) is not None)
+            name: " ".join(str(info[field]) for field in _VERSION_FIELDS if info.get(field) is not None)
             for name, info in named.items()
             # Consoles of stores make objects that end in /, to show a folder; others must not leave ours.
             if not {"", ".", ".."} & set(name.split("/"))

@@ -57,7 +57,7 @@ class Mirror:
     def is_equal(self, name: str) -> bool:
         """Whether file and object are both as they were when one was copied to the other."""
         path = self.root / name
-        return name in self.objects and path.is_file() and self.equal.get(name) == self._facts(name)
+        return name in self.objects and path.is_file() and self.equal.get(name) == self._describe(name)
 
     def fetch(self, names: Iterable[str]) -> None:
         """Fetch the objects whose files differ; raises FileNotFoundError if one has been removed since."""
@@ -76,9 +76,9 @@ class Mirror:
         """Record that files equal their objects, where there are both."""
         for name in names:
             if name in self.objects and (self.root / name).is_file():
-                self.equal[name] = self._facts(name)
+                self.equal[name] = self._describe(name)
 
-    def _facts(self, name: str) -> list[str | int]:
+    def _describe(self, name: str) -> list[str | int]:
         stat = (self.root / name).stat()
         return [self.objects[name], stat.st_size, stat.st_mtime_ns]
 

@@ -134,14 +134,14 @@ def kept_folder() -> Path | None:
     return Path(folder) / "kept" if jax.process_count() == 1 else None
 
 
-def keep_json(kind: str, facts: Any, make: Callable[[], Any]) -> Any:
-    """Return the JSON value that `make` returned in this process or an earlier one for equal facts."""
+def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
+    """Return the JSON value that `make` returned in this process or an earlier one for equal dependencies."""
     made = functools.cache(lambda: json.loads(json.dumps(make())))
-    return _keep(_find_path(kind, facts), lambda folder: made(), lambda folder, value: value, made)
+    return _keep(_find_path(kind, dependencies), lambda folder: made(), lambda folder, value: value, made)
 
 
 def compile_kept(
-    function: Callable[..., Any], arguments: tuple[Any, ...], facts: Any, devices: Sequence[jax.Device]
+    function: Callable[..., Any], arguments: tuple[Any, ...], dependencies: Any, devices: Sequence[jax.Device]
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Return a compiled program: a kept one, or the compiled `function`, which is then kept.
 
@@ -149,12 +149,12 @@ def compile_kept(
       function: a result of `jax.jit`, without static arguments, that returns a tuple of arrays.
       arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
         run on them, with zeros in place of shapes.
-      facts: what the program depends on, apart from its arguments, this package, JAX and the machine.
+      dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
       devices: the devices that the program runs on.
     """
     leaves = jax.tree_util.tree_leaves_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
-    path = _find_path("program", [facts, shapes, [device.id for device in devices]])
+    path = _find_path("program", [dependencies, shapes, [device.id for device in devices]])
 
     @functools.cache
     def compiled() -> Any:
@@ -240,11 +240,11 @@ def _outside_of_jax_cache() -> Iterator[None]:
                 jax.config.update(name, _cached_from)
 
 
-def _find_path(kind: str, facts: Any) -> Path | None:
+def _find_path(kind: str, dependencies: Any) -> Path | None:
     folder = kept_folder()
     if folder is None:
         return None
-    text = json.dumps([kind, facts, _describe_surroundings()], sort_keys=True, default=_describe)
+    text = json.dumps([kind, dependencies, _describe_surroundings()], sort_keys=True, default=_describe)
     return folder / f"{kind}-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 

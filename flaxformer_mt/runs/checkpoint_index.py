@@ -194,7 +194,7 @@ def _read_recorded_best(folder: Path) -> int | None:
 
 def read_progress(folder: Path) -> dict[str, Any]:
     """Training progress that the checkpoint in `folder` stores, which the caller may change."""
-    metadata = atomic_folder.read_facts(folder)
+    metadata = atomic_folder.read_metadata(folder)
     if "progress" in metadata:
         return copy.deepcopy(metadata["progress"])
     return json.loads((folder / _OLD_PROGRESS).read_text(encoding="utf-8"))

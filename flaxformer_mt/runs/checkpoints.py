@@ -192,8 +192,8 @@ class Checkpoints:
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
             with self._explain_failed_write():
-                metadata = atomic_folder.read_facts(folder)
-                atomic_folder.replace_facts(folder, {**metadata, "progress": progress})
+                metadata = atomic_folder.read_metadata(folder)
+                atomic_folder.replace_metadata(folder, {**metadata, "progress": progress})
 
     def wait(self) -> None:
         """Wait until the last `save` is on disk; with several processes, on all of them."""
@@ -221,7 +221,7 @@ class Checkpoints:
     def read_specs(self, which: int | str) -> dict[str, Specs]:
         folder = self.resolve(which)
         self._index.check_undamaged(folder, ())
-        return atomic_folder.read_facts(folder)["trees"]
+        return atomic_folder.read_metadata(folder)["trees"]
 
     def parameter_bytes(self, which: int | str) -> int:
         likes = map(make_like, self._inference_tree(self.resolve(which))[1].values())
@@ -398,7 +398,7 @@ class Checkpoints:
 
     def _check_fit(self, folder: Path, wanted: dict[str, Specs]) -> None:
         self._index.check_undamaged(folder, wanted)
-        stored = atomic_folder.read_facts(folder)["trees"]
+        stored = atomic_folder.read_metadata(folder)["trees"]
         what = f"checkpoint {folder.name} of {self.directory}"
         absent = [name for name in wanted if name not in stored]
         if absent:
@@ -413,7 +413,7 @@ class Checkpoints:
 
     def _inference_tree(self, folder: Path) -> tuple[str, Specs]:
         self._index.check_undamaged(folder, ())
-        stored = atomic_folder.read_facts(folder)["trees"]
+        stored = atomic_folder.read_metadata(folder)["trees"]
         name = next((name for name in _INFERENCE_TREES if stored.get(name)), None)
         if name is None:
             raise UserError(

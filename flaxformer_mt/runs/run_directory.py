@@ -23,7 +23,7 @@ from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.vocab import Vocabs, load_vocabs
-from flaxformer_mt.vocab.pretrained import FACTS_NAME, FILES_NAME
+from flaxformer_mt.vocab.pretrained import FILES_NAME, METADATA_NAME
 
 _ROUNDING = "further updates are the same up to rounding"
 # Fields that may change when a run is resumed -> what changes with them; "": nothing in the results.
@@ -313,7 +313,7 @@ def seal_vocabs(folder: Path) -> None:
 def _is_vocabulary(name: str) -> bool:
     """Another process may be writing the same under hidden names."""
     path = PurePath(name)
-    pretrained = name == FACTS_NAME or path.parent.name == FILES_NAME
+    pretrained = name == METADATA_NAME or path.parent.name == FILES_NAME
     return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
 
 

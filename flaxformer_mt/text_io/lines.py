@@ -273,8 +273,8 @@ def partial_of(file: Path) -> Path:
 
 
 def _is_one_of(name: str, files: Sequence[Path]) -> bool:
-    given = Path(name).expanduser()
-    return given.is_file() and any(file.exists() and given.samefile(file) for file in files)
+    path = Path(name).expanduser()
+    return path.is_file() and any(file.exists() and path.samefile(file) for file in files)
 
 
 def _write_to(stream: BinaryIO, name: str) -> Callable[[str], None]:

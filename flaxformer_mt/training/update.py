@@ -25,6 +25,7 @@ from flaxformer_mt.losses import (
     TokenSums,
     alignment_cross_entropy,
     mix_teacher,
+    sum_divergence,
     sum_over_tokens,
 )
 from flaxformer_mt.model.attention import GUIDED
@@ -106,10 +107,45 @@ def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, 
     return scores if mask is None else jnp.where(mask[:, 0], scores, jnp.finfo(jnp.float32).min)
 
 
-def make_loss_terms(config: Config) -> Sequence[TokenLoss | AlignmentLoss]:
-    """List the terms that a config asks for; their weighted sum is minimised."""
-    guided = config.model.alignment.weight
-    return [TokenLoss(config.train), *([AlignmentLoss(config.model, guided)] if guided else [])]
+@dataclass(frozen=True)
+class RDropLoss:
+    """A second pass with other dropout, and its divergence from the first (R-Drop, Liang et al. 2021).
+
+    Equations 2 to 4: the sum of both cross-entropies, plus `rdrop_weight` times the mean of the two KL
+    divergences between the passes. With half the weight of each term, a token's loss keeps its size.
+    """
+
+    config: TrainConfig
+    name: str = "rdrop"
+    weight: float = 0.5
+    collections: tuple[str, ...] = ()
+
+    def __call__(self, module: Any, hidden: Array, batch: Batch) -> TokenSums:
+        """Sum the cross-entropy of the second pass and the weighted divergence over the tokens of a batch."""
+        other = module.hidden(batch, deterministic=False)
+        tokens = TokenLoss(self.config)(module, other, batch)
+        divergence = sum_divergence(
+            module,
+            (hidden, other),
+            batch.target_mask,
+            chunk_tokens=self.config.loss_chunk_tokens,
+            token_weights=batch.target_weights,
+        )
+        return tokens._replace(loss_sum=tokens.loss_sum + self.config.rdrop_weight * divergence)
+
+
+LossTerm = TokenLoss | AlignmentLoss | RDropLoss
+
+
+def make_loss_terms(config: Config) -> Sequence[LossTerm]:
+    """List the terms of a config, in the order in which they run; their weighted sum is minimized."""
+    guided, rdrop = config.model.alignment.weight, config.train.rdrop_weight
+    return [
+        TokenLoss(config.train, weight=RDropLoss.weight if rdrop else 1.0),
+        *([AlignmentLoss(config.model, guided)] if guided else []),
+        # Last, since a second pass adds to what the first has stored in collections.
+        *([RDropLoss(config.train)] if rdrop else []),
+    ]
 
 
 class Sums(NamedTuple):
@@ -151,7 +187,7 @@ def add_sums(left: Sums, right: Sums) -> Sums:
 
 
 def sum_losses(
-    model: nn.Module, params: Any, batch: Batch, key: Array, terms: Sequence[TokenLoss | AlignmentLoss]
+    model: nn.Module, params: Any, batch: Batch, key: Array, terms: Sequence[LossTerm]
 ) -> tuple[Array, dict[str, Any]]:
     """Return the weighted sum of all loss terms of a batch, and the sums of each term by its name.
 

@@ -59,8 +59,8 @@ def choose_line_tags(
       vocab_tags: the tags of a pretrained vocabulary, whose languages the model has besides those of `data`.
     """
     directions = find_directions(data)
-    given = {"source": source_language, "target": target_language}
-    for side, language in given.items():
+    by_side = {"source": source_language, "target": target_language}
+    for side, language in by_side.items():
         known = list(dict.fromkeys(getattr(one, side) for one in directions))
         if language is None or language in known:
             continue

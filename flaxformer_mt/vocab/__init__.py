@@ -1,7 +1,15 @@
 """Text to ids and back: SentencePiece models, the tokenizers of pretrained models, and sampling."""
 
-from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
+from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
 from flaxformer_mt.vocab.vocabs import Vocabs, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.vocabulary import TextPairs, Vocab
 
-__all__ = ["PretrainedFacts", "PretrainedVocab", "TextPairs", "Vocab", "Vocabs", "load_vocabs", "make_vocabs"]
+__all__ = [
+    "PretrainedMetadata",
+    "PretrainedVocab",
+    "TextPairs",
+    "Vocab",
+    "Vocabs",
+    "load_vocabs",
+    "make_vocabs",
+]

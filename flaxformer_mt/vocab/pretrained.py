@@ -1,6 +1,6 @@
 """The vocabulary of a pretrained model: how it segments text, its special symbols, and its language tags.
 
-In a run it is a file of facts and the files of the original tokenizer, unchanged, so that an export gives
+In a run it is a file of metadata and the files of the original tokenizer, unchanged, so that an export gives
 them back:
 
     pretrained.json   tokenizer/tokenizer.json   tokenizer/tokenizer_config.json   ...
@@ -78,14 +78,14 @@ class CutPieces:
         return tuple(longest)
 
 
-FACTS_NAME = "pretrained.json"
+METADATA_NAME = "pretrained.json"
 FILES_NAME = "tokenizer"
 # Larger files are not read.
 _FILE_BYTES = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainedFacts:
+class PretrainedMetadata:
     """What the files of a tokenizer do not say in one way.
 
     kind: see `pretrained_tokenizers`. size: number of ids, those without a piece included. pad_id, eos_id,
@@ -136,39 +136,39 @@ class PretrainedVocab(Vocab):
     """
 
     def __init__(
-        self, facts: PretrainedFacts, files: Mapping[str, bytes], *, name: str = "the vocabulary"
+        self, metadata: PretrainedMetadata, files: Mapping[str, bytes], *, name: str = "the vocabulary"
     ) -> None:
-        facts.check(name)
-        self.facts, self.files = facts, dict(files)
-        self._segmenter = make_segmenter(facts.kind, files, name=name)
+        metadata.check(name)
+        self.metadata, self.files = metadata, dict(files)
+        self._segmenter = make_segmenter(metadata.kind, files, name=name)
         problem = self._segmenter.pieces
-        self._cut = None if facts.kept is None else CutPieces(facts.kept, problem, facts.unk_id)
-        if facts.kept is not None:
-            problem = [problem[old] if 0 <= old < len(problem) else "" for old in facts.kept]
-        if len(problem) > facts.size and any(problem[facts.size :]):
+        self._cut = None if metadata.kept is None else CutPieces(metadata.kept, problem, metadata.unk_id)
+        if metadata.kept is not None:
+            problem = [problem[old] if 0 <= old < len(problem) else "" for old in metadata.kept]
+        if len(problem) > metadata.size and any(problem[metadata.size :]):
             raise UserError(
-                f"the tokenizer of {name} has {len(problem)} pieces, but the model has {facts.size} ids; the "
-                "files belong to different models"
+                f"the tokenizer of {name} has {len(problem)} pieces, but the model has {metadata.size} ids; "
+                "the files belong to different models"
             )
-        self.size = facts.size
-        self.pad_id, self.bos_id = facts.pad_id, facts.bos_id
-        self.eos_id, self.unk_id = facts.eos_id, facts.unk_id
-        self.tags = dict(facts.tags)
-        self.silent_ids = frozenset((*facts.first_ids, *self.tags.values()))
-        self.num_forced = len(facts.first_ids) + facts.target_tags
-        named = [problem[number] if number < len(problem) else "" for number in range(facts.size)]
+        self.size = metadata.size
+        self.pad_id, self.bos_id = metadata.pad_id, metadata.bos_id
+        self.eos_id, self.unk_id = metadata.eos_id, metadata.unk_id
+        self.tags = dict(metadata.tags)
+        self.silent_ids = frozenset((*metadata.first_ids, *self.tags.values()))
+        self.num_forced = len(metadata.first_ids) + metadata.target_tags
+        named = [problem[number] if number < len(problem) else "" for number in range(metadata.size)]
         for tag, number in self.tags.items():
             named[number] = tag
         self._names = [piece or f"<unnamed {number}>" for number, piece in enumerate(named)]
         self._dropped = self.silent_ids | {self.pad_id, self.bos_id}
-        digest = hashlib.sha256(json.dumps(dataclasses.asdict(facts), sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(dataclasses.asdict(metadata), sort_keys=True).encode())
         for file in sorted(self.files):
             digest.update(file.encode() + hashlib.sha256(self.files[file]).digest())
         self.fingerprint = digest.hexdigest()
 
     def __reduce__(self) -> tuple[type[Vocab], tuple[Any, ...]]:
         """Travel to a worker as the files alone."""
-        return PretrainedVocab, (self.facts, self.files)
+        return PretrainedVocab, (self.metadata, self.files)
 
     def save(self, path: Path) -> None:
         """Refuse: it is not one file; see `save_files`."""
@@ -178,23 +178,23 @@ class PretrainedVocab(Vocab):
         )
 
     def save_files(self, directory: Path) -> None:
-        """Write the facts and the files into the folder of a run's vocabulary, each file atomically."""
-        facts = json.dumps(dataclasses.asdict(self.facts), indent=1, ensure_ascii=False) + "\n"
+        """Write the metadata and the files into the folder of a run's vocabulary, each file atomically."""
+        metadata = json.dumps(dataclasses.asdict(self.metadata), indent=1, ensure_ascii=False) + "\n"
         (directory / FILES_NAME).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             write_atomically(directory / FILES_NAME / name, content)
-        write_atomically(directory / FACTS_NAME, facts.encode())
+        write_atomically(directory / METADATA_NAME, metadata.encode())
 
     @classmethod
     def load_files(cls, directory: Path) -> "PretrainedVocab":
-        path = directory / FACTS_NAME
+        path = directory / METADATA_NAME
         try:
             stored = read_json_object(path)
-            names = {field.name for field in dataclasses.fields(PretrainedFacts)}
-            facts = PretrainedFacts(**{name: stored[name] for name in names})
-            kept = None if facts.kept is None else tuple(map(int, facts.kept))
-            first = tuple(facts.first_ids)
-            facts = dataclasses.replace(facts, first_ids=first, tags=dict(facts.tags), kept=kept)
+            names = {field.name for field in dataclasses.fields(PretrainedMetadata)}
+            metadata = PretrainedMetadata(**{name: stored[name] for name in names})
+            kept = None if metadata.kept is None else tuple(map(int, metadata.kept))
+            first = tuple(metadata.first_ids)
+            metadata = dataclasses.replace(metadata, first_ids=first, tags=dict(metadata.tags), kept=kept)
             files = {
                 file.name: read_file(file, most=_FILE_BYTES)
                 for file in sorted((directory / FILES_NAME).iterdir())
@@ -205,7 +205,7 @@ class PretrainedVocab(Vocab):
                 f"{path} is damaged: {type(error).__name__}: {error}; restore it from a copy of the run, or "
                 "import the model again"
             ) from error
-        return cls(facts, files, name=str(directory / FILES_NAME))
+        return cls(metadata, files, name=str(directory / FILES_NAME))
 
     def tokenize_all(
         self, texts: Sequence[str], *, sampling: float = 0.0, seed: int | None = None, threads: int = -1
@@ -217,7 +217,7 @@ class PretrainedVocab(Vocab):
             )
         check_unicode(texts)
         split = [self._split_tag(text) for text in texts]
-        first, encoded = self.facts.first_ids, self._segmenter.encode([rest for _, rest in split])
+        first, encoded = self.metadata.first_ids, self._segmenter.encode([rest for _, rest in split])
         # Some segmenters know the names of special symbols: a text that has one does not end there.
         if self._cut is not None:
             encoded = [self._cut.renumber(ids) for ids in encoded]
@@ -230,19 +230,19 @@ class PretrainedVocab(Vocab):
 
     def cut(self, texts: Iterable[str], *, tags: Collection[str] | None = None) -> "PretrainedVocab":
         """The vocabulary of the pieces of these texts, and of these tags (None: all)."""
-        facts = self.facts
-        if facts.kept is not None:
+        metadata = self.metadata
+        if metadata.kept is not None:
             raise UserError("the vocabulary was cut before; cut that of the original model")
         left = {tag: number for tag, number in self.tags.items() if tags is None or tag in tags}
-        always = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *facts.first_ids, *left.values()}
+        always = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *metadata.first_ids, *left.values()}
         used = (number for text in texts for number in self._segmenter.encode([text])[0])
         ids = choose_pieces(self._segmenter.pieces, used, always=always)
         new = {old: number for number, old in enumerate(ids)}
         changed = dataclasses.replace(
-            facts,
+            metadata,
             size=len(ids),
             kept=tuple(ids),
-            first_ids=tuple(new[number] for number in facts.first_ids),
+            first_ids=tuple(new[number] for number in metadata.first_ids),
             tags={tag: new[number] for tag, number in left.items()},
             pad_id=new[self.pad_id],
             bos_id=new[self.bos_id],
@@ -253,7 +253,7 @@ class PretrainedVocab(Vocab):
 
     def _split_tag(self, text: str) -> tuple[tuple[int, ...], str]:
         """Id of the tag that a text begins with, if there is one, and the rest."""
-        if not self.facts.target_tags:  # the segmenter knows the tags, which are text
+        if not self.metadata.target_tags:  # the segmenter knows the tags, which are text
             return (), text
         first, _, rest = text.lstrip().partition(" ")
         number = self.tags.get(first)
@@ -267,8 +267,8 @@ class PretrainedVocab(Vocab):
         if self.eos_id in tokens:
             tokens = tokens[: tokens.index(self.eos_id)]
         plain = [token for token in tokens if token not in self._dropped]
-        if self.facts.kept is not None:
-            plain = [self.facts.kept[token] for token in plain]
+        if self.metadata.kept is not None:
+            plain = [self.metadata.kept[token] for token in plain]
         return join_lines(self._segmenter.decode(plain))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -278,7 +278,7 @@ class PretrainedVocab(Vocab):
 def read_tags(directory: Path) -> dict[str, int]:
     """Ids of the language tags of a run's vocabulary; none if it is absent or not a pretrained one."""
     try:
-        tags = read_json_object(directory / FACTS_NAME).get("tags")
+        tags = read_json_object(directory / METADATA_NAME).get("tags")
     except (ValueError, OSError):
         return {}
     return dict(tags) if isinstance(tags, dict) else {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab.pretrained import FACTS_NAME, PretrainedVocab
+from flaxformer_mt.vocab.pretrained import METADATA_NAME, PretrainedVocab
 from flaxformer_mt.vocab.symbols import check_symbols
 from flaxformer_mt.vocab.vocabulary import TextPairs, Vocab, normalize_like, train_model
 
@@ -47,7 +47,7 @@ def load_vocabs(directory: str | Path) -> Vocabs:
     directory = Path(directory)
     joint, source, target = (directory / name for name in (_JOINT, _SOURCE, _TARGET))
     separate = source.is_file() and target.is_file()
-    if (directory / FACTS_NAME).is_file():
+    if (directory / METADATA_NAME).is_file():
         pretrained = PretrainedVocab.load_files(directory)
         return Vocabs(pretrained, pretrained, joint=True)
     if joint.is_file() and separate:
@@ -75,7 +75,7 @@ def make_vocabs(
     if target_only:
         normalization = config.target_normalization
         config = dataclasses.replace(config, joint=True, source_size=None, normalization=normalization)
-    if any((directory / name).is_file() for name in (FACTS_NAME, _JOINT)) or (
+    if any((directory / name).is_file() for name in (METADATA_NAME, _JOINT)) or (
         (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
     ):
         vocabs = load_vocabs(directory)

@@ -115,7 +115,7 @@ class WorkPlace:
         return Answer(**answer)
 
 
-class Crew:
+class WorkerPool:
     """Workers of one engine, which start when it is made and load while this process goes on."""
 
     def __init__(self, engine: Engine) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.errors import UserError, importing, warn_user
-from flaxformer_mt.workers.block_map import Answer, Crew, Engine, MakeWork, Work, WorkerLost, WorkPlace
+from flaxformer_mt.workers.block_map import Answer, Engine, MakeWork, Work, WorkerLost, WorkerPool, WorkPlace
 
 
 class WorkerProcess:
@@ -77,7 +77,7 @@ class WorkerProcesses:
         return next(worker for worker in workers if worker.pipe is ready)
 
     def close(self) -> None:
-        """Do nothing: the processes end with the crew."""
+        """Do nothing: the processes end with the pool."""
 
 
 def _work(pipe: Connection, make: MakeWork, place: int) -> None:
@@ -99,7 +99,7 @@ def _work(pipe: Connection, make: MakeWork, place: int) -> None:
 
 
 class PoolOptions(NamedTuple):
-    """The workers of `open_crew`: how many, and the cluster that they run on."""
+    """The workers of `open_pool`: how many, and the cluster that they run on."""
 
     workers: int | None = None
     ray: str | None = None
@@ -121,7 +121,7 @@ def choose_pool(workers: int | None, ray: str | None) -> PoolOptions:
     return PoolOptions(core_count() if workers is None and ray is None else workers, ray)
 
 
-class Alone:
+class InProcess:
     """The same work in this process, without workers."""
 
     def __init__(self, make: MakeWork) -> None:
@@ -133,12 +133,12 @@ class Alone:
         return self.work.describe()
 
     def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yield the result of each block; see `Crew.map`. Work may map blocks by itself, and read ahead."""
+        """Yield the result of each block; see `WorkerPool.map`. Work may map blocks itself."""
         return getattr(self.work, "map", functools.partial(map, self.work))(blocks)
 
 
-def carry(work: Work) -> MakeWork:
-    """For `open_crew`: work that is made already, and travels to the workers as it is."""
+def factory_of(work: Work) -> MakeWork:
+    """For `open_pool`: work that is made already, and travels to the workers as it is."""
     return functools.partial(_give, work)
 
 
@@ -147,7 +147,7 @@ def _give(work: Work, warn: Callable[[str], None]) -> Work:
 
 
 @contextlib.contextmanager
-def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterator[Alone | Crew]:
+def open_pool(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterator[InProcess | WorkerPool]:
     """Open workers for the work that `make` makes, and end them after the body.
 
     Args:
@@ -155,7 +155,7 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
       ray: address of a Ray cluster, `auto` or `local`; see `RayActors`. None: processes of this machine.
     """
     if workers is None and ray is None:
-        yield Alone(make)
+        yield InProcess(make)
         return
     with contextlib.ExitStack() as stack:
         engine: Any
@@ -166,9 +166,9 @@ def open_crew(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterat
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # for messages that Ray prints
             engine = _connect_to_ray(make, workers, ray)
         stack.callback(engine.close)
-        crew = Crew(engine)
-        stack.callback(crew.close)
-        yield crew
+        worker_pool = WorkerPool(engine)
+        stack.callback(worker_pool.close)
+        yield worker_pool
 
 
 def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> Engine:

@@ -841,12 +841,12 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     assert all(report["packages"].values()) and report["devices"]["count"] >= 1
     assert report["cache"]["directory"] == str(tmp_path / "cache") and report["cache"]["writable"]
     assert report["cache"]["gib"] == pytest.approx(0.002, abs=0.0005)
-    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: {"Features": "asimd bf16"})
+    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: {"Features": "asimd bf16"})
     assert "dtype of their training, since it has bf16" in doctor.doctor()["host"]["bfloat16"]
-    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: {"flags": "avx avx2"})
+    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: {"flags": "avx avx2"})
     assert "float32, since it has none of avx512_bf16" in doctor.doctor()["host"]["bfloat16"]
     intel = {"flags": "avx2 avx512_bf16", "vendor_id": "GenuineIntel"}
-    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: intel)
+    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: intel)
     assert "float32, since avx512_bf16 of Intel's" in doctor.doctor()["host"]["bfloat16"]
 
 

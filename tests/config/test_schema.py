@@ -252,6 +252,10 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             },
             ["data.noise.upper_case is 0.1", "changes targets, of which data.teacher_scores has scores"],
         ),
+        (
+            {"train.rdrop_weight": 5.0, "model.dropout_rate": 0.0},
+            ["train.rdrop_weight is 5.0", "dropout rates are 0", "model.dropout_rate=0.3"],
+        ),
         ({"data.stages": (StageConfig("s", ("a 1",)),)}, ["stage s names a", "toy_de_en"]),
         (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
         (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
@@ -394,7 +398,13 @@ ZERO = {
     *("optim.lora.embedding_rank", "optim.lora.tokens"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(
-        *("train.teacher_weight", "train.peak_flops", "parallel.devices", "parallel.data"),
+        *(
+            "train.teacher_weight",
+            "train.rdrop_weight",
+            "train.peak_flops",
+            "parallel.devices",
+            "parallel.data",
+        ),
         *("vocab.size", "vocab.source_size"),
     ),
     *(f"search.{name}" for name in ("length_penalty", "coverage_penalty", "diversity_strength", "top_k")),
@@ -402,7 +412,7 @@ ZERO = {
     *(f"search.{side}_length_{kind}" for side in ("min", "max") for kind in ("ratio", "offset")),
 }
 HUGE = {
-    *("data.clean.max_length_ratio", "optim.clip_norm", "train.peak_flops"),
+    *("data.clean.max_length_ratio", "optim.clip_norm", "train.peak_flops", "train.rdrop_weight"),
     *("search.coverage_penalty", "search.diversity_strength", "search.temperature"),
 }
 

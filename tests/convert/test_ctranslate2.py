@@ -20,7 +20,7 @@ from flaxformer_mt.config import (
 )
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
-from flaxformer_mt.convert.formats import Given, Weights, find_config, shapes_of
+from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_config, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
@@ -256,7 +256,7 @@ def test_the_folder_has_all_that_either_system_needs(joint, vocabs_of, tmp_path)
     assert (facts["eos_token"], facts["add_source_bos"], facts["add_source_eos"]) == ("</s>", False, True)
     assert facts["layer_norm_epsilon"] == 1e-5
     assert facts["flaxformer_mt"]["step"] == 7
-    assert find_config(folder, Given()) == weights.config
+    assert find_config(folder, ImportOverrides()) == weights.config
 
 
 def test_tied_arrays_are_stored_once(vocabs_of, tmp_path):

@@ -31,7 +31,7 @@ from flaxformer_mt.convert.documents import decoder_only as decoder_only
 from flaxformer_mt.convert.documents import embeddings as embeddings
 from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.documents import kokoyi as kokoyi
-from flaxformer_mt.convert.formats import Given, Weights, read_config_json, shapes_of
+from flaxformer_mt.convert.formats import ImportOverrides, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.name_table import Constant, Leaves
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, StateDictFormat
@@ -448,7 +448,7 @@ def test_our_own_copy_of_the_class_agrees_as_well(exported, compared):
 
 def test_export_and_import_give_the_same_bits(exported):
     case, weights, folder, _ = exported
-    again = FORMATS[case.format].make_format().read(folder, Given())
+    again = FORMATS[case.format].make_format().read(folder, ImportOverrides())
     assert again.config == weights.config
     assert again.vocabs.source.fingerprint == weights.vocabs.source.fingerprint
     assert again.leaves.keys() == weights.leaves.keys()
@@ -466,7 +466,7 @@ def test_what_is_missing_extra_and_misshaped_is_in_one_message(exported, tmp_pat
     state[misshaped] = torch.zeros(1, 2, 3, 4)
     torch.save(state, folder / STATE_NAME)
     with pytest.raises(UserError) as refusal:
-        FORMATS[exported.case.format].make_format().read(folder, Given())
+        FORMATS[exported.case.format].make_format().read(folder, ImportOverrides())
     message = str(refusal.value)
     assert "3 entries differ" in message and str(folder) in message
     assert f"{missing}: missing, expected shape [" in message
@@ -555,7 +555,7 @@ def test_a_language_model_may_read_padding_as_text():
 def test_an_import_with_a_config_of_another_model_is_refused(vocabs, tmp_path):
     weights = make_weights(CASES["aiayn_all"], vocabs)
     write(weights, "aiayn", tmp_path)
-    given = Given(config=make_config(Case("aiayn", {"positions": "learned", "norm": "rms"})))
+    given = ImportOverrides(config=make_config(Case("aiayn", {"positions": "learned", "norm": "rms"})))
     with pytest.raises(UserError) as refusal:
         aiayn.FORMAT.read(tmp_path, given)
     assert str(refusal.value).split("\n") == [
@@ -578,7 +578,7 @@ def test_tied_matrices_are_one_tensor_in_the_state_dict(vocabs, tmp_path):
     state["trg_word_prj.weight"] = state["trg_word_prj.weight"] + 1
     torch.save(state, tmp_path / STATE_NAME)
     with pytest.raises(UserError, match="trg_word_prj.weight: tied to .*src_word_emb.* their values differ"):
-        aiayn.FORMAT.read(tmp_path, Given())
+        aiayn.FORMAT.read(tmp_path, ImportOverrides())
 
 
 def build_as_the_script(checkpoint: dict[str, Any]) -> Any:
@@ -675,7 +675,7 @@ def train_as_the_project(path: Path, **options: Any) -> Any:
 
 
 def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
-    given = Given(vocabs=vocabs[True])
+    given = ImportOverrides(vocabs=vocabs[True])
     ways = [
         ({}, ("all", False, True)),
         ({"scale_emb_or_prj": "emb", "embs_share_weight": False}, ("target_output", True, False)),
@@ -701,7 +701,7 @@ def test_the_projects_own_checkpoint_comes_in(vocabs, tmp_path):
 def test_our_own_checkpoint_comes_in_again(vocabs, tmp_path):
     weights = make_weights(CASES["aiayn_all"], vocabs)
     write(weights, "aiayn", tmp_path)
-    again = aiayn.FORMAT.read(tmp_path / "model.chkpt", Given())
+    again = aiayn.FORMAT.read(tmp_path / "model.chkpt", ImportOverrides())
     assert (again.config.model.tying, again.config.model.logit_scale) == ("embeddings", False)
     assert again.config.data == weights.config.data
     np.testing.assert_array_equal(
@@ -710,7 +710,7 @@ def test_our_own_checkpoint_comes_in_again(vocabs, tmp_path):
 
 
 def test_files_that_are_no_checkpoint_of_the_project_are_refused(vocabs, tmp_path):
-    path, given = tmp_path / "model.chkpt", Given(vocabs=vocabs[True])
+    path, given = tmp_path / "model.chkpt", ImportOverrides(vocabs=vocabs[True])
     sizes = {"d_model": 8, "d_inner_hid": 12, "n_layers": 1, "n_head": 2, "d_k": 4, "d_v": 4}
     wrong = argparse.Namespace(**sizes | {"d_model": "8"})
     for content, message in [

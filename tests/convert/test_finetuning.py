@@ -163,11 +163,11 @@ def test_words_of_a_pretrained_vocabulary_are_trained_on_with_tags(tmp_path):
     ("name", "languages"), [("nllb", ["de", "en"]), pytest.param("madlad", None, marks=pytest.mark.slow)]
 )
 def test_a_cut_vocabulary_leaves_the_rest_of_the_model_as_it_is(name, languages, tmp_path):
-    from flaxformer_mt.convert.formats import Given, Weights, find_format
+    from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
     from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 
     MAKERS[name](tmp_path / "hub")
-    whole = find_format("hf").read(tmp_path / "hub", Given())
+    whole = find_format("hf").read(tmp_path / "hub", ImportOverrides())
     text = ["der kleine Hund schläft", "the small dog sleeps"]
     (tmp_path / "text").write_text("\n".join(text))
     options = {"format_name": "hf", "languages": languages}

@@ -11,7 +11,7 @@ from documents import aiayn, decoder_only, handbuilt, kokoyi
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import NAMES
-from flaxformer_mt.convert.import_run import find_format_name, read_given_vocabs
+from flaxformer_mt.convert.import_run import find_format_name, read_user_vocabs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import load_vocabs
 
@@ -114,7 +114,7 @@ def write(path, words):
 
 
 def test_ids_are_line_numbers(tmp_path):
-    vocabs = read_given_vocabs(write(tmp_path / "words.txt", WORDS))
+    vocabs = read_user_vocabs(write(tmp_path / "words.txt", WORDS))
     vocab = vocabs.source
     assert vocabs.joint and vocab.size == len(WORDS)
     assert (vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.unk_id) == (0, 1, 2, 3)
@@ -127,7 +127,7 @@ def test_ids_are_line_numbers(tmp_path):
 
 def test_symbols_may_have_other_places_and_spellings(tmp_path):
     words = ["</s>", "eins", "<unk>", "<blank>", "zwei", "<s>"]
-    vocab = read_given_vocabs(write(tmp_path / "words.txt", words)).target
+    vocab = read_user_vocabs(write(tmp_path / "words.txt", words)).target
     assert (vocab.pad_id, vocab.bos_id, vocab.eos_id, vocab.unk_id) == (3, 5, 0, 2)
     assert vocab.tokenize("zwei eins") == [4, 1, 0]
 
@@ -135,7 +135,7 @@ def test_symbols_may_have_other_places_and_spellings(tmp_path):
 def test_each_language_may_have_its_list(tmp_path):
     write(tmp_path / "source.txt", WORDS)
     write(tmp_path / "target.txt", [*WORDS[:4], "the", "dog"])
-    vocabs = read_given_vocabs(tmp_path)
+    vocabs = read_user_vocabs(tmp_path)
     assert not vocabs.joint and (vocabs.source.size, vocabs.target.size) == (10, 6)
     vocabs.save(tmp_path / "run")
     again = load_vocabs(tmp_path / "run")
@@ -143,10 +143,10 @@ def test_each_language_may_have_its_list(tmp_path):
         vocabs.source.fingerprint,
         vocabs.target.fingerprint,
     )
-    assert read_given_vocabs(tmp_path / "run").target.size == 6
-    assert read_given_vocabs(tmp_path / "run" / "source.model").target.size == 10
+    assert read_user_vocabs(tmp_path / "run").target.size == 6
+    assert read_user_vocabs(tmp_path / "run" / "source.model").target.size == 10
     write(tmp_path / "joint.txt", WORDS)
-    assert read_given_vocabs(tmp_path).joint
+    assert read_user_vocabs(tmp_path).joint
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_each_language_may_have_its_list(tmp_path):
 )
 def test_lists_that_are_no_vocabulary_are_refused(tmp_path, words, message):
     with pytest.raises(UserError, match=message):
-        read_given_vocabs(write(tmp_path / "words.txt", words))
+        read_user_vocabs(write(tmp_path / "words.txt", words))
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "words.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="not a list of words that can be read"):
-        read_given_vocabs(tmp_path / "words.txt")
+        read_user_vocabs(tmp_path / "words.txt")

@@ -23,7 +23,7 @@ from tiny_hub import CORPUS, LINES, MAKERS, train_briefly
 from flaxformer_mt.config import ParallelConfig, SearchConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.convert.formats import Given, Weights, find_format
+from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.huggingface.hub_models import _make_table
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import UserError
@@ -54,7 +54,7 @@ def family(request, tmp_path_factory):
     """The name of a family, a folder as transformers writes it, its model, and what is read from it."""
     folder = tmp_path_factory.mktemp("hub") / request.param
     model = MAKERS[request.param](folder)
-    return request.param, folder, model, FORMAT.read(folder, Given())
+    return request.param, folder, model, FORMAT.read(folder, ImportOverrides())
 
 
 def tags_of(weights: Weights) -> tuple[str, str]:
@@ -150,8 +150,8 @@ def test_an_import_goes_out_bit_for_bit_and_comes_in_again(family, tmp_path):
     assert stored.keys() == written.keys()
     for name, tensor in stored.items():
         np.testing.assert_array_equal(tensor, written[name], err_msg=name)
-    assert_same(weights, FORMAT.read(tmp_path, Given()))
-    assert_same(weights, FORMAT.read(folder, Given()))
+    assert_same(weights, FORMAT.read(tmp_path, ImportOverrides()))
+    assert_same(weights, FORMAT.read(folder, ImportOverrides()))
 
 
 def test_a_run_keeps_the_vocabulary(family, tmp_path):
@@ -185,8 +185,8 @@ def test_translations_are_those_of_transformers(name, tmp_path):
     """With a model that has learned a little, so that its translations end. Beam search differs in one thing:
     there, ended hypotheses are replaced by the next best ones."""
     model = MAKERS[name](tmp_path)
-    vocab = FORMAT.read(tmp_path, Given()).vocabs.target
-    lead, tag = tags_of(FORMAT.read(tmp_path, Given()))
+    vocab = FORMAT.read(tmp_path, ImportOverrides()).vocabs.target
+    lead, tag = tags_of(FORMAT.read(tmp_path, ImportOverrides()))
     draw = random.Random(1)
     lines = [" ".join(draw.choices(list(WORDS), k=draw.randint(1, 4))) for _ in range(100)]
     targets = [" ".join(WORDS[word] for word in line.split()) for line in lines]
@@ -194,7 +194,7 @@ def test_translations_are_those_of_transformers(name, tmp_path):
     targets = [vocab.tokenize(tag + line) for line in targets]
     train_briefly(model, sources, targets, start=vocab.bos_id, pad=vocab.pad_id)
     model.save_pretrained(tmp_path)
-    weights = FORMAT.read(tmp_path, Given())
+    weights = FORMAT.read(tmp_path, ImportOverrides())
     longest = max(map(len, sources))
     inputs = {
         "input_ids": torch.tensor([[*row, *[vocab.pad_id] * (longest - len(row))] for row in sources]),
@@ -233,34 +233,34 @@ def test_translations_are_those_of_transformers(name, tmp_path):
 def test_shards_and_older_files_give_the_same_model(tmp_path):
     folder = tmp_path / "whole"
     model = MAKERS["m2m_100"](folder)
-    weights = FORMAT.read(folder, Given())
+    weights = FORMAT.read(folder, ImportOverrides())
     sharded = shutil.copytree(folder, tmp_path / "sharded")
     (sharded / "model.safetensors").unlink()
     model.save_pretrained(sharded, max_shard_size="20KB")
     assert len(list(sharded.glob("model-*.safetensors"))) > 2
-    assert_same(weights, FORMAT.read(sharded, Given()))
+    assert_same(weights, FORMAT.read(sharded, ImportOverrides()))
     next(sharded.glob("model-00002*")).unlink()
     with pytest.raises(UserError, match=r"model-00002.* does not exist, but .*index\.json lists it"):
-        FORMAT.read(sharded, Given())
+        FORMAT.read(sharded, ImportOverrides())
     older = shutil.copytree(folder, tmp_path / "older")
     (older / "model.safetensors").unlink()
     state = dict(model.state_dict())
     table = model.model.encoder.embed_positions.weights
     state |= {f"model.{side}.embed_positions.weights": table.clone() for side in ("encoder", "decoder")}
     torch.save(state, older / "pytorch_model.bin")
-    assert_same(weights, FORMAT.read(older, Given()))
+    assert_same(weights, FORMAT.read(older, ImportOverrides()))
 
 
 def test_bfloat16_files_are_read_as_float32(tmp_path):
     model = MAKERS["mt5"](tmp_path / "mt5")
     model.to(torch.bfloat16).save_pretrained(tmp_path / "mt5")
-    weights = FORMAT.read(tmp_path / "mt5", Given())
+    weights = FORMAT.read(tmp_path / "mt5", ImportOverrides())
     expected = model.shared.weight.detach().float().numpy()
     np.testing.assert_array_equal(weights.leaves["shared_embedding/embedding"], expected)
     (tmp_path / "out").mkdir()
     FORMAT.write(weights, tmp_path / "out", "none")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
-    again = FORMAT.read(tmp_path / "out", Given())
+    again = FORMAT.read(tmp_path / "out", ImportOverrides())
     np.testing.assert_array_equal(again.leaves["shared_embedding/embedding"], expected)
 
 
@@ -271,11 +271,11 @@ def test_a_sentencepiece_model_serves_in_place_of_tokenizer_json(name, file, tmp
 
     folder = tmp_path / name
     MAKERS[name](folder)
-    expected = FORMAT.read(folder, Given())
+    expected = FORMAT.read(folder, ImportOverrides())
     (folder / "tokenizer.json").unlink()
     options = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1} if name == "t5" else {}
     (folder / file).write_bytes(train_sentencepiece("unigram", 70, **options))
-    found = FORMAT.read(folder, Given())
+    found = FORMAT.read(folder, ImportOverrides())
     assert found.vocabs.target.tags == expected.vocabs.target.tags
     source, target = tags_of(found)
     for line in [*LINES[:5], *CORPUS]:
@@ -330,7 +330,7 @@ def folders(tmp_path_factory):
 )
 def test_configs_that_no_model_of_ours_has_are_refused(folders, tmp_path, name, changes, message):
     with pytest.raises(UserError, match=message):
-        FORMAT.read(edited(folders / name, tmp_path / "copy", **changes), Given())
+        FORMAT.read(edited(folders / name, tmp_path / "copy", **changes), ImportOverrides())
 
 
 def test_tokenizers_that_no_vocabulary_of_ours_has_are_refused(folders, tmp_path):
@@ -338,22 +338,22 @@ def test_tokenizers_that_no_vocabulary_of_ours_has_are_refused(folders, tmp_path
         folders / "mbart_50", tmp_path / "mbart", "tokenizer_config.json", tokenizer_class="MBartTokenizer"
     )
     with pytest.raises(UserError, match="puts languages after sentences, as mBART-25 does"):
-        FORMAT.read(folder, Given())
+        FORMAT.read(folder, ImportOverrides())
     folder = shutil.copytree(folders / "nllb", tmp_path / "nllb")
     content = (folder / "tokenizer.json").read_bytes()
     for damaged in (b"", b"{}", content[:-9], content.replace(b'"BPE"', b'"XPE"'), b"\xff" * 99):
         (folder / "tokenizer.json").write_bytes(damaged)
         with pytest.raises(UserError, match=r"tokenizer\.json is damaged: .*; copy or download it again"):
-            FORMAT.read(folder, Given())
+            FORMAT.read(folder, ImportOverrides())
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer\.json and no sentencepiece\.bpe\.model or"):
-        FORMAT.read(folder, Given())
+        FORMAT.read(folder, ImportOverrides())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nllb", "t5"])
 def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, name):
-    weights = FORMAT.read(folders / name, Given())
+    weights = FORMAT.read(folders / name, ImportOverrides())
     monkeypatch.setenv("FLAXFORMER_MT_DEVICE_MEMORY", "1000")
     parallel = ParallelConfig(backend="mesh", devices=4, fsdp=4)
     spread = split_for_search(dataclasses.replace(weights.config, parallel=parallel), 501)
@@ -372,7 +372,7 @@ def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, 
 
 
 def test_languages_that_a_model_lacks_are_named(folders):
-    weights = FORMAT.read(folders / "nllb", Given())
+    weights = FORMAT.read(folders / "nllb", ImportOverrides())
     translator = Translator(weights.config, weights.params, weights.vocabs)
     with pytest.raises(UserError, match=r"--target_language is xx.*no code for the language 'xx'") as caught:
         translator.translate(["der Hund"], target_language="xx")
@@ -382,7 +382,7 @@ def test_languages_that_a_model_lacks_are_named(folders):
 
 
 def test_sampling_and_invalid_unicode_are_refused(folders):
-    vocab = FORMAT.read(folders / "t5", Given()).vocabs.target
+    vocab = FORMAT.read(folders / "t5", ImportOverrides()).vocabs.target
     with pytest.raises(UserError, match="segments text in one way; set it to 0"):
         vocab.tokenize_all(["a"], sampling=0.1, seed=1)
     with pytest.raises(UserError, match="not valid Unicode"):
@@ -393,7 +393,7 @@ def test_sampling_and_invalid_unicode_are_refused(folders):
 def test_ctranslate2_computes_the_same(name, tmp_path):
     pytest.importorskip("ctranslate2")
     MAKERS[name](tmp_path / "hub")
-    weights = FORMAT.read(tmp_path / "hub", Given())
+    weights = FORMAT.read(tmp_path / "hub", ImportOverrides())
     target = find_format("ctranslate2")
     assert not target.problems(weights.config)
     (tmp_path / "out").mkdir()
@@ -410,7 +410,7 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
     from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
     from flaxformer_mt.translation.requests import Request
 
-    weights = FORMAT.read(folders / "nllb", Given())
+    weights = FORMAT.read(folders / "nllb", ImportOverrides())
     search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=12)
     weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, search=search))
     (tmp_path / "out").mkdir()
@@ -433,7 +433,7 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     from flaxformer_mt.translation.requests import EngineThread
     from flaxformer_mt.translation.scorer import Scorer
 
-    weights = FORMAT.read(folders / "nllb", Given())
+    weights = FORMAT.read(folders / "nllb", ImportOverrides())
     search = SearchConfig("beam", beam_size=2, max_length_ratio=0, max_length_offset=10)
     data = dataclasses.replace(weights.config.data, max_source_length=12, max_target_length=12)
     config = dataclasses.replace(weights.config, search=search, data=data)
@@ -474,7 +474,7 @@ def test_runs_that_were_not_imported_go_out_as_their_own_class(variant, model_ty
     (tmp_path / "out").mkdir()
     FORMAT.write(weights, tmp_path / "out", "none")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == model_type
-    again = FORMAT.read(tmp_path / "out", Given())
+    again = FORMAT.read(tmp_path / "out", ImportOverrides())
     assert again.config == weights.config
     for path, leaf in weights.leaves.items():
         np.testing.assert_array_equal(leaf, again.leaves[path])

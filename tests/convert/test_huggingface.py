@@ -13,7 +13,7 @@ import sentencepiece
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.export_run import check_expressible
-from flaxformer_mt.convert.formats import Given, Weights, find_format, shapes_of
+from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format, shapes_of
 from flaxformer_mt.convert.huggingface.tokenizer_files import write_tokenizer
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import FlaxformerWarning, UserError
@@ -146,12 +146,12 @@ def test_transformers_computes_the_same_and_comes_back_bit_for_bit(exported, tmp
     theirs = target.open(folder)(batch)  # refuses missing and unexpected entries
     assert np.abs(ours - theirs)[batch.target_mask].max() < 1e-4
     assert np.ptp(ours) > 1
-    assert_same(weights, target.read(folder, Given()))
+    assert_same(weights, target.read(folder, ImportOverrides()))
     # What transformers itself writes may leave out tables and tied arrays, and is the same model.
     transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).save_pretrained(tmp_path)
     for name in ("source.spm", "target.spm"):
         shutil.copy(folder / name, tmp_path)
-    assert_same(weights, target.read(tmp_path, Given()))
+    assert_same(weights, target.read(tmp_path, ImportOverrides()))
 
 
 def test_the_tokenizer_gives_our_ids_and_our_text(exported):
@@ -255,7 +255,7 @@ def make_opus(folder: Path, *, code: bool = True, **changes) -> transformers.Mar
 def opus(tmp_path_factory):
     root = tmp_path_factory.mktemp("opus")
     model = make_opus(root / "opus")
-    return model, root / "opus", find_format("marian").read(root / "opus", Given())
+    return model, root / "opus", find_format("marian").read(root / "opus", ImportOverrides())
 
 
 def test_an_opus_model_computes_the_same_here(opus):
@@ -279,7 +279,9 @@ def test_an_opus_models_search_comes_in_as_it_is(opus, tmp_path):
     settings = {"min_length": 3}
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "generation_config.json").write_text(json.dumps(settings))
-    shortest = find_format("marian").read(tmp_path / "copy", Given()).config.search.min_length_offset
+    shortest = (
+        find_format("marian").read(tmp_path / "copy", ImportOverrides()).config.search.min_length_offset
+    )
     barred = transformers.MinLengthLogitsProcessor(3, eos_token_id=0, device="cpu")
     for length in range(1, 5):  # of translations with their end symbol
         scores = barred(torch.ones(1, length).long(), torch.zeros(1, 9))
@@ -347,7 +349,7 @@ def test_an_imported_model_goes_out_again(opus, tmp_path):
     _, folder, weights = opus
     target = find_format("marian")
     target.write(weights, tmp_path, "none")
-    assert_same(weights, target.read(tmp_path, Given()))
+    assert_same(weights, target.read(tmp_path, ImportOverrides()))
     one, other = (transformers.AutoTokenizer.from_pretrained(path) for path in (folder, tmp_path))
     lines = [source for source, _ in TEXT] + [">>fr<< der Hund"]
     english = [target for _, target in TEXT]
@@ -376,7 +378,7 @@ def test_two_vocabularies_of_unlike_sizes_come_in(tmp_path):
     changes = {"share_encoder_decoder_embeddings": False, **ids, **sizes}
     model = transformers.MarianMTModel(transformers.MarianConfig(**(model_facts | changes)))
     model.save_pretrained(folder)
-    weights = find_format("marian").read(folder, Given())
+    weights = find_format("marian").read(folder, ImportOverrides())
     validate(weights.config)
     assert (weights.vocabs.joint, weights.config.model.tying) == (False, "target_output")
     assert not weights.config.model.output_bias
@@ -433,7 +435,7 @@ def edited(folder: Path, tmp_path: Path, **changes) -> Path:
 )
 def test_folders_that_cannot_be_a_model_of_ours_are_refused(opus, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
-        find_format("marian").read(edited(opus[1], tmp_path, **changes), Given())
+        find_format("marian").read(edited(opus[1], tmp_path, **changes), ImportOverrides())
 
 
 def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
@@ -464,7 +466,7 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
     ]:
         (folder / "config.json").write_text(json.dumps(stored | changes))
         with pytest.raises(UserError, match=re.escape(words)):
-            find_format("marian").read(folder, Given())
+            find_format("marian").read(folder, ImportOverrides())
     # Kernels that are not installed have no part in the result.
     (folder / "config.json").write_text(json.dumps(stored | {"attn_implementation": "no_such_kernel"}))
     find_format("marian").open(folder)
@@ -473,7 +475,7 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
     whole = {"final_logits_bias": tensors["final_logits_bias"].astype(np.int32)}
     safetensors.save_file(tensors | whole, folder / "model.safetensors")
     with pytest.raises(UserError, match="final_logits_bias has the type torch.int32"):
-        find_format("marian").read(folder, Given())
+        find_format("marian").read(folder, ImportOverrides())
     for content, words in [
         (b"[]", "must contain a JSON object"),
         (b"[" * 100_000, "nested too deeply"),
@@ -483,7 +485,7 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
         safetensors.save_file(tensors, folder / "model.safetensors")
         (folder / "generation_config.json").write_bytes(content)
         with pytest.raises(UserError, match=re.escape(words)):
-            find_format("marian").read(folder, Given())
+            find_format("marian").read(folder, ImportOverrides())
 
 
 class Harmful:
@@ -496,12 +498,12 @@ def test_weights_of_pytorch_are_read_without_running_code(opus, tmp_path, monkey
     folder = edited(original, tmp_path)
     (folder / "model.safetensors").unlink()
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    assert_same(weights, find_format("marian").read(folder, Given()))
+    assert_same(weights, find_format("marian").read(folder, ImportOverrides()))
     monkeypatch.chdir(tmp_path)
     for content in (Harmful(), {"model.shared.weight": Harmful()}, [1], {}):
         torch.save(content, folder / "pytorch_model.bin")
         with pytest.raises(UserError, match=r"pytorch_model\.bin (is damaged or|is no state dict)"):
-            find_format("marian").read(folder, Given())
+            find_format("marian").read(folder, ImportOverrides())
     assert not Path("touched").exists()
 
 
@@ -510,17 +512,17 @@ def test_files_that_are_missing_are_named(opus, tmp_path):
     folder = edited(opus[1], tmp_path)
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="model.safetensors does not exist, nor does .*; give the folder"):
-        read(folder, Given())
+        read(folder, ImportOverrides())
     (folder / "model.safetensors").write_bytes(b"junk" * 9)
     with pytest.raises(UserError, match="model.safetensors is damaged"):
-        read(folder, Given())
+        read(folder, ImportOverrides())
     shutil.copy(opus[1] / "model.safetensors", folder)
     (folder / "target.spm").write_bytes(b"\xff" * 9)
     with pytest.raises(UserError, match="target.spm is not a SentencePiece model"):
-        read(folder, Given())
+        read(folder, ImportOverrides())
     (folder / "target.spm").unlink()
     with pytest.raises(UserError, match="target.spm cannot be read: No such file"):
-        read(folder, Given())
+        read(folder, ImportOverrides())
 
 
 def test_language_tags_are_single_pieces_there_too(tmp_path):

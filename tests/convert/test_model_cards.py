@@ -20,7 +20,7 @@ from tiny_hub import CORPUS, MAKERS
 
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.export_run import make_card
-from flaxformer_mt.convert.formats import NAMES, Given, Weights, find_format, shapes_of
+from flaxformer_mt.convert.formats import NAMES, ImportOverrides, Weights, find_format, shapes_of
 from flaxformer_mt.convert.huggingface.hub_models import FORMAT as HUB
 from flaxformer_mt.vocab import Vocabs
 
@@ -91,7 +91,7 @@ def check_call(weights: Weights, name: str, calls: list) -> None:
 @pytest.mark.parametrize("family", MAKERS)
 def test_the_card_of_a_pretrained_model_runs(family, name, tmp_path, monkeypatch):
     MAKERS[family](tmp_path / "hub")
-    weights = HUB.read(tmp_path / "hub", Given())
+    weights = HUB.read(tmp_path / "hub", ImportOverrides())
     said, calls = run_card(weights, name, tmp_path / "out", monkeypatch)
     check_call(weights, name, calls)
     assert "_Latn" not in said and "__en__" not in said and "en_XX" not in said
@@ -99,7 +99,7 @@ def test_the_card_of_a_pretrained_model_runs(family, name, tmp_path, monkeypatch
 
 def test_the_card_of_a_cut_vocabulary_runs(tmp_path, monkeypatch):
     MAKERS["nllb"](tmp_path / "hub")
-    whole = HUB.read(tmp_path / "hub", Given())
+    whole = HUB.read(tmp_path / "hub", ImportOverrides())
     vocab = whole.vocabs.target.cut(CORPUS[:6], tags=["deu_Latn", "eng_Latn"])
     vocabs = Vocabs(vocab, vocab, joint=True)
     leaves = random_leaves(shapes_of(whole.config.model, source_size=vocab.size, target_size=vocab.size))

@@ -35,7 +35,7 @@ from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.convert.export_run import export_run
-from flaxformer_mt.convert.formats import Given, Weights, find_format
+from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.import_run import find_format_name, import_run
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.toolkits.pickled_checkpoint import Record, attributes_of, load_checkpoint
@@ -89,7 +89,7 @@ FAIRSEQ = {
 def test_fairseq_computes_what_its_twin_does(changes, modern, tmp_path):
     twin = write_fairseq(tmp_path / "model", fairseq_args(**changes), modern=modern)
     assert find_format_name(tmp_path / "model") == find_format_name(tmp_path / "model/model.pt") == "fairseq"
-    weights = find_format("fairseq").read(tmp_path / "model", Given())
+    weights = find_format("fairseq").read(tmp_path / "model", ImportOverrides())
     batch = batch_of(weights)
     assert set(batch.target_in[:, 0]) == {2}  # </s>
     assert_same_logits(weights, batch, twin(as_ids(batch.source), as_ids(batch.target_in)))
@@ -123,7 +123,7 @@ ONMT = {
 def test_opennmt_py_computes_what_its_twin_does(changes, tmp_path):
     twin = write_onmt(tmp_path / "model", onmt_options(**changes))
     assert find_format_name(tmp_path / "model") == "opennmt-py"
-    weights = find_format("opennmt-py").read(tmp_path / "model", Given())
+    weights = find_format("opennmt-py").read(tmp_path / "model", ImportOverrides())
     batch = batch_of(weights)
     assert set(batch.target_in[:, 0]) == {2} and batch.source[0, batch.source_mask[0]][-1] == 3
     lengths = as_ids(batch.source_mask.sum(1) - 1)
@@ -132,7 +132,7 @@ def test_opennmt_py_computes_what_its_twin_does(changes, tmp_path):
 
 def test_sources_without_symbols_of_older_versions_of_opennmt_py(tmp_path):
     twin = write_onmt(tmp_path / "model", onmt_options(), symbols=False)
-    weights = find_format("opennmt-py").read(tmp_path / "model", Given())
+    weights = find_format("opennmt-py").read(tmp_path / "model", ImportOverrides())
     batch = batch_of(weights)
     source = np.minimum(batch.source, weights.vocabs.source.size - 2)  # the twin has no end symbol
     lengths = as_ids(batch.source_mask.sum(1) - 1)
@@ -165,7 +165,7 @@ def test_marian_computes_what_its_twin_does(changes, yml, tmp_path):
     folder = tmp_path / "model"
     twin = write_marian(folder, marian_options(**changes), yml=yml)
     assert find_format_name(folder) == find_format_name(folder / "model.npz") == "marian-npz"
-    weights = find_format("marian-npz").read(folder, Given())
+    weights = find_format("marian-npz").read(folder, ImportOverrides())
     batch = batch_of(weights)
     pad = weights.vocabs.target.pad_id
     assert set(batch.target_in[:, 0]) == {pad} and pad == weights.vocabs.source.pad_id
@@ -186,7 +186,7 @@ def test_marian_computes_what_its_twin_does(changes, yml, tmp_path):
 def test_eole_computes_what_its_twin_does(tied, tmp_path):
     twin = write_eole(tmp_path / "model", eole_model(share_decoder_embeddings=tied))
     assert find_format_name(tmp_path / "model") == "eole"
-    weights = find_format("eole").read(tmp_path / "model", Given())
+    weights = find_format("eole").read(tmp_path / "model", ImportOverrides())
     batch = batch_of(weights)
     lengths = as_ids(batch.source_mask.sum(1) - 1)
     assert_same_logits(weights, batch, twin(as_ids(batch.source), lengths, as_ids(batch.target_in)))
@@ -207,7 +207,7 @@ JOEY = {
 def test_joeynmt_computes_what_its_twin_does(changes, tmp_path):
     twin = write_joey(tmp_path / "model", joey_config(**changes))
     assert find_format_name(tmp_path / "model") == "joeynmt"
-    weights = find_format("joeynmt").read(tmp_path / "model", Given())
+    weights = find_format("joeynmt").read(tmp_path / "model", ImportOverrides())
     batch = batch_of(weights)
     assert_same_logits(weights, batch, twin(as_ids(batch.source), as_ids(batch.target_in)))
     assert weights.config.data.source_language == "de"
@@ -247,7 +247,7 @@ def test_ctranslate2_reads_the_same_opennmt_py_model(tmp_path):
     file = str(tmp_path / "model/model_step_10.pt")
     converters.OpenNMTPyConverter(file, unsafe_deserialization=True).convert(str(tmp_path / "ct2"))
     set_epsilon(tmp_path / "ct2")
-    weights = find_format("opennmt-py").read(tmp_path / "model", Given())
+    weights = find_format("opennmt-py").read(tmp_path / "model", ImportOverrides())
     assert_ctranslate2_agrees(weights, tmp_path / "ct2", source_pieces(weights))
 
 
@@ -262,7 +262,7 @@ def test_ctranslate2_reads_the_same_marian_model(tmp_path):
     vocab = str(tmp_path / "model/vocab.yml")
     converters.MarianConverter(str(tmp_path / "with_table.npz"), [vocab]).convert(str(tmp_path / "ct2"))
     set_epsilon(tmp_path / "ct2")
-    weights = find_format("marian-npz").read(tmp_path / "model", Given())
+    weights = find_format("marian-npz").read(tmp_path / "model", ImportOverrides())
     assert_ctranslate2_agrees(weights, tmp_path / "ct2", source_pieces(weights))
 
 
@@ -371,10 +371,10 @@ def test_missing_files_are_named_with_the_remedy(tmp_path):
         (folders[name] / file).unlink()
         if message is not None:
             with pytest.raises(UserError, match=message):
-                find_format(name).read(folders[name], Given())
+                find_format(name).read(folders[name], ImportOverrides())
     for name in folders:
         with pytest.raises(UserError, match="leave out --config and --vocab"):
-            find_format(name).read(folders[name], Given(vocabs=object()))
+            find_format(name).read(folders[name], ImportOverrides(vocabs=object()))
 
 
 def test_vocabularies_that_contradict_a_model_are_refused(tmp_path):
@@ -388,12 +388,12 @@ def test_vocabularies_that_contradict_a_model_are_refused(tmp_path):
     ]:
         (folder / "dict.de.txt").write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=message):
-            find_format("fairseq").read(folder, Given())
+            find_format("fairseq").read(folder, ImportOverrides())
     for name in ("a.model", "b.model"):
         (folder / name).write_bytes(train_pieces(GERMAN))
     (folder / "dict.de.txt").write_text(rows, encoding="utf-8")
     with pytest.raises(UserError, match=r"several SentencePiece models \(a.model, b.model\); put source and"):
-        find_format("fairseq").read(folder, Given())
+        find_format("fairseq").read(folder, ImportOverrides())
 
 
 class Harmful:

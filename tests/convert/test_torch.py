@@ -18,7 +18,7 @@ pytest.importorskip("safetensors")
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.convert.formats import Format, Given, Weights, read_config_json, shapes_of
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.torch import modeling, nn_transformer, standalone_format
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, load_tensors, save_tensors
@@ -182,7 +182,7 @@ def test_logits_are_ours(written, name):
 def test_import_is_the_inverse_bit_for_bit(written, name):
     weights, folder = written[name]
     file = folder / (standalone_format.TENSORS_NAME if CASES[name].format is TORCH else STATE_NAME)
-    for path, given in [(folder, Given()), (file, Given(weights.config, weights.vocabs))]:
+    for path, given in [(folder, ImportOverrides()), (file, ImportOverrides(weights.config, weights.vocabs))]:
         back = CASES[name].format.read(path, given)
         assert back.config == weights.config
         assert back.vocabs.target.fingerprint == weights.vocabs.target.fingerprint
@@ -214,7 +214,7 @@ def test_what_a_trained_module_saves_with_its_ties_can_be_imported(written, tmp_
     weights, folder = written["pre"]
     state = modeling.Transformer.load(folder).state_dict()
     save_file({name: tensor.clone() for name, tensor in state.items()}, tmp_path / "all.safetensors")
-    given = Given(weights.config, weights.vocabs)
+    given = ImportOverrides(weights.config, weights.vocabs)
     back = TORCH.read(tmp_path / "all.safetensors", given)
     np.testing.assert_array_equal(
         back.leaves["shared_embedding/embedding"], weights.leaves["shared_embedding/embedding"]
@@ -357,7 +357,7 @@ def test_files_that_do_not_fit_are_refused_with_all_that_differs(written, tmp_pa
     from safetensors.torch import save_file
 
     weights, folder = written["rotary"]
-    given = Given(weights.config, weights.vocabs)
+    given = ImportOverrides(weights.config, weights.vocabs)
     tensors = modeling.read_safetensors(folder / "model.safetensors")
     save_file(tensors | {"output.weight": torch.ones(23, 7)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"output.weight: has shape \[23, 7\], expected \[23, 8\]"):
@@ -399,7 +399,7 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
     tensors[name] = tensors[name] + np.float32(1e-6)
     save_tensors(tensors, tmp_path / STATE_NAME)
     with pytest.raises(UserError, match=f"{name}: differs from the value that this config implies"):
-        NN.read(tmp_path / STATE_NAME, Given(weights.config, weights.vocabs))
+        NN.read(tmp_path / STATE_NAME, ImportOverrides(weights.config, weights.vocabs))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import BuildStopped, TokenStore
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.pretrained import PretrainedFacts, PretrainedVocab
+from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
 from flaxformer_mt.workers.worker_pool import PoolOptions
 
 
@@ -235,7 +235,7 @@ def test_each_target_begins_with_the_tag_of_its_language(tmp_path, monkeypatch, 
     monkeypatch.setattr(store_module, "CHUNK", 7)
     monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
     tags = {"eng_Latn": 259, "fra_Latn": 260}
-    facts = PretrainedFacts("bytes", 261, 0, 1, 1, 2, tags=tags, target_tags=True)
+    facts = PretrainedMetadata("bytes", 261, 0, 1, 1, 2, tags=tags, target_tags=True)
     vocab = PretrainedVocab(facts, {})
     splits, expected = [], []
     for language, tag, size in (("en", "eng_Latn", 10), ("fr", "fra_Latn", 11)):

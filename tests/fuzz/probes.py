@@ -154,7 +154,7 @@ def state_digest(folder: Path) -> str:
     from flaxformer_mt.runs import array_files
 
     assert not atomic_folder.find_damage(folder), folder
-    trees = atomic_folder.read_facts(folder)["trees"]
+    trees = atomic_folder.read_metadata(folder)["trees"]
     return digest(
         *(
             part

@@ -48,7 +48,7 @@ def read_run(copy: _Copy) -> dict[str, str]:
     for folder in sorted((copy.root / "checkpoints").glob("[0-9]*")):
         copy.fetch_folder(folder, lambda name: True)
         assert not atomic_folder.find_damage(folder), (folder, atomic_folder.find_damage(folder))
-        facts = atomic_folder.read_facts(folder)
+        facts = atomic_folder.read_metadata(folder)
         assert {path.read_text() for path in folder.rglob("params/d/*")} == {facts["text"]}
         found[folder.name] = facts["text"] + facts.get("scores", "")
     others = (path for path in copy.root.rglob("*") if path.is_file() and "checkpoints" not in path.parts)
@@ -109,7 +109,7 @@ def publish_again(copy: _Copy) -> None:
 
 def change_facts(copy: _Copy) -> None:
     folder = copy.root / "checkpoints" / "5"
-    atomic_folder.replace_facts(folder, {"text": "old", "scores": ", scored"})
+    atomic_folder.replace_metadata(folder, {"text": "old", "scores": ", scored"})
     copy.publish(folder)
 
 

@@ -212,24 +212,26 @@ T5 = (
 
 
 @pytest.mark.parametrize(
-    ("fields", "teacher_weight", "path", "share"),
+    ("fields", "weights", "path", "share"),
     [
         pytest.param(
-            *({"decoder_self_attention": "ssru"}, 0.5, "layers_0/recurrence/forget/kernel", (8, 8)),
-            id="a recurrent student of a teacher",
+            {"decoder_self_attention": "ssru", "dropout_rate": DROPOUT},
+            {"teacher_weight": 0.5, "rdrop_weight": 2.0},
+            *("layers_0/recurrence/forget/kernel", (8, 8)),
+            id="a recurrent student of a teacher, with R-Drop",
         ),
         pytest.param(
-            *(T5, 0.0, "relative_positions/embedding", (8, 4)),
+            *(T5, {}, "relative_positions/embedding", (8, 4)),
             id="relative positions",
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_other_networks_are_split_as_one_is(fields, teacher_weight, path, share):
+def test_other_networks_are_split_as_one_is(fields, weights, path, share):
     """An update on one device, on eight with pmap and split over three axes is the same."""
-    config = change(CONFIG, model=fields, train={"teacher_weight": teacher_weight})
+    config = change(CONFIG, model=fields, train=weights)
     generator, batch = np.random.default_rng(8), make_batch(3)
-    if teacher_weight:
+    if weights:
         scored = batch.target_mask[..., None] & (np.arange(ROWS) % 3 > 0)[:, None, None]
         ids = generator.integers(4, V, (*batch.target_out.shape, 3)).astype(np.int32)
         probs = (scored * generator.random(ids.shape) / 3).astype(np.float16)

@@ -60,7 +60,7 @@ def survive(monkeypatch, action, check) -> int:
 def test_a_sealed_folder_is_sound_and_keeps_its_facts(tmp_path):
     write_folder(tmp_path / "x", "ä\n")
     assert manifest.find_damage(tmp_path / "x") == ""
-    assert manifest.read_facts(tmp_path / "x") == {"text": "ä\n", "list": [1, None]}
+    assert manifest.read_metadata(tmp_path / "x") == {"text": "ä\n", "list": [1, None]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]
 
 
@@ -72,7 +72,7 @@ def test_killed_while_writing_leaves_the_old_or_the_new(tmp_path, monkeypatch):
             assert manifest.find_damage(final) == ""
         manifest.sweep_folders(tmp_path)
         assert manifest.find_damage(final) == ""
-        assert manifest.read_facts(final)["text"] == ("old" if died and not renamed() else "new")
+        assert manifest.read_metadata(final)["text"] == ("old" if died and not renamed() else "new")
         assert [path.name for path in tmp_path.iterdir()] == ["7"]
         if died:
             write_folder(final, "old")
@@ -232,7 +232,7 @@ def test_damage_says_what_is_wrong(tmp_path):
     (folder / "manifest.json").unlink()
     assert manifest.find_damage(folder) == "file manifest.json is missing"
     with pytest.raises(ValueError, match="missing"):
-        manifest.read_facts(folder)
+        manifest.read_metadata(folder)
 
 
 def test_another_format_is_not_read_as_if_it_were_ours(tmp_path, monkeypatch):

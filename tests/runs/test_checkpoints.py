@@ -580,7 +580,7 @@ def test_progress_of_earlier_versions_is_in_a_file_of_its_own(tmp_path):
     """It counts among the files that must be whole, and can be given metrics."""
     checkpoints = save_steps(tmp_path, {1: 1.0})
     folder = checkpoints.resolve(1)
-    facts = atomic_folder.read_facts(folder)
+    facts = atomic_folder.read_metadata(folder)
     (folder / "progress.json").write_text(json.dumps(facts.pop("progress")))
     (folder / "manifest.json").unlink()
     atomic_folder.seal_folder(folder, facts)

@@ -109,10 +109,10 @@ def read_arrays(run, step):
     from flaxformer_mt.runs import array_files
 
     folder = Checkpoints(run).resolve(step)
-    facts = atomic_folder.read_facts(folder)["trees"]
+    metadata = atomic_folder.read_metadata(folder)["trees"]
     return {
         f"{name}/{path}": leaf
-        for name, specs in facts.items()
+        for name, specs in metadata.items()
         for path, leaf in array_files.read_item(folder / name, specs).items()
     }
 

@@ -101,7 +101,7 @@ def test_a_warmup_beyond_the_end_is_said(schedule):
 
 def test_bfloat16_on_a_processor_that_is_no_faster_in_it_is_said(monkeypatch):
     facts = {"vendor_id": "GenuineIntel", "flags": "avx512_bf16"}
-    monkeypatch.setattr(cpu, "_read_processor_facts", lambda: facts)
+    monkeypatch.setattr(cpu, "_read_cpuinfo", lambda: facts)
     config = Config(model=ModelConfig(dtype="bfloat16"))
     with pytest.warns(FlaxformerWarning, match=r"model\.dtype bfloat16 is no faster .*avx512_bf16 of Intel"):
         warn_of_slow_dtype(config, "cpu")

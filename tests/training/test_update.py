@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from plain_losses import smoothed_cross_entropy
 from tiny_experiment import change, random_params, small_model
 
@@ -21,6 +22,7 @@ from flaxformer_mt.config import (
     TrainConfig,
 )
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step
+from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
@@ -138,6 +140,44 @@ def test_a_batch_is_its_microbatches():
     assert_close(accumulated.opt_state, whole.opt_state, atol=1e-7)
     squares = [np.square(g / sum(weights)).sum() for g in jax.tree.leaves(jax.device_get(sums.gradients))]
     assert_close(np.sqrt(sum(squares)), metrics.gradient_norm)
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"scan_layers": True, "remat": "full", "num_encoder_layers": 2, "num_decoder_layers": 2}]
+)
+def test_r_drop_is_two_passes_and_their_divergence(model):
+    """Equations 2 to 4 of Liang et al. (2021), from the logits of all tokens of both passes."""
+    config = change(
+        CONFIG,
+        model={"dropout_rate": 0.4, **model},
+        train={"rdrop_weight": 3.0, "label_smoothing": 0.1, "loss_chunk_tokens": 8},
+    )
+    state, _, gradient, _ = compiled(config)
+    weights = np.random.default_rng(2).random((4, 6)).astype(np.float32)
+    batch = random_batch([0, 1, 2, 3])._replace(target_weights=weights)
+    sums = gradient(state.params, state.step, batch, 0)
+    network = make_model(config.model, source_size=V, target_size=V)
+    key = make_dropout_key(numbers_of(config).seed, state.step)
+
+    @jax.jit
+    def losses(params):
+        def twice(module):
+            return [module(batch, deterministic=False) for _ in range(2)]
+
+        logs = [
+            jax.nn.log_softmax(x) for x in nn.apply(twice, network)({"params": params}, rngs={"dropout": key})
+        ]
+        hot = 0.9 * jax.nn.one_hot(batch.target_out, V) + 0.1 / V
+        entropies = [-(hot * log).sum(-1) for log in logs]
+        divergences = [(jnp.exp(p) * (p - q)).sum(-1) for p, q in (logs, logs[::-1])]
+        mass = batch.target_mask * weights
+        first, second, forth, back = ((x * mass).sum() for x in (*entropies, *divergences))
+        return (first + second + 3.0 * (forth + back) / 2) / 2, (first, forth)
+
+    expected, (first, forth) = jax.grad(losses, has_aux=True)(state.params)
+    assert forth > 0.1
+    np.testing.assert_allclose(sums.loss_sum, first, rtol=1e-5)
+    assert_close(sums.gradients, expected, atol=2e-5)
 
 
 def test_guided_alignment_adds_its_weighted_loss():

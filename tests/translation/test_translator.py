@@ -498,7 +498,7 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
     )
     for vendor, flags, expected in processors:
         facts = {"vendor_id": vendor, "flags": flags}
-        monkeypatch.setattr(cpu, "_read_processor_facts", lambda facts=facts: facts)
+        monkeypatch.setattr(cpu, "_read_cpuinfo", lambda facts=facts: facts)
         assert load_trained(run_dir, checkpoint="10").config.model.dtype == expected
         assert load_trained(run_dir, checkpoint="10", dtype="bfloat16").config.model.dtype == "bfloat16"
 

@@ -11,7 +11,7 @@ import pytest
 from mortal_work import MortalWork, begun
 
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.workers.worker_pool import open_crew
+from flaxformer_mt.workers.worker_pool import open_pool
 
 
 @pytest.fixture(params=["processes", "ray"])
@@ -33,8 +33,8 @@ def map_blocks(folder, blocks, *, ray=None, **work):
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", FlaxformerWarning)
         try:
-            with open_crew(make, workers=2, ray=ray) as crew:
-                for result in crew.map(iter(blocks), name=lambda block: f"block {block}"):
+            with open_pool(make, workers=2, ray=ray) as worker_pool:
+                for result in worker_pool.map(iter(blocks), name=lambda block: f"block {block}"):
                     results.append(result)
         except (UserError, RuntimeError) as raised:
             error = raised
@@ -68,17 +68,17 @@ def test_blocks_are_read_ahead_but_for_a_few(tmp_path):
     """While the first block is worked on, the other worker does what there is room for."""
     read = []
     blocks = (read.append(number) or number for number in range(20))
-    with open_crew(functools.partial(MortalWork, folder=tmp_path), workers=2, ray=None) as crew:
+    with open_pool(functools.partial(MortalWork, folder=tmp_path), workers=2, ray=None) as worker_pool:
         with pytest.warns(FlaxformerWarning, match="loaded"):
-            assert crew.describe() == {"precision": "float32"}
-        results = crew.map(blocks, name=str)
+            assert worker_pool.describe() == {"precision": "float32"}
+        results = worker_pool.map(blocks, name=str)
         assert next(results) == 0 and len(read) == 4
         assert begun(tmp_path, 3) and not begun(tmp_path, 4)
         assert next(results) == 1 and len(read) == 5
         with pytest.warns(FlaxformerWarning, match="block 2 is odd"):
             assert list(results) == [number**2 for number in range(2, 20)]
         # The same workers map again.
-        assert list(crew.map([5, 6], name=str)) == [25, 36]
+        assert list(worker_pool.map([5, 6], name=str)) == [25, 36]
     workers = {process for block in range(20) for process in begun(tmp_path, block)}
     assert len(workers) == 2 and {*begun(tmp_path, 5), *begun(tmp_path, 6)} <= workers
 
@@ -96,10 +96,10 @@ def test_errors_of_the_work_are_raised_here_in_the_order_of_blocks(tmp_path):
 def test_ctrl_c_is_left_to_the_process_that_started_the_workers(tmp_path):
     """In a new process: the first worker is started together with a process of Python's own."""
     code = (
-        "import functools, mortal_work; from flaxformer_mt.workers.worker_pool import open_crew\n"
+        "import functools, mortal_work; from flaxformer_mt.workers.worker_pool import open_pool\n"
         f"make = functools.partial(mortal_work.MortalWork, folder={str(tmp_path)!r})\n"
-        "with open_crew(make, workers=1, ray=None) as crew:\n"
-        "    print(*crew.map(['interrupted', 3], name=str))"
+        "with open_pool(make, workers=1, ray=None) as worker_pool:\n"
+        "    print(*worker_pool.map(['interrupted', 3], name=str))"
     )
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parents[1]}"}

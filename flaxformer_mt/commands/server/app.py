@@ -382,12 +382,12 @@ class _Server:
         self._check_key(fields.get("api_key"))
         return fields
 
-    def _check_key(self, given: object) -> None:
+    def _check_key(self, api_key: object) -> None:
         if not self._keys:
             return
-        if given is None or given == "":
+        if api_key is None or api_key == "":
             raise Refusal(403, "the field api_key is missing: this server needs a key from its operator")
-        content = given.encode("utf-8", "replace") if isinstance(given, str) else b""
+        content = api_key.encode("utf-8", "replace") if isinstance(api_key, str) else b""
         # All keys are compared, in constant time, so that no duration tells how much of a key is right.
         if not sum(hmac.compare_digest(key, content) for key in self._keys):
             raise Refusal(403, "the api_key is unknown")

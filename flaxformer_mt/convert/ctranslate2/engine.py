@@ -16,7 +16,7 @@ import numpy as np
 import flaxformer_mt
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_search
-from flaxformer_mt.convert.formats import Given, find_config, find_vocabs
+from flaxformer_mt.convert.formats import ImportOverrides, find_config, find_vocabs
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.decoding.sizes import LengthRule
@@ -132,7 +132,7 @@ class CTranslate2Engine(LineEngine):
                 f"{folder} has no model.bin; with --backend=ctranslate2, give a folder that export "
                 "--format=ctranslate2 wrote"
             )
-        config = find_config(folder, Given())
+        config = find_config(folder, ImportOverrides())
         config = dataclasses.replace(config, search=dataclasses.replace(config.search, **search))
         check_search(config.search, model=config.model)
         if missing := _missing_options(config.search):
@@ -143,7 +143,7 @@ class CTranslate2Engine(LineEngine):
         self._batches = _Batches(self._translate)
         super().__init__(
             config,
-            find_vocabs(folder, Given()),
+            find_vocabs(folder, ImportOverrides()),
             self._batches,
             long_lines="split",
             sentences=splits_sentences(split_sentences, several=None),

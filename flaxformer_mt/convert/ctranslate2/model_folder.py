@@ -38,7 +38,7 @@ from ctranslate2.specs import common_spec, model_spec, transformer_spec
 
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
     FLAT,
     HEADS_IN,
@@ -357,7 +357,7 @@ def _special_tokens(vocabs: Vocabs) -> list[str]:
 def _open(folder: Path) -> Outputs:
     # "default" computes in the stored type of the weights, or in the nearest type that this CPU supports.
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="default")
-    vocabs = formats.find_vocabs(folder, Given())
+    vocabs = formats.find_vocabs(folder, ImportOverrides())
 
     def outputs(batch: Batch) -> np.ndarray:
         source_mask, target_mask = np.asarray(batch.source_mask), np.asarray(batch.target_mask)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network, check_tensors
-from flaxformer_mt.convert.formats import Given, Outputs, Weights
+from flaxformer_mt.convert.formats import ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
     NORM,
     RESIDUAL_NORM,
@@ -422,29 +422,31 @@ def _write_checkpoint(weights: Weights, tensors: Tensors, folder: Path) -> None:
     write_checkpoint(tensors, arguments, folder / CHECKPOINT_NAME)
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     if not is_checkpoint(path):
-        return STATE_DICT.read(path, given)
-    tensors, config, vocabs = _load_checkpoint(path, given)
+        return STATE_DICT.read(path, overrides)
+    tensors, config, vocabs = _load_checkpoint(path, overrides)
     return STATE_DICT.weights_of(tensors, config, vocabs, origin=str(path))
 
 
-def _open(path: Path, given: Given | None = None) -> Outputs:
-    given = given or Given()
+def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
+    overrides = overrides or ImportOverrides()
     if not is_checkpoint(path):
-        return STATE_DICT.open(path, given)
-    tensors, config, vocabs = _load_checkpoint(path, given)
+        return STATE_DICT.open(path, overrides)
+    tensors, config, vocabs = _load_checkpoint(path, overrides)
     return STATE_DICT.outputs_of(tensors, _arguments(config, vocabs))
 
 
-def _load_checkpoint(path: Path, given: Given) -> tuple[Tensors, Config, Vocabs]:
+def _load_checkpoint(path: Path, overrides: ImportOverrides) -> tuple[Tensors, Config, Vocabs]:
     """Return the file's tensors, with the given config or that of the folder and the file's model."""
     tensors, settings = read_checkpoint(path)
-    vocabs = formats.find_vocabs(path.parent, given)
-    config = given.config
+    vocabs = formats.find_vocabs(path.parent, overrides)
+    config = overrides.config
     if config is None:
         known = formats.OUR_KEY in formats.read_config_json(path.parent)
-        base = formats.find_config(path.parent, given) if known else formats.fit_vocabulary(Config(), vocabs)
+        base = (
+            formats.find_config(path.parent, overrides) if known else formats.fit_vocabulary(Config(), vocabs)
+        )
         config = dataclasses.replace(base, model=make_model_config(base.model, settings, tensors, path))
     check_network(config, path.parent)
     STATE_DICT.check_config(config)

@@ -25,7 +25,7 @@ import numpy as np
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
     ACTIVATIONS,
@@ -192,7 +192,7 @@ for _package in ("torch", "transformers"):
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 
-def open_model(path: Path, given: Given | None = None) -> Outputs:
+def open_model(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
     import torch
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils import logging
@@ -306,7 +306,7 @@ class HuggingFaceFormat:
                 del tensors[name]
         save_safetensors(tensors, folder / WEIGHTS_NAME)
 
-    def _read(self, path: Path, given: Given) -> Weights:
+    def _read(self, path: Path, overrides: ImportOverrides) -> Weights:
         folder = path if path.is_dir() else path.parent
         stored = formats.read_config_json(folder)
         if stored.get("model_type") != self.model_type:
@@ -314,25 +314,27 @@ class HuggingFaceFormat:
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
         fields = read_model_fields(folder)
-        return self._read_tensors(path, given, stored, fields, open_tensors(folder))
+        return self._read_tensors(path, overrides, stored, fields, open_tensors(folder))
 
     def _read_tensors(
         self,
         path: Path,
-        given: Given,
+        overrides: ImportOverrides,
         stored: dict[str, Any],
         fields: dict[str, Any],
         tensors: Mapping[str, Any],
     ) -> Weights:
         folder = path if path.is_dir() else path.parent
-        if given.vocabs is not None:
-            vocabs = given.vocabs
+        if overrides.vocabs is not None:
+            vocabs = overrides.vocabs
         elif formats.OUR_KEY in stored:
-            vocabs = read_exported_tokenizer(folder, joint=formats.find_config(folder, Given()).vocab.joint)
+            vocabs = read_exported_tokenizer(
+                folder, joint=formats.find_config(folder, ImportOverrides()).vocab.joint
+            )
         else:
             vocabs = read_tokenizer(folder, fields)
-        if formats.OUR_KEY in stored or given.config is not None:
-            config = formats.find_config(folder, given)
+        if formats.OUR_KEY in stored or overrides.config is not None:
+            config = formats.find_config(folder, overrides)
         else:
             bias = has_output_bias(tensors)
             config = make_config(folder, fields, vocabs, norm_position=self.norm_position, output_bias=bias)

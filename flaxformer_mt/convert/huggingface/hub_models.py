@@ -19,7 +19,7 @@ import numpy as np
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
-from flaxformer_mt.convert.formats import Format, Given, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights
 from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
@@ -153,7 +153,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     if not isinstance(vocab, PretrainedVocab):
         _format_with_our_vocabulary(config).write(weights, folder, quantization)
         return
-    if vocab.facts.kept is not None:
+    if vocab.metadata.kept is not None:
         raise UserError(
             f"{_NAME} cannot express this model: its vocabulary was cut at the import (--vocab_text), and "
             "the original tokenizer has other ids; give --format=ctranslate2"
@@ -172,15 +172,15 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     save_safetensors(tensors, folder / WEIGHTS_NAME)
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
     stored = formats.read_config_json(folder)
     if not stored:
         raise UserError(f"{folder} has no config.json; give the folder of a model as --input=PATH")
     if (our_format := _WITH_OUR_VOCABULARY.get(str(stored.get("model_type")))) is not None:
         assert our_format.read is not None
-        return our_format.read(path, given)
-    formats.refuse_given(given, folder)
+        return our_format.read(path, overrides)
+    formats.refuse_overrides(overrides, folder)
     family = read_family(folder, stored)
     tensors = {name: tensor for name, tensor in open_tensors(folder).items() if name not in UNUSED}
     return _read_tensors(folder, family, tensors)

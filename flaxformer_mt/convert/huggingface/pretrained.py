@@ -12,7 +12,7 @@ from flaxformer_mt.convert.formats import CONFIG_NAME
 from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.vocab import PretrainedFacts, PretrainedVocab, Vocab
+from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab, Vocab
 from flaxformer_mt.vocab.pretrained_tokenizers import (
     SENTENCEPIECE_NAMES,
     TOKENIZER_JSON,
@@ -237,7 +237,7 @@ def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str,
     style, tags = _find_tags(family, kind, pieces, settings)
     fields = family.fields
     ids = {piece: number for number, piece in enumerate(pieces)}
-    vocab_facts = PretrainedFacts(
+    vocab_metadata = PretrainedMetadata(
         kind=kind,
         size=fields["vocab_size"],
         pad_id=fields["pad_token_id"],
@@ -249,7 +249,7 @@ def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str,
         target_tags=style in BOTH_SIDES,
         family=family.model_type,
     )
-    vocab = PretrainedVocab(vocab_facts, files, name=str(folder))
+    vocab = PretrainedVocab(vocab_metadata, files, name=str(folder))
     if ids.get("</s>", vocab.eos_id) != vocab.eos_id:
         raise UserError(
             f"{folder / 'config.json'} says eos_token_id {vocab.eos_id}, but the vocabulary has </s> at "

@@ -18,11 +18,11 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.formats import (
     CONFIG_NAME,
     Format,
-    Given,
+    ImportOverrides,
     Weights,
     find_tying,
     read_config_json,
-    refuse_given,
+    refuse_overrides,
 )
 from flaxformer_mt.convert.name_table import (
     Constant,
@@ -94,9 +94,9 @@ _MODEL_SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_given(given, folder)
+    refuse_overrides(overrides, folder)
     config = folder / CONFIG_NAME
     options = _read_options(read_config_json(folder).get("model"), config)
     lists = _read_lists(read_config_json(folder, _VOCAB_NAME), folder / _VOCAB_NAME)

@@ -15,7 +15,7 @@ import torch
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import read_text
-from flaxformer_mt.convert.formats import Format, Given, Weights, refuse_given
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
 from flaxformer_mt.convert.name_table import (
     NORM,
     Rule,
@@ -113,9 +113,9 @@ _OLD_NORMS = {
 _NO_PARAMETERS = (".version", ".embed_positions._float_tensor", ".embed_positions.weights")
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_given(given, folder)
+    refuse_overrides(overrides, folder)
     file = toolkit.find_file(path, _FILES, what="a fairseq model")
     checkpoint = load_checkpoint(file)
     options = _read_options(checkpoint, file)

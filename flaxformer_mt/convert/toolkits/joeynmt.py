@@ -12,7 +12,7 @@ from typing import Any
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import read_text
-from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_tying, refuse_overrides
 from flaxformer_mt.convert.name_table import (
     Constant,
     Rule,
@@ -51,9 +51,9 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 _EQUAL = ("num_heads", "hidden_size", "ff_size", "layer_norm", "activation", "dropout", "scale")
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_given(given, folder)
+    refuse_overrides(overrides, folder)
     config_file = folder / "config.yaml"
     config = toolkit.read_yaml(config_file)
     file = toolkit.find_file(path, _FILES, what="a model of Joey NMT")

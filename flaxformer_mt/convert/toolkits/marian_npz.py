@@ -20,7 +20,7 @@ import numpy as np
 
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import StoredArray, check_unpacked_size, read_bytes
-from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_tying, refuse_overrides
 from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Layout, Rule, rules_for
 from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
@@ -68,9 +68,9 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_given(given, folder)
+    refuse_overrides(overrides, folder)
     file = toolkit.find_file(path, ("model.npz", "*.npz"), what="a Marian model", without=".optimizer.npz")
     with _open_arrays(file) as arrays:
         options = _read_options(arrays, file)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import Format, Given, Weights, find_tying, refuse_given
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_tying, refuse_overrides
 from flaxformer_mt.convert.name_table import (
     Constant,
     Rule,
@@ -89,9 +89,9 @@ _EQUAL = [
 ]
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
-    refuse_given(given, folder)
+    refuse_overrides(overrides, folder)
     if path.suffix == ".safetensors":
         path = path.with_suffix(".pt")
     file = toolkit.find_file(path, ("*.pt",), what="an OpenNMT-py model")

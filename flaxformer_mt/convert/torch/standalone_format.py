@@ -14,7 +14,7 @@ from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors
-from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import (
     NORM,
     SAME,
@@ -114,16 +114,16 @@ def _class_arguments(vocabs: Vocabs) -> dict[str, Any]:
     }
 
 
-def _open(path: Path, given: Given | None = None) -> Outputs:
-    if path.is_dir() and given in (None, Given()):
+def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
+    if path.is_dir() and overrides in (None, ImportOverrides()):
         check_equal(
             formats.read_config_json(path),
-            _class_arguments(formats.find_vocabs(path, Given())),
+            _class_arguments(formats.find_vocabs(path, ImportOverrides())),
             path / formats.CONFIG_NAME,
         )
         module = modeling.Transformer.load(path)
     else:
-        module = _load_given(path, given or Given())
+        module = _load_with_overrides(path, overrides or ImportOverrides())
 
     def outputs(batch: Batch) -> np.ndarray:
         arrays = [batch.source, batch.target_in, batch.source_mask, batch.target_mask]
@@ -133,9 +133,9 @@ def _open(path: Path, given: Given | None = None) -> Outputs:
     return outputs
 
 
-def _load_given(path: Path, given: Given) -> modeling.Transformer:
+def _load_with_overrides(path: Path, overrides: ImportOverrides) -> modeling.Transformer:
     folder = path if path.is_dir() else path.parent
-    config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
+    config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
     module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs))
     tensors = modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path)
     tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
@@ -143,9 +143,9 @@ def _load_given(path: Path, given: Given) -> modeling.Transformer:
     return module.eval()
 
 
-def _read(path: Path, given: Given) -> Weights:
+def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
-    config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
+    config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
     check_network(config, folder)
     tensors = load_tensors(folder / TENSORS_NAME if path.is_dir() else path)
     leaves = make_table(config, vocabs).to_flax(

@@ -12,7 +12,7 @@ import torch
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors, check_unpacked_size
-from flaxformer_mt.convert.formats import Format, Given, Outputs, Weights
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
@@ -33,7 +33,7 @@ POST_NORM: dict[str, tuple[Any, ...]] = {
     "model.ffn_bias": (True,),
     "model.output_bias": (False,),
 }
-_NOTHING_GIVEN = Given()
+_NO_OVERRIDES = ImportOverrides()
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class StateDictFormat:
         if self.write_more is not None:
             self.write_more(weights, tensors, folder)
 
-    def open(self, path: Path, given: Given = _NOTHING_GIVEN) -> Outputs:
+    def open(self, path: Path, overrides: ImportOverrides = _NO_OVERRIDES) -> Outputs:
         folder = path if path.is_dir() else path.parent
-        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
         arguments = self.arguments(config, vocabs)
-        if given.config is None:
+        if overrides.config is None:
             check_equal(
                 formats.read_config_json(folder).get("arguments"), arguments, folder / formats.CONFIG_NAME
             )
@@ -101,9 +101,9 @@ class StateDictFormat:
 
         return outputs
 
-    def read(self, path: Path, given: Given) -> Weights:
+    def read(self, path: Path, overrides: ImportOverrides) -> Weights:
         folder = path if path.is_dir() else path.parent
-        config, vocabs = formats.find_config(folder, given), formats.find_vocabs(folder, given)
+        config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
         check_network(config, folder)
         self.check_config(config)
         return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))

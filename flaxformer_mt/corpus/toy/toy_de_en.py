@@ -55,5 +55,5 @@ def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit
         languages=languages,
         sides=(f"toy_de_en {real_split} {languages[0]}", f"toy_de_en {real_split} {languages[1]}"),
         unit="pair",
-        facts={"version": VERSION, "split": real_split},
+        metadata={"version": VERSION, "split": real_split},
     )
