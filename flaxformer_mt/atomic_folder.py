@@ -67,7 +67,7 @@ def artifact(
     resume: bool = False,
     stop: threading.Event | None = None,
 ) -> Result:
-    """Load `folder`; if it is absent or damaged, `build` writes its files and returns its metadata, JSON values.
+    """Load `folder`; if it is absent or damaged, `build` writes its files and returns metadata.
 
     While it is built it is `.writing-NAME`, which its builder locks: other processes wait for it. What a
     killed builder has left is removed, or with `resume` given to the next one. When another thread sets
