@@ -62,7 +62,7 @@ EXTRAS = {
     "tfds-build": ("building TFDS data such as wmt14_translate", ("tensorflow-cpu", "importlib_resources")),
     "docs": (
         "the documentation site and its notebook",
-        ("mkdocs-material", "mkdocstrings", "mkdocs-jupyter"),
+        ("mkdocs-material", "mkdocs-jupyter"),
     ),
     "test": ("the tests", ("pytest", "pytest-xdist", "ruff", "mypy")),
 }

@@ -1,4 +1,4 @@
-"""What docs/export.md shows runs as it is written: every command, every line of Python, in order."""
+"""What docs/export.md and docs/research-formats.md show runs as it is written, in order."""
 
 import dataclasses
 import io
@@ -28,7 +28,7 @@ from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.vocab import load_vocabs
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+PAGE = "".join((ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("export", "research-formats"))
 
 TEXT = [
     ("Der Mann liest ein Buch.", "The man is reading a book."),

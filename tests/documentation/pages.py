@@ -41,8 +41,9 @@ class Command(NamedTuple):
 
 
 def find_pages() -> list[str]:
-    """README.md, whose commands make the environment and the run that others use, and the pages of docs/."""
-    return [README, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    """README.md, whose commands make the environment and the run that others use, and all other pages."""
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    return [README, *sorted(path.relative_to(ROOT).as_posix() for path in pages)]
 
 
 def read_blocks(page: str, root: Path = ROOT) -> list[Block]:

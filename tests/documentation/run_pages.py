@@ -30,6 +30,12 @@ _FEW_UPDATES = "--config.train.steps=4"
 # A model after a few updates translates to the length limit: at this one, sooner.
 _SHORT = "--config.search.max_length_ratio=1 --config.search.max_length_offset=4"
 
+# A model that is trained quickly.
+_SMALL = (
+    "--config.model.num_encoder_layers=1 --config.model.num_decoder_layers=1 --config.model.model_dim=16 "
+    "--config.model.num_heads=2 --config.model.ffn_dim=16 --config.data.num_shapes=2"
+)
+
 # A model with the norms of Marian.
 _POST = (
     "python train.py --config=toy_de_en --config.model.norm_position=post --run=runs/post "
@@ -47,21 +53,27 @@ GIVEN = {
         "cp runs/toy_de_en/translations/test.hypothesis other.txt",
     ],
     "docs/export.md": [
-        "rm -rf exported opus-mt-de-en runs/handbuilt_again runs/opus runs/theirs",
+        "rm -rf exported opus-mt-de-en runs/opus",
         "python -m documentation.write_words my_data --languages=de,en",
-        "cp runs/toy_de_en/translations/test.source test.de",
-        f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
         _POST,
-        "cp configs/handbuilt.py my_config.py",
         f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
-        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
     ],
     "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
     "docs/translating.md": [
         "cp runs/toy_de_en/translations/test.source test.de",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
-    "docs/tutorial.md": ["rm -rf exported/tutorial runs/tutorial runs/tutorial.py"],
+    "docs/research-formats.md": [
+        "rm -rf exported runs/handbuilt_again runs/theirs",
+        "cp runs/toy_de_en/translations/test.source test.de",
+        f"python train.py --config=handbuilt --run=runs/handbuilt {_FEW_UPDATES} {_SHORT}",
+        "cp configs/handbuilt.py my_config.py",
+        "mkdir -p exported/aiayn && cp -r runs/toy_de_en/vocab exported/aiayn",
+    ],
+    "docs/tutorial.md": [
+        "rm -rf exported/captions runs/captions runs/captions.py",
+        "python -m documentation.write_words captions --languages=de,en --jsonl",
+    ],
 }
 
 # The page with the commands that build the site, and a pattern of these.
@@ -92,11 +104,18 @@ ADDED = [
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/pretrained.md", r"--run=runs/(tuned|adapted)", _FEW_UPDATES),
     Added("docs/training.md", r"--run=runs/guided", f"{_FEW_UPDATES} {_SHORT}"),
+    # A checkpoint of step 1000, which the page compares with the last one, is needed.
+    Added(
+        "docs/tutorial.md",
+        r"train runs/captions\.py",
+        "--config.train.steps=1002 --config.train.evaluate_every=1000 --config.train.checkpoint_every=1000 "
+        f"{_SHORT} {_SMALL}",
+    ),
     # Benchmarks, which take an hour.
-    Added("docs/performance.md", r"benchmarks/(data|scaling)\.py", "--tiny"),
+    Added("benchmarks/README.md", r"benchmarks/(data|scaling)\.py", "--tiny"),
     Added("docs/serving.md", r"benchmarks/serve\.py", "--requests=200 --clients=8"),
     # Each cell of the table is minutes of compiling.
-    Added("docs/performance.md", r"benchmarks/targets\.py", "--recipes=toy_de_en --targets=v5e:1x1"),
+    Added("benchmarks/README.md", r"benchmarks/targets\.py", "--recipes=toy_de_en --targets=v5e:1x1"),
 ]
 
 

@@ -4,6 +4,7 @@ python -m documentation.write_words FOLDER --languages=cs,en
 """
 
 import argparse
+import json
 import random
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def main() -> None:
     parser.add_argument("--languages", required=True)
     parser.add_argument("--words", type=int, default=20_000, help="number of different words")
     parser.add_argument("--pairs", type=int, default=4000, help="number of training pairs")
+    parser.add_argument("--jsonl", action="store_true", help="one file of JSON lines for each split")
     options = parser.parse_args()
     dice = random.Random(1)
     sizes = [1] if options.words < len(_SYLLABLES) else [2, 3, 4]
@@ -25,9 +27,16 @@ def main() -> None:
     for split, pairs in {"train": options.pairs, "valid": 20, "test": 20}.items():
         sources = [dice.choices(words, k=dice.randint(1, 5)) for _ in range(pairs)]
         targets = [[word.upper() for word in reversed(source)] for source in sources]
-        for language, side in zip(options.languages.split(","), (sources, targets), strict=True):
-            text = "".join(" ".join(sentence) + "\n" for sentence in side)
-            (options.folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+        languages = options.languages.split(",")
+        sides = [[" ".join(words) for words in side] for side in (sources, targets)]
+        if options.jsonl:
+            rows = (dict(zip(languages, pair, strict=True)) for pair in zip(*sides, strict=True))
+            files = {"jsonl": [json.dumps(row) for row in rows]}
+        else:
+            files = dict(zip(languages, sides, strict=True))
+        for ending, lines in files.items():
+            text = "".join(f"{line}\n" for line in lines)
+            (options.folder / f"{split}.{ending}").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -380,10 +380,10 @@ def test_top_candidates_are_those_of_a_full_sort():
 
 
 def test_the_example_of_the_document_runs():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "search.md").read_text(encoding="utf-8")
-    (code,) = [code for code in re.findall(r"^```python\n(.*?)^```", text, re.S | re.M) if "search(" in code]
+    text = (Path(__file__).resolve().parents[2] / "docs" / "search-library.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
     names: dict = {}
-    exec(compile(code, "docs/search.md", "exec"), names)
+    exec(compile(code, "docs/search-library.md", "exec"), names)
     found = names["found"]
     assert [tokens_of(found, 0, rank) for rank in range(2)] == [(4, 2), (3, 2)]
     np.testing.assert_allclose(np.exp(found.log_probs[0]), [0.36, 0.24], rtol=1e-5)

@@ -1,0 +1,48 @@
+"""Pages, help texts and public docstrings avoid phrases that must be read twice."""
+
+import re
+
+import pytest
+
+from documentation.pages import ROOT, find_pages
+
+# Patterns -> what to write instead. Readers have stumbled over each of them.
+PATTERNS = {
+    r"\bthat of\b|\bthose of\b": "repeat the noun: the score equals the search score",
+    r"\b(?:lines?|words?|sentences?|objects?|keys?|values?|tokens?|requests?|pairs?|one|steps?|updates?) an? "
+    r"(?:line|second|epoch|device|core|step)\b": "per: one line per pair",
+    r"\bapart\b(?! from)": "separately",
+    r"\banew\b": "again",
+    r"\bbeside\b": "next to, compared with, under load",
+    r"\brefused by\b|\bby name and value\b": "not supported; the error names ...",
+    r"\bbegun\b": "started",
+    r"\bgoes on\b|\bgo on\b": "continue",
+    r"\bso many\b": "say how many",
+    r"\bsurest\b|\bmends?\b|\bspelt\b|\bsearch width\b|\bmade pairs\b": "the usual word",
+    r"\b(?:token|optim|initial|normal|quant)is(?:e|ed|ing|ation)s?\b": "American spelling: -ize",
+    r"\bbehaviour|\blicences?\b|\bneighbour|\bfavour|\bmodelled\b": "American spelling",
+    r"\bnot so\b": "say what: no quantization",
+}
+
+
+def find_phrases(text: str) -> list[str]:
+    """Return the phrases of a text, outside of `code` and of blocks, with the advice for each."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|<[^>]*>|^    .*$", "", text, flags=re.M)
+    text = " ".join(text.split())
+    return [
+        f"{text[max(0, match.start() - 30) : match.end() + 30]!r}: {advice}"
+        for pattern, advice in PATTERNS.items()
+        for match in re.finditer(pattern, text, re.I)
+    ]
+
+
+@pytest.mark.parametrize("page", [*find_pages(), "CONTRIBUTING.md"])
+def test_a_page_has_no_phrase_that_is_read_twice(page):
+    found = find_phrases((ROOT / page).read_text(encoding="utf-8"))
+    assert not found, "\n".join([page, *found])
+
+
+def test_phrases_are_found_in_text_and_not_in_code():
+    assert len(find_phrases("The score is that of the search.\nOne sentence a line, translated apart.")) == 3
+    assert not find_phrases("Apart from spaces. `that of`\n```\nthat of\n```\nThe licensed behavior.")
