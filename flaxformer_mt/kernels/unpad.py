@@ -13,7 +13,6 @@ from jaxtyping import Bool, Int
 
 from flaxformer_mt.shapes import Array, Batch, typed
 
-
 # What a batch has for each target token beside its id and place.
 _OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 :]} - {"alignment"}
 
