@@ -34,7 +34,7 @@ class Side(NamedTuple):
     lengths: np.ndarray
 
     def take(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of all these sentences, and to which of them each belongs."""
+        """The tokens of these sentences, one after the other, and how many each has."""
         lengths = self.lengths[examples]
         starts = self.offsets[examples] - (np.cumsum(lengths) - lengths)
         return self.tokens[np.arange(lengths.sum()) + np.repeat(starts, lengths)], lengths

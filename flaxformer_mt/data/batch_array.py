@@ -172,10 +172,9 @@ def _fill(numbers: np.ndarray, side: Side, planned: PlannedBatch) -> Places:
     Sentences of 2, 3 and 1 tokens in rows 0, 0 and 1 give
     rows 0 0 0 0 0 1, columns 0 1 2 3 4 0, positions 0 1 0 1 2 0, firsts 0 2 5.
     """
-    lengths = side.lengths[planned.examples]
+    tokens, lengths = side.take(planned.examples)
     firsts = np.cumsum(lengths) - lengths
-    positions = np.arange(lengths.sum()) - np.repeat(firsts, lengths)
-    tokens = side.tokens[np.repeat(side.offsets[planned.examples], lengths) + positions]
+    positions = np.arange(len(tokens)) - np.repeat(firsts, lengths)
     # The sentences of a row are adjacent, so a search finds the first sentence of each row.
     first_of_row = firsts[np.searchsorted(planned.rows, planned.rows)]
     columns = positions + np.repeat(firsts - first_of_row, lengths)
