@@ -29,14 +29,12 @@ class CompileClock:
     """A context manager that measures compile time; what several threads compile at a time counts once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start at the present time of `clock`, in seconds."""
         self._clock, self._start = clock, clock()
         # Start and end of each time in which programs were compiled; they do not overlap.
         self._compiled: list[tuple[float, float]] = []
         self._lock = threading.Lock()
 
     def compiling(self) -> float:
-        """Return the seconds of compilation so far."""
         with self._lock:
             return sum(end - start for start, end in self._compiled)
 
@@ -72,12 +70,9 @@ _PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 def read_compiler_options(flags: Sequence[str], platform: str) -> dict[str, str | bool]:
-    """Return the options for programs of a platform: {"xla_gpu_enable_nccl_user_buffers": True}.
+    """Read `parallel.xla_flags`, each NAME=VALUE, as {"xla_gpu_enable_nccl_user_buffers": True}.
 
     Flags that are named for another platform, as xla_tpu_... is on a GPU, are left out.
-
-    Args:
-      flags: `parallel.xla_flags`, each NAME=VALUE.
     """
     options: dict[str, str | bool] = {}
     for flag in flags:
@@ -97,11 +92,7 @@ def default_compiler_options(platform: str) -> dict[str, str | bool]:
 
 
 def check_compiler_options(options: Mapping[str, str | bool]) -> None:
-    """Compile a small program with each of the options for the default devices.
-
-    Raises:
-      UserError: the compiler does not know an option, or refuses its value.
-    """
+    """Compile a small program with each of the options, and refuse those that the compiler does not know."""
     for name, value in options.items():
         try:
             jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
@@ -135,7 +126,7 @@ def kept_folder() -> Path | None:
 
 
 def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
-    """Return the JSON value that `make` returned in this process or an earlier one for equal dependencies."""
+    """The JSON value that `make` returned in this process or an earlier one for equal dependencies."""
     made = functools.cache(lambda: json.loads(json.dumps(make())))
     return _keep(_find_path(kind, dependencies), lambda folder: made(), lambda folder, value: value, made)
 
@@ -145,12 +136,9 @@ def compile_kept(
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Return a compiled program: a kept one, or the compiled `function`, which is then kept.
 
-    Args:
-      function: a result of `jax.jit`, without static arguments, that returns a tuple of arrays.
-      arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
-        run on them, with zeros in place of shapes.
-      dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
-      devices: the devices that the program runs on.
+    `function` is a result of `jax.jit`, without static arguments, that returns a tuple of arrays. Arguments,
+    or their shapes, have the dtypes and shardings of all later calls; the program may be run on them, with
+    zeros in place of shapes. `dependencies` are all others but this package, JAX and the machine.
     """
     leaves = jax.tree_util.tree_leaves_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]

@@ -317,15 +317,9 @@ def _is_vocabulary(name: str) -> bool:
     return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
 
 
-def find_vocab_damage(folder: Path) -> str:
-    """What differs from the manifest, as text; "" if nothing differs, or if there is no manifest."""
-    if not (folder / atomic_folder.MANIFEST_NAME).exists():
-        return ""
-    return atomic_folder.find_damage(folder)
-
-
 def load_sealed_vocabs(folder: Path) -> Vocabs:
-    if damage := find_vocab_damage(folder):
+    sealed = (folder / atomic_folder.MANIFEST_NAME).exists()
+    if damage := atomic_folder.find_damage(folder) if sealed else "":
         raise UserError(
             f"the vocabulary {folder} is damaged: {damage}; restore its files from a copy of the run, or "
             "from the folder vocabularies of data.cache_dir"
