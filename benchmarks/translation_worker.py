@@ -41,7 +41,7 @@ def make_ours(task: dict[str, Any]) -> System:
 
     from flaxformer_mt.config.files import from_dict
     from flaxformer_mt.decoding.engine import SearchEngine
-    from flaxformer_mt.decoding.scheduler import search_all
+    from flaxformer_mt.decoding.scheduler import Scheduler
     from flaxformer_mt.decoding.sentences import Sentence
     from flaxformer_mt.kernels.bfloat16 import cast_kernels
     from flaxformer_mt.parallel import replicate_locally, use_cpu_cores_as_devices
@@ -81,9 +81,12 @@ def make_ours(task: dict[str, Any]) -> System:
 
         def translate(batches: list[Batch]) -> list[Ids]:
             results: list[Ids] = [[] for _ in sentences]
-            for index, found in search_all(searcher, sentences, n_best=1, params=(kernels,)):
-                tokens = found.tokens[0, : found.lengths[0]].tolist()
-                results[index] = [token for token in tokens if token not in special]
+            scheduler = Scheduler(searcher, (kernels,))
+            scheduler.submit(dict(enumerate(sentences)), n_best=1)
+            while len(scheduler):
+                for index, found in scheduler.step(None):
+                    tokens = found.tokens[0, : found.lengths[0]].tolist()
+                    results[index] = [token for token in tokens if token not in special]
             return results
 
         return translate

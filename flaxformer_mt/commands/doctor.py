@@ -127,6 +127,7 @@ def _list_programs(run: str | Path) -> list[dict[str, Any]]:
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
     from flaxformer_mt.object_store.remote_runs import open_copy
+    from flaxformer_mt.parallel import default_platform
     from flaxformer_mt.runs.target_lengths import read_target_lengths
     from flaxformer_mt.search import search_width
 
@@ -137,7 +138,8 @@ def _list_programs(run: str | Path) -> list[dict[str, Any]]:
     learned, _ = read_target_lengths(run_dir)
     lengths = make_length_rule(config.search, [config.model], config.data.max_source_length, learned)
     tokens = choose_batch_tokens(config.search, [config.model], config.vocab.size)
-    return StateSizes(lengths, search_width(config.search, 1), tokens).describe()
+    single = default_platform() == "cpu"
+    return StateSizes(lengths, search_width(config.search, 1), tokens, single=single).describe()
 
 
 def _check_packages() -> tuple[dict[str, str | None], list[str]]:

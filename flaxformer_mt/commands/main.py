@@ -30,7 +30,7 @@ from flaxformer_mt.commands.terminal_tables import (
     summarize_preparation,
     summarize_values,
 )
-from flaxformer_mt.commands.translate import choose_search, score_file, translate_file
+from flaxformer_mt.commands.translate import choose_loading, choose_search, score_file, translate_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import load_config, read_config
@@ -97,19 +97,13 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         raise UserError(f"--split={options.split} and {flag}={file} exclude each other; leave one out")
     result = evaluate_run(
         options.run,
+        choose_loading(options, search),
         split=options.split or "test",
         source=options.source,
         reference=options.reference,
-        checkpoint=options.checkpoint,
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
-        search=search,
         comet=options.comet,
-        dtype=options.dtype,
-        allow_nonfinite=options.allow_nonfinite,
-        shortlist=options.shortlist,
-        quantization=options.quantization,
-        split_sentences=options.split_sentences,
         progress=sys.stderr,
         **({} if language_model else _comparison(options) | read_languages(options)),
     )

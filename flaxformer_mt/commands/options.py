@@ -532,7 +532,7 @@ class ExportOptions(CheckpointOptions):
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: Path
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the classes of
-    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm or ctranslate2.
+    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2 or marian-npz.
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Path

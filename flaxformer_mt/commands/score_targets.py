@@ -122,7 +122,7 @@ class ChunkScorer:
         """Load the run and the other members of the ensemble."""
         from flaxformer_mt.translation.translator import Translator
 
-        self._teacher, self._top_k = Translator.load(run, loading, warn=warn), top_k
+        self._teacher, self._top_k = Translator.load(run, loading, long_lines="cut", warn=warn), top_k
 
     def describe(self) -> dict[str, Any]:
         """Return what scores depend on besides the options."""
@@ -132,29 +132,16 @@ class ChunkScorer:
 
     def __call__(self, block: _Chunk) -> tuple[int, _Scored]:
         """Return the number of a chunk, and the scores of its pairs."""
-        from flaxformer_mt.decoding.forced_decoding import Pair
-        from flaxformer_mt.translation.language_tags import choose_line_tags
-        from flaxformer_mt.translation.scorer import find_longest
+        from flaxformer_mt.translation.requests import Request, run
 
-        teacher, vocabs = self._teacher, self._teacher.vocabs
-        tags = choose_line_tags(teacher.config.data, None, None)
-        sources, targets = ([row[side] for row in block.rows] for side in (0, 1))
-        if added := tags.find(sources, first_line=block.number * _CHUNK + 1):
-            sources = [tag + line for tag, line in zip(added, sources, strict=True)]
-        targets = [tags.lead + line for line in targets]
-        ids = zip(vocabs.source.tokenize_all(sources), vocabs.target.tokenize_all(targets), strict=True)
-        longest = find_longest(teacher.config)
-        pairs = {index: Pair(*pair) for index, pair in enumerate(ids)}
-        fits = {
-            index: pair
-            for index, pair in pairs.items()
-            if len(pair.source) <= longest[0] and len(pair.target) <= longest[1]
-        }
-        scored: _Scored = [None] * len(pairs)
-        readings = teacher.scorer.read_all([*fits.values()], params=teacher.all_params, top_k=self._top_k)
-        for (index, pair), reading in zip(fits.items(), readings, strict=True):
-            assert reading.top_ids is not None and reading.top_probs is not None
-            scored[index] = (np.asarray(pair.target), reading.top_ids, reading.top_probs)
+        requests = [
+            Request(source, target=target, top_k=self._top_k, seed=number)
+            for number, (source, target, *_) in enumerate(block.rows, start=block.number * _CHUNK + 1)
+        ]
+        scored: _Scored = []
+        for one in run(self._teacher.engine(), requests, _CHUNK):
+            assert one.top is not None
+            scored.append(None if one.truncated else (np.asarray(one.tokens), *one.top))
         return block.number, scored
 
 

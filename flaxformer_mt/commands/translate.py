@@ -38,7 +38,7 @@ from flaxformer_mt.text_io.lines import (
     is_device,
     open_lines,
     open_output,
-    take_window,
+    take_windows,
 )
 from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
 from flaxformer_mt.workers.block_map import MakeWork
@@ -157,51 +157,6 @@ class TranslatedBlock(NamedTuple):
 
     outputs: list[list[str]]
     tokens: int
-
-
-def read_blocks(
-    lines: Iterator[str],
-    constraints: Mapping[str, Iterator[Any]],
-    size: int,
-    *,
-    first_line: int,
-    is_ready: Callable[[], bool] | None,
-    fields: Mapping[str, Any],
-) -> "Iterator[list[Request]]":
-    """Yield requests for `size` lines; for fewer at the end, and where the next line is not ready.
-
-    Args:
-      constraints: prefixes and required phrases, by the names of their flags.
-      fields: of all requests.
-    """
-    from flaxformer_mt.translation.requests import Request
-
-    problems: list[UserError] = []
-
-    def read() -> Iterator[str]:
-        try:
-            yield from lines
-        except UserError as problem:
-            problems.append(problem)
-
-    readable, done = read(), first_line - 1
-    while chunk := take_window(readable, size, is_ready):
-        block = []
-        for number, line in enumerate(chunk, start=done + 1):
-            own: dict[str, Any] = {name: next(each, None) for name, each in constraints.items()}
-            if missing := [name for name, value in own.items() if value is None]:
-                raise UserError(
-                    f"--{missing[0]} has {number - 1} lines, but there are {number} or more to translate; "
-                    "give one for each line, an empty one for a line without constraint"
-                )
-            block.append(Request(line, seed=number, **own, **fields))
-        yield block
-        done += len(chunk)
-    if problems:
-        raise problems[0]
-    for name, each in constraints.items():
-        if next(each, None) is not None:
-            raise UserError(f"--{name} has more than the {done} lines; give one for each line")
 
 
 def name_block(block: "list[Request]") -> str:
@@ -371,11 +326,10 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     write_translations(options, make, fields=fields, languages=languages, keep_record=keep_record)
 
 
-def choose_loading(options: TranslateOptions | CorpusOptions, search: SearchConfig) -> LoadOptions:
-    """Return the options of loading that the flags give."""
+def choose_loading(options: Any, search: SearchConfig | None) -> LoadOptions:
+    """Return the options of loading that the flags of a command give."""
     names = {field.name for field in dataclasses.fields(LoadOptions)} & vars(options).keys()
-    given = {name: getattr(options, name) for name in names}
-    return LoadOptions(**(given | {"search": search, "ensemble": tuple(options.ensemble)}))
+    return LoadOptions(**({name: getattr(options, name) for name in names} | {"search": search}))
 
 
 def write_translations(
@@ -395,6 +349,7 @@ def write_translations(
       keep_record: see `open_resumable`.
     """
     from flaxformer_mt.text_io.throughput import Throughput
+    from flaxformer_mt.translation.requests import make_requests
     from flaxformer_mt.workers.worker_pool import InProcess, open_pool
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
@@ -413,16 +368,14 @@ def write_translations(
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
-        constraints: dict[str, Iterator[Any]] = {
-            name: output.read(name, text.lines) for name, text in texts.items()
+        lines = {name: output.read(name, text.lines) for name, text in texts.items()}
+        required = (line.split("\t") for line in lines["required"]) if "required" in lines else None
+        constraints = {
+            "prefix": ("lines of --prefix", lines.get("prefixes")),
+            "required": ("lines of --required", required),
         }
-        sources = constraints.pop("input")
-        if "prefixes" in constraints:
-            constraints["prefix"] = constraints.pop("prefixes")
-        if "required" in constraints:
-            constraints["required"] = (tuple(line.split("\t")) for line in constraints["required"])
-        reading: dict[str, Any] = {"first_line": output.done + 1, "is_ready": is_ready, "fields": fields}
-        blocks = read_blocks(sources, constraints, window, **reading)
+        requests = make_requests(lines["input"], constraints, first_line=output.done + 1, **fields)
+        blocks = take_windows(requests, window, is_ready)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(worker_pool, InProcess):
@@ -464,27 +417,18 @@ def score_file(options: ScoreOptions) -> None:
         if options.source is not None:
             source = files.enter_context(open_lines(options.source, invalid_utf8=options.invalid_utf8))
         target = files.enter_context(open_lines(options.target, invalid_utf8=options.invalid_utf8))
-        scorer = Scorer.load(
-            options.run,
-            checkpoint=options.checkpoint,
-            search=search,
-            long_lines=options.long_lines,
-            dtype=options.dtype,
-            allow_nonfinite=options.allow_nonfinite,
-        )
+        scorer = Scorer.load(options.run, choose_loading(options, search))
         write = files.enter_context(open_output(options.output))
         quiet, total = _is_on_screen(options.output), count_lines(options.target)
         progress = files.enter_context(Throughput(total=total, quiet=quiet))
-        # Lines are read ahead of their scores; the second of each two iterators keeps them for the output.
-        targets, kept_targets = itertools.tee(target.lines)
+        # Lines are read ahead of their scores; the second iterator keeps them for the output.
         sources, kept_sources = itertools.tee(source.lines) if source else (None, itertools.repeat(None))
         is_ready = (source and source.is_ready) or target.is_ready
-        scores = scorer.score_stream(sources, targets, window=WINDOW, is_ready=is_ready, **languages)
+        scores = scorer.score_stream(sources, target.lines, window=WINDOW, is_ready=is_ready, **languages)
+        how: dict[str, Any] = {"tokens": options.tokens, "as_json": options.json}
         # Scores come first: at their end, no line has been taken for one more.
-        lines = zip(scores, kept_sources, kept_targets, strict=False)
-        for number, (score, source_line, target_line) in enumerate(lines):
-            pieces, pair = scorer.vocabs.target.pieces, (source_line, target_line)
-            write(format_score(score, number, pair, pieces, tokens=options.tokens, as_json=options.json))
+        for number, (score, line) in enumerate(zip(scores, kept_sources, strict=False)):
+            write(format_score(score, number, line, scorer.vocabs.target.pieces, **how))
             progress.add(tokens=len(score.tokens))
 
 

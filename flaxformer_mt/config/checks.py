@@ -222,6 +222,11 @@ def _architecture_problems(config: Config) -> Iterator[str]:
             f"model.decoder_self_attention is {model.decoder_self_attention}, but a decoder_only model reads "
             "its source by self-attention; set it to attention, or set model.architecture=encoder_decoder"
         )
+    if decoder_only and model.target_start != "symbol":
+        yield (
+            f"model.target_start is {model.target_start}, but model.architecture is decoder_only, in which "
+            "targets follow sources; set model.target_start=symbol"
+        )
     if not model.source_end and (decoder_only or model.padding_mask == "none"):
         yield (
             "model.source_end False masks the end symbol as padding, which needs model.architecture="

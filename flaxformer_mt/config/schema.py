@@ -387,6 +387,9 @@ class ModelConfig:
     # Whether the network reads the end symbol of sources. False for models of OpenNMT-py and eole, whose
     # sources have none: attention masks it.
     source_end: bool = True
+    # What targets begin with: the embedding of the start symbol (symbol), or a vector of zeros (zeros), as in
+    # Marian, to which only such models are exported. Not in decoder_only.
+    target_start: Literal["symbol", "zeros"] = "symbol"
     # Whether the query, key, value and output projections of attention have biases.
     attention_bias: bool = True
     # Whether the feed-forward layers have biases.

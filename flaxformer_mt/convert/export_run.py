@@ -78,6 +78,12 @@ state = torch.load("{file}", weights_only=True)
 print({{name: tuple(array.shape) for name, array in state.items()}})"""
 
 
+_MARIAN = """\
+import pymarian
+
+translator = pymarian.Translator("--config decoder.yml --cpu-threads 1")
+print(translator.translate([{text}]))"""
+
 TOLERANCE = 1e-4
 # The formats whose folders are models on Hugging Face's Hub.
 _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
@@ -93,6 +99,8 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
             return _TORCH.format(call="model(torch.zeros((1, 0), dtype=torch.long), torch.tensor([[1]]))")
         ids = [5, 6, 7, 2] if vocabs is None else vocabs.source.tokenize(text)
         return _TORCH.format(call=f"model.greedy(torch.tensor([{ids}]), max_length=20)")
+    if format_name == "marian-npz":
+        return _MARIAN.format(text=json.dumps(text))
     if format_name not in (*_TRANSFORMERS, "ctranslate2"):
         return _STATE_DICT.format(file="target.pt" if format_name == "embeddings" else "state_dict.pt")
     if not isinstance(vocab, PretrainedVocab):
@@ -124,9 +132,11 @@ def make_card(
 ) -> str:
     report, name = report or {}, export["format"]
     directions = find_directions(config.data)
-    library = {**dict.fromkeys(_TRANSFORMERS, "transformers"), "ctranslate2": "ctranslate2"}.get(
-        name, "pytorch"
-    )
+    library = {
+        **dict.fromkeys(_TRANSFORMERS, "transformers"),
+        "ctranslate2": "ctranslate2",
+        "marian-npz": "marian",
+    }.get(name, "pytorch")
     names = ", ".join(direction.name for direction in directions)
     header = {
         "language": list(dict.fromkeys(code for direction in directions for code in direction if code)),
@@ -153,7 +163,7 @@ def make_card(
         which = f"Test set, checkpoint {tested}, {search}."
         lines += ["", "## Scores", "", which, "", *scores]
     lines += ["", "## How to load it", ""]
-    if name not in (*_TRANSFORMERS, "ctranslate2", "torch"):
+    if name not in (*_TRANSFORMERS, "ctranslate2", "torch", "marian-npz"):
         lines += [f"The parameters have the names of the classes of `{name}`.", ""]
     lines += ["```python", _write_code(config, name, vocabs), "```"]
     return "\n".join(lines) + "\n"

@@ -118,7 +118,7 @@ def _refuse(path: Path, reason: str) -> UserError:
 def _read_names(file: Path) -> list[str]:
     with formats.naming_extras(str(file)):
         if file.suffix != ".safetensors":
-            from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
+            from flaxformer_mt.convert.stored_tensors import load_checkpoint
 
             return list(load_checkpoint(file))
         from safetensors import SafetensorError, safe_open

@@ -236,7 +236,7 @@ class SearchPrograms:
 
     def _find_layouts(self, params: Any, line: Lines, n_best: int) -> tuple[StateLayout, StateLayout]:
         """Return the layouts of states and of waiting sentences, by the shapes of parameters and a line."""
-        key = str([n_best, _describe((line, params))])
+        key = str((n_best, *map(_describe, (line, params))))
 
         def take_sources(length: int) -> Sources:
             mask, own = jnp.ones((1, length), bool), line

@@ -21,7 +21,7 @@ from flaxformer_mt.decoding.ensemble_members import Sources
 from flaxformer_mt.decoding.sentences import Candidates, Form, Sentence, SentenceArrays
 from flaxformer_mt.decoding.sizes import StateSizes, choose_batch_tokens, make_length_rule
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.parallel import SplitParameters
+from flaxformer_mt.parallel import SplitParameters, default_platform
 from flaxformer_mt.search import NO_LINE, UNLIMITED, SearchResult, Size, Symbols, search_width
 from flaxformer_mt.vocab.shortlist import Shortlist
 
@@ -283,11 +283,13 @@ class SearchEngine:
     def sizes(self, n_best: int) -> StateSizes:
         """Return the sizes of states, as far as the memory of the device has turned out to allow."""
         width = search_width(self.options, n_best)
-        return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts)
+        is_cpu = default_platform() == "cpu"
+        return StateSizes(self.lengths, width, self.budget.tokens, self.programs.parts, single=is_cpu)
 
     def make_slots(self, params: tuple[Any, ...], size: Size, form: Form, *, n_best: int) -> Slots:
         """Return empty slots of a size."""
-        parts, is_few = self.programs.parts, size in self.sizes(n_best).few()
+        parts, sizes = self.programs.parts, self.sizes(n_best)
+        is_few = size in (*sizes.one(), *sizes.few())
         lines = size.rows if is_few else _FILLS * size.rows
         lay_out = functools.partial(
             self.arrays.lay_out, form=form, rows=lines, source_length=size.source_length
@@ -317,7 +319,7 @@ class SearchEngine:
         params = tuple(params)
 
         def make_all() -> Iterator[Slots]:
-            for size in dict.fromkeys([*sizes.few(), *sizes.many()]):
+            for size in dict.fromkeys([*sizes.one(), *sizes.few(), *sizes.many()]):
                 slots = self.make_slots(params, size, form, n_best=n_best)
                 slots.waiting.update((part, sentence) for part in range(self.programs.parts))
                 _ = slots.programs  # compiled from now on

@@ -68,13 +68,11 @@ class Reading(NamedTuple):
     log_probs: np.ndarray
     # Weights [T, S] of each `Watched`, averaged over the models of an ensemble; row t belongs to token t.
     attention: tuple[np.ndarray, ...] = ()
-    # With top_k, the k most probable tokens at each position, most probable first, and their probabilities.
-    top_ids: np.ndarray | None = None
-    top_probs: np.ndarray | None = None
+    # With top_k, the ids and probabilities [T, K] of the most probable tokens, most probable first.
+    top: tuple[np.ndarray, np.ndarray] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class PairScore:
+class PairScore(NamedTuple):
     """The score of one given translation."""
 
     # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
@@ -85,8 +83,8 @@ class PairScore:
     token_log_probs: tuple[float, ...]
     # Ids of the target vocabulary; the last one is eos unless the target was cut.
     tokens: tuple[int, ...]
-    # Whether only the beginning was scored, because the source or the target is too long.
-    truncated: bool = False
+    # With top_k, the ids and probabilities [T, K] of the most probable tokens, most probable first.
+    top: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class TokenScorer:
@@ -129,11 +127,11 @@ class TokenScorer:
         for length in {min(_FEW_LENGTH << power, longest) for power in range(longest.bit_length())}:
             self.read_all([Pair(np.zeros(length, np.int32), (0,))], params=params, watched=watched)
 
-    def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
+    def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any], top_k: int = 0) -> list[PairScore]:
         """Return the scores of pairs in order; the score of a target without tokens is NaN."""
         covers = self.options.method == "beam" and self.options.coverage_penalty > 0
         watched = (Watched(self.options.coverage_layer),) if covers else ()
-        readings = self.read_all(pairs, params=params, watched=watched)
+        readings = self.read_all(pairs, params=params, watched=watched, top_k=top_k)
         log_probs = np.array([reading.log_probs.sum(dtype=np.float64) for reading in readings])
         lengths = np.array([max(1, len(pair.target)) for pair in pairs], np.int32)
         scores = log_probs / np.asarray(length_penalty(lengths, self.options))
@@ -145,6 +143,7 @@ class TokenScorer:
                 log_prob=float(log_prob),
                 token_log_probs=tuple(reading.log_probs.tolist()),
                 tokens=tuple(map(int, pair.target)),
+                top=reading.top,
             )
             for pair, reading, score, log_prob in zip(pairs, readings, scores, log_probs, strict=True)
         ]
@@ -290,4 +289,5 @@ def _split_batch(
     for row, (index, pair) in enumerate(zip(indices, pairs, strict=True)):
         s, t = len(pair.source), len(pair.target)
         pair_attention = tuple(weights[row, :t, :s] for weights in attention)
-        yield index, Reading(log_probs[row, :t], pair_attention, *(values[row, :t] for values in top))
+        own_top = (top[0][row, :t], top[1][row, :t]) if top else None
+        yield index, Reading(log_probs[row, :t], pair_attention, own_top)

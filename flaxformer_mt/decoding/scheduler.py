@@ -120,7 +120,8 @@ class Scheduler:
         """Let a sentence wait for a slot: among a few sentences, or among many where all slots are taken."""
         sizes, arrays = self._engine.sizes(n_best), self._engine.arrays
         form, need = arrays.find_form([sentence]), arrays.find_need(sentence)
-        key = _Key(sizes.choose_few(*need), form, n_best)
+        alone = len(self._sentences) == 1 and not again
+        key = _Key(sizes.choose_few(*need, count=1 if alone else None), form, n_best)
         if not again and not self._find(key).num_free:
             key = _Key(sizes.choose(*need), form, n_best)
         self._wait(key, {name: sentence})
@@ -176,7 +177,8 @@ class Scheduler:
             slots, sizes = self._slots[key], self._engine.sizes(key.n_best)
             if slots.waiting and len(slots) == len(slots.waiting) and key.size not in sizes.few():
                 needs = list(map(find_need, slots.waiting.values()))
-                small = sizes.choose_few(max(need[0] for need in needs), max(need[1] for need in needs))
+                longest = max(need[0] for need in needs), max(need[1] for need in needs)
+                small = sizes.choose_few(*longest, count=len(needs))
                 if sizes.fits_few(len(needs), small):
                     changed.add(few := key._replace(size=small))
                     self._forget([key])
@@ -273,19 +275,3 @@ class Scheduler:
 
 def _capacity(key: _Key) -> int:
     return key.size.capacity
-
-
-def search_all(
-    engine: SearchEngine, sentences: Sequence[Sentence], *, n_best: int, params: Sequence[Any]
-) -> Iterator[tuple[int, SearchResult]]:
-    """Yield each sentence's index and hypotheses [N, ...], the shortest sources roughly first.
-
-    If the device runs out of memory, this call and all later ones use smaller batches.
-    """
-    scheduler = Scheduler(engine, tuple(params))
-    scheduler.submit(dict(enumerate(sentences)), n_best=n_best)
-    while len(scheduler):
-        for index, result in scheduler.step(None):
-            if isinstance(result, Exception):
-                raise result
-            yield index, result

@@ -149,7 +149,7 @@ class SentenceArrays:
             cells = np.full((len(every), source_length), self._pad_id, np.int32)
             cells[mask[places]] = np.concatenate(sources)
             ids[places] = cells
-        mask[:, 0] = True
+        mask[:, :1] = True
 
         def fill(values: Iterable[Any], *shape: int, blank: int = 0, dtype: Any = np.int32) -> np.ndarray:
             """Return an array of `shape` for each row: the value of its sentence, then blanks."""

@@ -128,18 +128,20 @@ def choose_batch_tokens(search: SearchConfig, models: Sequence[ModelConfig], tar
 
 @dataclass(frozen=True)
 class StateSizes:
-    """The sizes of an engine's states: up to five for many sentences, up to three for a few.
+    """The sizes of an engine's states: up to five for many sentences, up to three for a few, one for one.
 
     A state for many has room for the likely lengths of translations, and as many rows as batch_tokens allow.
     A state for a few has room for all that the limits allow: no sentence exceeds it. width: number of
     hypotheses of a row. batch_tokens: maximum number of tokens on one device, of sources and hypotheses,
-    padding included. parts: number of devices with rows of their own.
+    padding included. parts: number of devices with rows of their own. single: whether there is a size for one
+    sentence: on CPUs, the rows that it leaves free would take longer than its own.
     """
 
     lengths: LengthRule
     width: int
     batch_tokens: int
     parts: int = 1
+    single: bool = False
 
     def many(self) -> list[Size]:
         """Return the sizes for many sentences, the smallest first."""
@@ -149,9 +151,13 @@ class StateSizes:
         """Return the sizes for a few sentences, the smallest first."""
         return [self._fit_few(length, self.lengths.limit(length)) for length in self._lengths(_FEW_LENGTHS)]
 
+    def one(self) -> list[Size]:
+        """Return the size for one sentence, if there is one: that for a few short ones with a single row."""
+        return [self.few()[0]._replace(rows=1)] if self.single else []
+
     def describe(self) -> list[dict[str, Any]]:
         """Return the sizes and their programs as JSON values, for a person to read."""
-        kinds = {"a few": self.few(), "many": self.many()}
+        kinds = {"one": self.one(), "a few": self.few(), "many": self.many()}
         return [
             {
                 "sentences": kind,
@@ -169,10 +175,14 @@ class StateSizes:
         capacity = self.lengths.expected(source_length, needed)
         return _first(self.many(), source_length, capacity) or self.choose_few(source_length, needed)
 
-    def choose_few(self, source_length: int, needed: int) -> Size:
-        """Return the size for a few sentences up to this length: what is found there is never cut off."""
-        limit = self.lengths.limit(source_length, needed)
-        found = _first(self.few(), source_length, limit)
+    def choose_few(self, source_length: int, needed: int, *, count: int | None = None) -> Size:
+        """Return the size for a few sentences up to this length: what is found there is never cut off.
+
+        Args:
+          count: of the sentences. None: others may come.
+        """
+        limit, alone = self.lengths.limit(source_length, needed), count is not None and count <= self.parts
+        found = _first([*(self.one() if alone else []), *self.few()], source_length, limit)
         if found is None:  # for a long prefix, or many required phrases
             longest, capacity = self.lengths.longest_source, round_up_coarsely(limit)
             found = self._fit_few(longest, self.lengths.within_positions(capacity))

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.directions import Direction, find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.errors import UserError, find_url
 from flaxformer_mt.evaluation.evaluation_set import (
     ScoredSet,
@@ -149,22 +150,22 @@ def translate_compared_systems(
     systems: Sequence[ComparedSystem],
     sources: Sequence[str],
     from_files: Mapping[str, tuple[str, ...]],
+    options: LoadOptions,
     *,
     direction: Direction,
-    **options: Any,
 ) -> list[Rival]:
     """Translations of all compared systems, in their order, whose models are loaded one after another.
 
-    A model of several directions translates in `direction`; `options` are those of `Translator.load`.
+    A model of several directions translates in `direction`; `options` are those of the run, whose shortlist
+    and quantization are for itself alone.
     """
     rivals = []
     for system in systems:
         if system.run is None:
             rivals.append(Rival({"name": system.name}, from_files[system.name]))
             continue
-        translator = Translator.load(
-            system.run, checkpoint=system.checkpoint, search=system.search, **options
-        )
+        own: dict[str, Any] = {"checkpoint": system.checkpoint, "search": system.search}
+        translator = Translator.load(system.run, options, shortlist=None, quantization=None, **own)
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))

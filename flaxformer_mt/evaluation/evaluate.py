@@ -4,14 +4,16 @@ Contains the report of an evaluation, for translation models and for language mo
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from flaxformer_mt.config import Config, Dtype, Quantization, SearchConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.comet_program import check_comet, score_comet
@@ -36,7 +38,7 @@ from flaxformer_mt.evaluation.evaluation_set import (
     save_translations,
 )
 from flaxformer_mt.evaluation.metrics import Scores, choose_score_options, score_translations
-from flaxformer_mt.evaluation.perplexity import score_text
+from flaxformer_mt.evaluation.perplexity import Likelihood
 from flaxformer_mt.evaluation.score_breakdowns import (
     describe_by_length,
     describe_directions,
@@ -46,7 +48,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
-from flaxformer_mt.translation.segmentation import SplitSentences
+from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained import read_tags
 
@@ -122,25 +124,20 @@ def _show_progress(translator: Translator, total: int, stream: TextIO | None) ->
 
 def evaluate_run(
     run_dir: str | Path,
+    options: LoadOptions | None = None,
     *,
     split: Literal["test", "valid"] = "test",
     source: str | Path | None = None,
     reference: str | Path | None = None,
     source_language: str | None = None,
     target_language: str | None = None,
-    checkpoint: str | None = None,
     lowercase: bool | None = None,
     tokenize: str | None = None,
-    search: SearchConfig | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
     comet: str | Path | None = None,
-    dtype: Dtype | None = None,
-    allow_nonfinite: bool = False,
-    shortlist: str | Path | None = None,
-    quantization: Quantization | None = None,
-    split_sentences: SplitSentences = "auto",
     progress: TextIO | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Evaluate a run, write its translations to RUN/translations/, and return the results as JSON values.
 
@@ -149,23 +146,17 @@ def evaluate_run(
     directions: their means, and `directions`. For a language model: loss (nats per token) and perplexity.
 
     Args:
+      options, changes: see `Translator.load`; data types, sentences and values that are not finite are of the
+        other runs, too.
       split: the split of the run's data set to score, unless files are given.
       source: file of sentences, - for standard input; `reference`: their translations, or only a text.
-      source_language: of the directions to evaluate, or of the files. None: all.
-      target_language: likewise.
-      checkpoint: best, last, average or a step. None: as the run's config says.
+      source_language, target_language: of the directions to evaluate, or of the files. None: all.
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
-      search: options of the search. None: those of the run's config.
       against: other runs, or files of translations, of the same sentences.
-      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
-      dtype: see `Translator.load`; for the other runs, too.
-      allow_nonfinite: likewise.
-      split_sentences: likewise.
-      shortlist: see `Translator.load`.
-      quantization: likewise.
+      progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
@@ -173,13 +164,10 @@ def evaluate_run(
     run_dir = open_copy(run_dir)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
-    loading: dict[str, Any] = {"dtype": dtype, "allow_nonfinite": allow_nonfinite}
+    options = replace(options or LoadOptions(), **changes)
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        loading |= {"checkpoint": checkpoint, "progress": progress}
-        return _evaluate_language_model(run_dir, config, split, reference, loading)
-    loading["split_sentences"] = split_sentences
-    own = {"checkpoint": checkpoint, "search": search, "shortlist": shortlist, "quantization": quantization}
+        return _evaluate_language_model(run_dir, config, split, reference, options, progress)
     given: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
     train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
     comet_model = check_comet(comet) if comet else None
@@ -197,8 +185,7 @@ def evaluate_run(
             config,
             scored,
             choose_score_options(train, scored.direction.target, scored.references, warn=warn_user),
-            own=own,
-            loading=loading,
+            options=options,
             compared=compared,
             own_split=None if source else split,
             comet_model=comet_model,
@@ -216,8 +203,7 @@ def _evaluate_set(
     scored: ScoredSet,
     scoring: dict[str, Any],
     *,
-    own: dict[str, Any],
-    loading: dict[str, Any],
+    options: LoadOptions,
     compared: Sequence[ComparedSystem],
     own_split: Literal["test", "valid"] | None,
     comet_model: Path | None,
@@ -226,7 +212,7 @@ def _evaluate_set(
 ) -> dict[str, Any]:
     """Evaluate the run and the compared systems on one set; save the translations of the run."""
     from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    translator = Translator.load(run_dir, **own, **loading)
+    translator = Translator.load(run_dir, options)
     evaluation = evaluate_lines(
         translator,
         scored.sources,
@@ -241,7 +227,7 @@ def _evaluate_set(
     report |= _report_scores(evaluation, describe_search(translator.config.search), **scoring)
     del translator  # its parameters need no memory when compared runs are loaded
     rivals = translate_compared_systems(
-        compared, scored.sources, from_files, direction=scored.direction, **loading
+        compared, scored.sources, from_files, options, direction=scored.direction
     )
     if compared:
         save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=scoring["lowercase"])
@@ -314,20 +300,33 @@ def _evaluate_language_model(
     config: Config,
     split: Literal["test", "valid"],
     reference: str | None,
-    options: dict[str, Any],
+    options: LoadOptions,
+    progress: TextIO | None,
 ) -> dict[str, Any]:
     if reference is None:
         check_split(config, split, files="--reference=FILE")
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
         sentences = read_sentences(reference)
-    scored = score_text(run_dir, sentences, **options)
+    if not sentences:
+        raise UserError("there is no text to score (0 lines); give at least one line")
+    scorer = Scorer.load(run_dir, options)
+    if progress is not None:
+        noun = "sentence" if len(sentences) == 1 else "sentences"
+        checkpoint = name_checkpoint(scorer.checkpoint, scorer.step)
+        print(f"scoring {len(sentences):,} {noun} with checkpoint {checkpoint}", file=progress, flush=True)
+    total, tokens = 0.0, 0
+    with Throughput(total=len(sentences), stream=progress, quiet=progress is None) as throughput:
+        for score in scorer.score_stream(None, sentences):
+            total, tokens = total - score.log_prob, tokens + len(score.tokens)
+            throughput.add(tokens=len(score.tokens))
+    likelihood = Likelihood(tokens, total / tokens, math.nan)
     return {
         "name": split if reference is None else name_of_file(reference),
-        "checkpoint": scored.checkpoint,
-        "step": scored.step,
+        "checkpoint": scorer.checkpoint,
+        "step": scorer.step,
         "sentences": len(sentences),
-        "tokens": scored.likelihood.tokens,
-        "loss": scored.likelihood.loss,
-        "perplexity": scored.likelihood.perplexity,
+        "tokens": tokens,
+        "loss": likelihood.loss,
+        "perplexity": likelihood.perplexity,
     }

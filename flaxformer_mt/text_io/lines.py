@@ -151,24 +151,37 @@ def watch_arrival(stream: BinaryIO) -> ArrivingLines | None:
     return None if stat.S_ISREG(os.fstat(descriptor).st_mode) else ArrivingLines(descriptor)
 
 
-def take_window(items: Iterator[Item], size: int, is_ready: Callable[[], bool] | None) -> list[Item]:
-    """Take the next `size` items; fewer at the end, and fewer if the next one is not ready.
+def take_windows(
+    items: Iterable[Item], size: int, is_ready: Callable[[], bool] | None
+) -> Iterator[list[Item]]:
+    """Yield windows of `size` items; fewer at the end, and where the next one is not ready.
+
+    What goes wrong with an item is raised after the items before it.
 
     Args:
       is_ready: tells whether the next item can be taken without long waiting, as
         `ArrivingLines.is_ready`. A window of items that keep coming closes after five seconds. None: wait
         for all items.
     """
-    if is_ready is None:
-        return list(itertools.islice(items, size))
-    taken = list(itertools.islice(items, 1))
-    deadline = time.monotonic() + _LONGEST_WAIT
-    while taken and len(taken) < size and is_ready() and time.monotonic() < deadline:
-        following = list(itertools.islice(items, 1))
-        if not following:
-            break
-        taken += following
-    return taken
+    problems: list[Exception] = []
+
+    def read() -> Iterator[Item]:
+        try:
+            yield from items
+        except Exception as problem:
+            problems.append(problem)
+
+    readable = read()
+    while window := list(itertools.islice(readable, size if is_ready is None else 1)):
+        deadline = time.monotonic() + _LONGEST_WAIT
+        while is_ready and len(window) < size and is_ready() and time.monotonic() < deadline:
+            following = list(itertools.islice(readable, 1))
+            if not following:
+                break
+            window += following
+        yield window
+    if problems:
+        raise problems[0]
 
 
 def count_lines(path: str) -> int | None:

@@ -4,23 +4,24 @@
 `JaxEngine`, CTranslate2 in convert/ctranslate2/engine.py.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
+import numpy as np
 
 import flaxformer_mt
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer
+from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
@@ -42,7 +43,6 @@ from flaxformer_mt.translation.result import (
     join_parts,
     read_results,
 )
-from flaxformer_mt.translation.scorer import tokenize_pairs
 from flaxformer_mt.translation.segmentation import LongLines, SourcePart, check_lines, read_sources
 from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocabs
@@ -73,9 +73,9 @@ class Line:
     # While the parts are searched with a phrase: their sentences, and the results so far.
     trial: tuple[list[Sentence], list[Any]] | None = None
     num_missing: int = 0
-    # The tokens of a request with a given target, and whether some were left out.
+    # The tokens of a request with a given target, and the sides that were cut.
     pair: Pair | None = None
-    cut: bool = False
+    cut: Sequence[str] = ()
     is_annotated: bool = False
 
 
@@ -112,16 +112,16 @@ class LineEngine(ABC):
         self._searches, self._long_lines, self._apart = searches, long_lines, sentences
         self._tags: dict[tuple[str | None, str | None], LineTags] = {}
         self._lines: dict[Hashable, Line] = {}
-        self._finished: deque[tuple[Line, Exception | None]] = deque()
+        self._finished: collections.deque[tuple[Line, Exception | None]] = collections.deque()
         self._unannotated: list[Line] = []
-        self._reading: deque[Future[list[tuple[Part, Translation]]]] = deque()
+        self._reading: collections.deque[Future[list[tuple[Part, Translation]]]] = collections.deque()
         self._annotating: set[Future[list[tuple[Line, Exception | None]]]] = set()
         self._threads: ThreadPoolExecutor | None = None
         self._shares = process_count() > 1 and not together
         # With several processes that share sentences: those of all of them, in order.
         self._shared: list[Part] = []
-        # Numbers of lines to be named to the user.
-        self._split, self._cut, self._failed, self._unsatisfied = (list[int]() for _ in range(4))
+        # Numbers of lines to be named to the user, by what happened to them; see `take_warnings`.
+        self._named: dict[str, list[int]] = collections.defaultdict(list)
 
     @property
     def most_hypotheses(self) -> int:
@@ -135,12 +135,10 @@ class LineEngine(ABC):
 
     @property
     def has_full_call(self) -> bool:
-        """Whether `step(more=True)` may have something to do."""
         return self._searches.has_full_call and not self._shares
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, as JSON values."""
+    def describe(self) -> dict[str, Any]: ...
 
     # ---- what depends on the network's library ----
 
@@ -158,21 +156,19 @@ class LineEngine(ABC):
 
     @abstractmethod
     def _score(self, lines: list[Line]) -> None:
-        """Find the scores of given targets."""
+        """Score given targets."""
 
     # ---- requests in ----
 
     def submit(self, *requests: Request) -> None:
-        """Add requests. Raises UserError for what cannot be translated."""
         self.enter(self.read(requests))
 
     def read(self, requests: Sequence[Request]) -> list[Line]:
         """Split and tokenize requests; in any thread, as nothing is changed."""
-        pairs = [request for request in requests if request.target is not None]
-        lines = self._read_pairs(pairs) if pairs else []
-        plain = [request for request in requests if request.target is None] if pairs else requests
-        for languages, group in itertools.groupby(plain, key=_languages_of):
-            lines += self._read_alike(list(group), self._choose_tags(*languages))
+        lines: list[Line] = []
+        for (*languages, is_given), group in itertools.groupby(requests, key=_kind_of):
+            read = self._read_pairs if is_given else self._read_alike
+            lines += read(list(group), self._choose_tags(*languages))
         return lines
 
     def _choose_tags(self, source: str | None, target: str | None) -> LineTags:
@@ -182,10 +178,11 @@ class LineEngine(ABC):
         return self._tags[source, target]
 
     def _read_alike(self, requests: list[Request], tags: LineTags) -> list[Line]:
-        """Read requests of the same languages."""
         first = requests[0].seed
         texts, marked = [request.text for request in requests], dict[int, MarkedLine]()
         check_lines(texts, first_line=first)
+        if not self.config.data.source_language:  # a language model, whose texts may begin with prefixes
+            return [self._make_line(request, [SourcePart(0, 0, "")], tags) for request in requests]
         for number, request in enumerate(requests):
             self._check(request)
             if request.annotations.markup:
@@ -203,43 +200,58 @@ class LineEngine(ABC):
         of_lines: list[list[SourcePart]] = [[] for _ in requests]
         for part in parts:
             of_lines[part.line].append(part)
-        lines = []
-        for number, (request, own) in enumerate(zip(requests, of_lines, strict=True)):
-            sentences, phrases = make_sentences(request, own, vocab=self.vocabs.target, tags=tags)
-            annotations = request.annotations
-            if annotations.markup:
-                annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
-            if request.prefix or request.required:
-                self._check_sentences(request, sentences)
-            line = Line(request, annotations, own, sentences, [None] * len(own), marked.get(number), phrases)
-            line.num_missing = len(own)
-            lines.append(line)
-        return lines
+        return [
+            self._make_line(request, own, tags, marked.get(number))
+            for number, (request, own) in enumerate(zip(requests, of_lines, strict=True))
+        ]
+
+    def _make_line(
+        self, request: Request, parts: list[SourcePart], tags: LineTags, marked: MarkedLine | None = None
+    ) -> Line:
+        sentences, phrases = make_sentences(request, parts, vocab=self.vocabs.target, tags=tags)
+        annotations = request.annotations
+        if annotations.markup:
+            annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
+        if request.prefix or request.required:
+            self._check_sentences(request, sentences)
+        line = Line(request, annotations, parts, sentences, [None] * len(parts), marked, phrases)
+        line.num_missing = len(parts)
+        return line
 
     def _check(self, request: Request) -> None:
-        """Raise UserError for a request that the options exclude."""
         if request.n_best != 1:
             check_n_best(self.config.search, request.n_best)
         if request.required:
             check_constraints(self.config.search)
 
-    def _read_pairs(self, requests: list[Request]) -> list[Line]:
-        source, target = requests[0].source_language, requests[0].target_language
-        pairs, cut = tokenize_pairs(
-            [request.text for request in requests],
-            [str(request.target) for request in requests],
-            self._choose_tags(source, target),
-            self.vocabs,
-            self.config,
-            first_line=requests[0].seed,
-        )
+    def _read_pairs(self, requests: list[Request], tags: LineTags) -> list[Line]:
+        """Read requests of the same languages with given targets."""
+        first, cut = requests[0].seed, collections.defaultdict[int, list[str]](list)
+        sources = [request.text for request in requests]
+        texts = {"target": [f"{tags.lead}{request.target}" for request in requests]}
+        if self.config.data.source_language:
+            added = tags.find(sources, first_line=first) or [""] * len(sources)
+            texts["source"] = [tag + line for tag, line in zip(added, sources, strict=True)]
+        ids: dict[str, list[Any]] = {"source": [()] * len(requests)}
+        for side, lines in texts.items():
+            vocab, longest = getattr(self.vocabs, side), find_longest(self.config)[side == "target"]
+            ids[side] = vocab.tokenize_all(lines)
+            long = [index for index, tokens in enumerate(ids[side]) if len(tokens) > longest]
+            if long and self._long_lines != "cut":
+                numbers = [first + index for index in long]
+                remedy = " (the command score has --long_lines=cut for its beginning)"
+                raise UserError(too_long(side, numbers, longest) + remedy)
+            for index in long:  # a source ends in eos; a cut target has not ended, so it is scored without
+                cut[index].append(side)
+                beginning = ids[side][index][: longest - (side == "source")]
+                ids[side][index] = np.append(beginning, vocab.eos_id) if side == "source" else beginning
+        pairs = map(Pair, ids["source"], ids["target"])
         return [
-            Line(request, request.annotations, [], [], [], pair=pair, cut=number in cut)
-            for number, (request, pair) in enumerate(zip(requests, pairs, strict=True))
+            Line(request, request.annotations, [], [], [], pair=pair, cut=cut[index])
+            for index, (request, pair) in enumerate(zip(requests, pairs, strict=True))
         ]
 
     def enter(self, lines: list[Line]) -> None:
-        """Add requests that were read."""
         waiting: dict[int, dict[Part, Sentence]] = {}
         for line in lines:
             self._lines[line.request.id] = line
@@ -248,14 +260,16 @@ class LineEngine(ABC):
                     self._finished.append((line, None))
                 else:
                     self._unannotated.append(line)
+                for side in line.cut:
+                    self._named[side].append(line.request.seed)
                 self._count(1, 0)
                 continue
             own = waiting.setdefault(line.request.n_best, {})
             for number, sentence in enumerate(line.sentences):
                 own[line, number, False] = sentence
             if len(line.parts) > 1 or line.parts[0].cut:
-                self._split += [line.request.seed] * any(part.continues for part in line.parts)
-                self._cut += [line.request.seed] * any(part.cut for part in line.parts)
+                self._named["split"] += [line.request.seed] * any(part.continues for part in line.parts)
+                self._named["cut"] += [line.request.seed] * any(part.cut for part in line.parts)
         for sentences in waiting.values():
             self._search(self._share(sentences) if self._shares else sentences)
 
@@ -267,7 +281,6 @@ class LineEngine(ABC):
         self._searches.submit(sentences, n_best=searched)
 
     def cancel(self, name: Hashable) -> None:
-        """Remove the request with this id, if it is not answered yet."""
         line = self._lines.pop(name, None)
         if line is None:
             return
@@ -281,7 +294,6 @@ class LineEngine(ABC):
     # ---- answers out ----
 
     def step(self, *, more: bool = False) -> list[Answer]:
-        """Go on with the work; return the answers that are ready, in any order; see `Engine.step`."""
         answers: list[Answer] = []
         found = []
         steps = _STEPS if self.arriving else None
@@ -378,18 +390,17 @@ class LineEngine(ABC):
             return line.translations[0]
         text = request.text if line.marked is None else line.marked.text
         if any(map(_has_failed, line.translations)):
-            self._failed.append(request.seed)
+            self._named["failed"].append(request.seed)
         parts = line.parts
         if len(parts) == 1 and parts[0].content == text and not parts[0].cut:
             joined: Translation = line.translations[0]
         else:
-            parts = [part._replace(line=0) for part in parts]
-            joining: dict[str, Any] = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
-            (joined,) = join_parts([text], parts, line.translations, annotations=line.annotations, **joining)
+            how: dict[str, Any] = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
+            joined = join_parts(text, parts, line.translations, annotations=line.annotations, **how)
         if request.required and len(parts) != 1:  # no search knows all phrases
             joined = check_phrases(joined, [one for one in request.required if not is_blank(one)])
         if not joined.satisfied:
-            self._unsatisfied.append(request.seed)
+            self._named["unsatisfied"].append(request.seed)
         if request.annotations.attention and len(parts) == 1:
             ids = parts[0].ids[parts[0].added_pieces : -1]
             joined = dataclasses.replace(joined, source_pieces=tuple(self.vocabs.source.pieces(ids)))
@@ -424,25 +435,22 @@ class LineEngine(ABC):
             self.on_progress(lines=lines, tokens=tokens)
 
     def take_warnings(self) -> list[str]:
-        """Return what users should know of the lines since the last call."""
         longest = f"longer than data.max_source_length {self.config.data.max_source_length} tokens, so"
-        messages = [
-            (self._split, f"{longest} translated in parts, which are joined again"),
-            (self._cut, f"{longest} only the beginning was translated; split long lines into sentences"),
-            (
-                self._failed,
-                f"{_NOT_NUMBERS}, so the translation is empty; try an earlier checkpoint",
-            ),
-            (
-                self._unsatisfied,
-                "the translation lacks some of the required phrases; require fewer phrases, or allow longer "
-                "translations or a larger beam",
-            ),
+        messages = {
+            "split": f"{{}}: {longest} translated in parts, which are joined again",
+            "cut": f"{{}}: {longest} only the beginning was translated; split long lines into sentences",
+            "failed": f"{{}}: {_NOT_NUMBERS}, so the translation is empty; try an earlier checkpoint",
+            "unsatisfied": "{}: the translation lacks some of the required phrases; require fewer phrases, "
+            "or allow longer translations or a larger beam",
+        }
+        for side, most in zip(("source", "target"), find_longest(self.config), strict=True):
+            messages[side] = f"{side} {{}}: longer than {most} tokens; only the beginning is scored"
+        named, self._named = self._named, collections.defaultdict(list)
+        return [
+            message.format(format_line_numbers(sorted(set(named[name]))))
+            for name, message in messages.items()
+            if named[name]
         ]
-        found = [f"{format_line_numbers(sorted(set(some)))}: {text}" for some, text in messages if some]
-        for some, _ in messages:
-            some.clear()
-        return found
 
     def target_pieces(self, translation: Translation) -> list[str]:
         """Return the pieces of a translation, without eos."""
@@ -454,8 +462,8 @@ def _has_failed(translation: Translation) -> bool:
     return translation.score == -math.inf and not translation.tokens
 
 
-def _languages_of(request: Request) -> tuple[str | None, str | None]:
-    return request.source_language, request.target_language
+def _kind_of(request: Request) -> tuple[str | None, str | None, bool]:
+    return request.source_language, request.target_language, request.target is not None
 
 
 def _keep_best_trial(line: Line) -> None:
@@ -479,31 +487,14 @@ class JaxEngine(LineEngine):
         params: tuple[Any, ...],
         config: Config,
         *,
-        long_lines: LongLines,
-        sentences: bool,
-        arriving: bool = False,
-        together: bool = False,
-        describe: Callable[[], dict[str, Any]] = dict,
+        describe: Callable[[], dict[str, Any]],
+        **options: Any,
     ) -> None:
-        """Start without requests.
-
-        Args:
-          params: those of each model.
-          describe: returns what translations depend on.
-        """
-        super().__init__(
-            config,
-            scorer.vocabs,
-            Scheduler(search, params),
-            long_lines=long_lines,
-            sentences=sentences,
-            arriving=arriving,
-            together=together,
-        )
+        """Start without requests; `params` are those of each model, `options` those of `LineEngine`."""
+        super().__init__(config, scorer.vocabs, Scheduler(search, params), **options)
         self._engine, self._scorer, self._params, self._describe = search, scorer, params, describe
 
     def describe(self) -> dict[str, Any]:
-        """Return what translations depend on, besides the options of a command."""
         return {
             **self._describe(),
             # Devices share batches, so that another number of devices rounds differently.
@@ -555,17 +546,13 @@ class JaxEngine(LineEngine):
                 line.translations[number] = translation
 
     def _score(self, lines: list[Line]) -> None:
-        pairs = [line.pair for line in lines if line.pair is not None]
-        for line, score in zip(lines, self._scorer.score_all(pairs, params=self._params), strict=True):
-            scored = Translation(
-                str(line.request.target),
-                score.score,
-                score.log_prob,
-                score.tokens,
-                truncated=line.cut,
-                token_log_probs=score.token_log_probs,
-            )
-            line.translations = [scored]
+        for top_k, group in itertools.groupby(lines, key=lambda line: line.request.top_k):
+            scored = list(group)
+            pairs = [line.pair for line in scored if line.pair is not None]
+            scores = self._scorer.score_all(pairs, params=self._params, top_k=top_k)
+            for line, score in zip(scored, scores, strict=True):
+                text, truncated = str(line.request.target), bool(line.cut)
+                line.translations = [Translation(text=text, truncated=truncated, **score._asdict())]
 
 
 def gather_translations(share: Sequence[Translation]) -> list[Translation]:
@@ -590,3 +577,23 @@ def _from_json(values: dict[str, Any]) -> Translation:
 def _to_tuples(value: Any) -> Any:
     """Convert lists to tuples: JSON has lists only."""
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
+
+
+def find_longest(config: Config) -> tuple[int, int]:
+    """Return the maximum source and target length, in tokens with eos, for the scores of a run's model.
+
+    Sources have the limit of translation. Targets may be as long as those of a search or of training. The
+    text of a language model is limited by the model's positions alone.
+    """
+    source, bound = config.data.max_source_length, config.model.longest_input or UNBOUNDED
+    if not config.data.source_language:
+        return 0, bound
+    if config.model.architecture == "decoder_only":  # source and target share the positions
+        bound = max(1, bound - source)
+    searched = int(config.search.max_length_ratio * source + config.search.max_length_offset)
+    return source, min(bound, max(searched, config.data.max_target_length, 1))
+
+
+def too_long(side: str, numbers: Sequence[int], longest: int) -> str:
+    """Say that lines of a side are too long to be scored."""
+    return f"{side} {format_line_numbers(numbers)} is longer than {longest} tokens; split it into sentences"

@@ -9,11 +9,12 @@ import dataclasses
 import functools
 import queue
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from flaxformer_mt.text_io.lines import take_window
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.text_io.lines import take_windows
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
 # Requests that are split and tokenized together, while the device computes; fewer are read at once.
@@ -36,6 +37,7 @@ class Request:
       n_best: maximum number of hypotheses, the translation itself included.
       source_language, target_language: of a model of several; None: the tags at the start of the text say it.
       annotations: additional output, and whether markup is taken out and put back.
+      top_k: with `target`, the number of most probable tokens to return for each of its positions.
     """
 
     text: str
@@ -48,6 +50,7 @@ class Request:
     source_language: str | None = None
     target_language: str | None = None
     annotations: Annotations = NO_ANNOTATIONS
+    top_k: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON values."""
@@ -72,6 +75,43 @@ class Request:
         return cls(**fields)
 
 
+def make_requests(
+    lines: Iterable[str],
+    constraints: Mapping[str, tuple[str, Iterable[Any] | None]],
+    *,
+    first_line: int = 1,
+    **fields: Any,
+) -> Iterator[Request]:
+    """Yield a request for each line, whose number is its seed.
+
+    Args:
+      constraints: what messages call a field of requests, and its value of each line. None: the default.
+      fields: of all requests.
+    """
+    columns = {
+        name: (what, iter(values)) for name, (what, values) in constraints.items() if values is not None
+    }
+    number = first_line - 1
+    for number, line in enumerate(lines, start=first_line):
+        values: dict[str, Any] = {name: next(column, None) for name, (_, column) in columns.items()}
+        if missing := [columns[name][0] for name, value in values.items() if value is None]:
+            raise UserError(count_message(missing[0], number - 1, number))
+        if "required" in values:
+            values["required"] = tuple(values["required"])
+        yield Request(line, seed=number, **values, **fields)
+    for what, column in columns.values():
+        if next(column, None) is not None:
+            raise UserError(f"there are more {what} than the {number} lines; give one for each line")
+
+
+def count_message(what: str, count: int, num_lines: int) -> str:
+    """Say that the constraints of lines are not as many as the lines."""
+    return (
+        f"there are {count} {what} for {num_lines} lines; give one for each line, an empty one for a line "
+        "without constraint"
+    )
+
+
 # The id of a request, and its translation or why there is none.
 Answer = tuple[Any, Translation | Exception]
 
@@ -85,7 +125,7 @@ class Engine(Protocol):
     def read(self, requests: Sequence[Request]) -> Any:
         """Split and tokenize requests, in any thread; `enter` takes the result. Together: `submit`."""
 
-    def enter(self, lines: Any) -> None: ...  # noqa: D102
+    def enter(self, lines: Any) -> None: ...
 
     def cancel(self, name: Hashable) -> None:
         """Remove the request with this id, if it is not answered yet."""
@@ -99,7 +139,8 @@ class Engine(Protocol):
         """
 
     @property
-    def has_full_call(self) -> bool: ...  # noqa: D102
+    def has_full_call(self) -> bool:
+        """Whether `step(more=True)` may have something to do."""
 
     def __len__(self) -> int:
         """Return the number of requests that are not answered."""
@@ -128,13 +169,8 @@ def run(
         always full.
       ahead: see `run_windows`.
     """
-    taken = iter(requests)
-
-    def read_windows() -> Iterator[list[Request]]:
-        while chunk := take_window(taken, window, is_ready):
-            yield chunk
-
-    for translations in run_windows(engine, read_windows(), ahead=ahead, warn=warn):
+    windows = take_windows(requests, window, is_ready)
+    for translations in run_windows(engine, windows, ahead=ahead, warn=warn):
         yield from translations
 
 

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.translation.segmentation import SourcePart, join_translations
@@ -159,6 +158,8 @@ class Translation:
     attention: tuple[tuple[float, ...], ...] | None = None
     # With attention: the pieces of the source, of a line that was translated as one part.
     source_pieces: tuple[str, ...] = ()
+    # Of a request with `top_k`: the ids and probabilities [T, K] of the most probable tokens.
+    top: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def n_best(self) -> tuple["Translation", ...]:
@@ -241,67 +242,39 @@ _ODD_LINE_ENDS = re.compile("\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 def join_parts(
-    lines: Sequence[str],
-    parts: Sequence[SourcePart],
-    translations: Sequence[Translation],
-    *,
-    n_best: int,
-    annotations: Annotations,
-    eos_id: int,
-) -> list[Translation]:
-    """Join the translations of each line's parts; a line without parts has an empty translation."""
-    empty = dataclasses.replace(
-        EMPTY,
-        token_log_probs=() if annotations.token_log_probs else None,
-        alignment=None if annotations.alignments is None else (),
-    )
-    results = [empty] * len(lines)
-    joining: dict[str, Any] = {
-        "n_best": n_best,
-        "words": annotations.alignments != "pieces",
-        "eos_id": eos_id,
-    }
-    pairs = zip(parts, translations, strict=True)
-    for line, group in itertools.groupby(pairs, key=lambda pair: pair[0].line):
-        own, found = zip(*group, strict=True)
-        whole = own[0].content == lines[line]
-        joined = found[0] if whole else combine_parts(lines[line], own, found, **joining)
-        cut = any(part.cut for part in own)
-        results[line] = dataclasses.replace(joined, truncated=True) if cut else joined
-    return results
-
-
-def combine_parts(
     line: str,
     parts: Sequence[SourcePart],
     translations: Sequence[Translation],
     *,
-    n_best: int,
-    words: bool,
+    n_best: int = 1,
+    annotations: Annotations = NO_ANNOTATIONS,
     eos_id: int,
 ) -> Translation:
-    """Return the translation of a line, given those of its parts in order.
+    """Return the translation of a line, given those of its parts in order; an empty one without parts.
 
     Log-probabilities and scores are sums over parts. The n_best hypotheses are the combinations with the
     highest sums: with scores -1 and -3 for one part, -2 and -2.5 for another, the best score is -1 - 2 and
     the second best -1 - 2.5.
-
-    Args:
-      words: whether alignments are between words (of the line and of its translation) or pieces without eos.
     """
-    # Sums of scores with the last of the chosen hypotheses, linked to those before it: of a line of thousands
-    # of parts, a tuple for each combination would take quadratic time.
-    combinations: list[tuple[float, _Chosen | None]] = [(0.0, None)]
-    for translation in translations:
-        longer = [
-            (score + one.score, _Chosen(one, chosen))
-            for score, chosen in combinations
-            for one in translation.n_best
-        ]
-        combinations = heapq.nlargest(n_best, longer, key=lambda combination: combination[0])
-    return rank(
-        [_add_up(line, parts, _unlink(chosen), words=words, eos_id=eos_id) for _, chosen in combinations]
-    )
+    if not parts:
+        log_probs = () if annotations.token_log_probs else None
+        alignment = None if annotations.alignments is None else ()
+        return dataclasses.replace(EMPTY, token_log_probs=log_probs, alignment=alignment)
+    joined = translations[0]
+    if parts[0].content != line:
+        # Sums of scores with the last of the chosen hypotheses, linked to those before it: of a line of
+        # thousands of parts, a tuple for each combination would take quadratic time.
+        combinations: list[tuple[float, _Chosen | None]] = [(0.0, None)]
+        for translation in translations:
+            longer = [
+                (score + one.score, _Chosen(one, chosen))
+                for score, chosen in combinations
+                for one in translation.n_best
+            ]
+            combinations = heapq.nlargest(n_best, longer, key=lambda combination: combination[0])
+        how: dict[str, Any] = {"words": annotations.alignments != "pieces", "eos_id": eos_id}
+        joined = rank([_add_up(line, parts, _unlink(chosen), **how) for _, chosen in combinations])
+    return dataclasses.replace(joined, truncated=True) if any(part.cut for part in parts) else joined
 
 
 class _Chosen(NamedTuple):
@@ -438,39 +411,23 @@ def _describe(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
 
 
 def format_score(
-    score: PairScore,
-    number: int,
-    pair: tuple[str | None, str],
-    pieces: Pieces,
-    *,
-    tokens: bool,
-    as_json: bool,
+    score: Translation, number: int, source: str | None, pieces: Pieces, *, tokens: bool, as_json: bool
 ) -> str:
-    """Return the output line of a score.
+    """Return the output line of the score of a given target, which is the text.
 
     Args:
       number: index of the pair, counted from 0.
-      pair: source and target; None as the source for a language model.
+      source: None for a language model.
       tokens: add columns with the log-probability and the log-probability of each token.
       as_json: write an object with all fields instead of columns.
     """
     if not as_json:
-        columns = _format_log_probs(score.log_prob, score.token_log_probs) if tokens else []
+        columns = _format_log_probs(score.log_prob, score.token_log_probs or ()) if tokens else []
         return "\t".join([f"{score.score:.6f}", *columns])
-    source, target = pair
-    return write_json(
-        {
-            "line": number,
-            **({} if source is None else {"source": source}),
-            "target": target,
-            "score": score.score,
-            "log_prob": score.log_prob,
-            "tokens": score.tokens,
-            "pieces": pieces(score.tokens),
-            "token_log_probs": score.token_log_probs,
-            "truncated": score.truncated,
-        }
-    )
+    names = ("score", "log_prob", "tokens", "pieces", "token_log_probs", "truncated")
+    described = _describe(score, pieces)
+    pair = {"target": score.text} if source is None else {"source": source, "target": score.text}
+    return write_json({"line": number, **pair, **{name: described[name] for name in names}})
 
 
 def _format_log_probs(log_prob: float, token_log_probs: Sequence[float]) -> list[str]:

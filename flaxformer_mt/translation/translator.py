@@ -33,7 +33,7 @@ from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates
-from flaxformer_mt.translation.requests import Request, run
+from flaxformer_mt.translation.requests import count_message, make_requests, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
 from flaxformer_mt.translation.segmentation import LongLines, SplitSentences, splits_sentences
 from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
@@ -104,18 +104,6 @@ def on_host(trained: TrainedModel) -> TrainedModel:
     return dataclasses.replace(trained, params=jax.device_get(trained.params))
 
 
-def _read_translation_config(run_dir: Path) -> Config:
-    """Return the config of a run. Raises UserError if it is a language model."""
-    config = read_config(run_dir / "config.json")
-    refuse_language_model(
-        config.data,
-        run_dir,
-        f", which cannot translate; for texts, use generate --run={run_dir}; for its perplexity, use "
-        f"evaluate --run={run_dir} --reference=FILE",
-    )
-    return config
-
-
 # Number of translators with other search options that one keeps.
 _MOST_KEPT = 8
 
@@ -162,6 +150,8 @@ class Translator:
           warn: receives a warning per call or window that names the lines that were split or cut, or lack
             required phrases; and one when the device first runs out of memory.
         """
+        if not config.data.source_language:  # padding masks concern sources, of which there are none
+            config = config.replace({"model.padding_mask": "source"})
         self.models = [config.model, *(member.config.model for member in ensemble)]
         for model in self.models:
             check_search(config.search, model=model)
@@ -182,13 +172,14 @@ class Translator:
     def _make_search(self, **options: Any) -> None:
         """Make the search and the scorer for the search options of the config."""
         config, vocabs, self._search_options = self.config, self.vocabs, options
+        longest = config.data.max_source_length if config.data.source_language else 0
         self.search = SearchEngine(
             self.models,
             candidate_search(config.search),
             make_symbols(vocabs.target, config.search),
             sizes=(vocabs.source.size, vocabs.target.size),
             source_pad_id=vocabs.source.pad_id,
-            longest_source=config.data.max_source_length,
+            longest_source=longest,
             warn=lambda message: self.warn(message),
             **options,
         )
@@ -196,7 +187,7 @@ class Translator:
             self.models,
             config.search,
             vocabs,
-            longest=(config.data.max_source_length, self.search.lengths.longest_target or UNBOUNDED),
+            longest=(longest, self.search.lengths.longest_target or UNBOUNDED),
             warn=lambda message: self.warn(message),
             spread=options["spread"],
         )
@@ -256,39 +247,14 @@ class Translator:
           UserError: see `load_trained`; or the run is a language model, the search options are invalid, or
             the vocabularies of an ensemble differ.
         """
-        chosen = dataclasses.replace(options or LoadOptions(), **changes)
-        if chosen.spread:
-            use_cpu_cores_as_devices()
         run_dir = open_copy(run_dir)
-        config = _read_translation_config(run_dir)
-        enable_compilation_cache(compiled_dir())
-        check_search(chosen.search or config.search, model=config.model)
-        load: dict[str, Any] = {name: getattr(chosen, name) for name in ("dtype", "allow_nonfinite")}
-        load["warn"] = warn
-        trained = load_trained(run_dir, checkpoint=chosen.checkpoint, may_split=chosen.spread, **load)
-        if trained.split is None:
-            trained = on_host(trained)
-        config = trained.config
-        if chosen.search is not None:
-            config = dataclasses.replace(config, search=chosen.search)
-        shortlist = chosen.shortlist
-        return cls(
-            config,
-            trained.params,
-            trained.vocabs,
-            checkpoint=trained.checkpoint,
-            step=trained.progress.get("step"),
-            ensemble=[on_host(load_named(name, **load)) for name in chosen.ensemble],
-            long_lines=chosen.long_lines,
-            split_sentences=chosen.split_sentences,
-            spread=trained.split or chosen.spread,
-            keep_programs=trained.split is None,
-            shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
-            quantization=chosen.quantization,
-            target_lengths=trained.target_lengths,
-            several_sentences=trained.several_sentences,
-            warn=warn,
+        refuse_language_model(
+            read_config(run_dir / "config.json").data,
+            run_dir,
+            f", which cannot translate; for texts, use generate --run={run_dir}; for its perplexity, use "
+            f"evaluate --run={run_dir} --reference=FILE",
         )
+        return load_translator(run_dir, dataclasses.replace(options or LoadOptions(), **changes), warn)
 
     def engine(self, *, params: Any = None, arriving: bool = False) -> JaxEngine:
         """Return an engine, to which requests are submitted; all engines of a translator share programs.
@@ -391,23 +357,21 @@ class Translator:
             strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
             cannot be met.
         """
-        translator = self.with_search(**search) if search else self
         each = [lines] if isinstance(lines, str) else lines
-        for what, given in (("prefixes", prefixes), ("lists of required phrases", required)):
-            _check_count(what, given, len(each), done=0)
-        requests = translator._make_requests(
+        stream = self.translate_stream(
             each,
-            prefixes,
-            required,
             n_best=n_best,
+            unique=unique,
+            prefixes=prefixes,
+            required=required,
+            notes=notes._replace(markup=markup or notes.markup),
             source_language=source_language,
             target_language=target_language,
-            annotations=notes._replace(markup=markup or notes.markup),
+            params=params,
+            window=max(1, len(each)),
+            **search,
         )
-        engine = translator.engine(params=params)
-        found = list(run(engine, requests, max(1, len(each)), warn=self.warn))
-        found = list(map(drop_repeated, found)) if unique else found
-        return found[0] if isinstance(lines, str) else found
+        return next(stream) if isinstance(lines, str) else list(stream)
 
     def translate_stream(
         self,
@@ -443,13 +407,18 @@ class Translator:
         translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
-        if isinstance(lines, Sequence):  # counted before the first line is translated
-            for what, given in (("prefixes", prefixes), ("lists of required phrases", required)):
-                _check_count(what, given if isinstance(given, Sequence) else None, len(lines), first_line - 1)
-        requests = translator._make_requests(
+        constraints = {"prefix": ("prefixes", prefixes), "required": ("lists of required phrases", required)}
+        for what, given in constraints.values():  # counted before the first line is translated
+            if isinstance(given, Sequence) and isinstance(lines, Sequence) and len(given) != len(lines):
+                before = first_line - 1
+                raise UserError(count_message(what, before + len(given), before + len(lines)))
+        check_n_best(translator.config.search, n_best)
+        check_annotations(notes, self.models)
+        if required is not None:
+            check_constraints(translator.config.search)
+        requests = make_requests(
             lines,
-            prefixes,
-            required,
+            constraints,
             first_line=first_line,
             n_best=n_best,
             source_language=source_language,
@@ -460,47 +429,37 @@ class Translator:
         found = run(engine, requests, window, is_ready=is_ready, ahead=ahead, warn=self.warn)
         yield from map(drop_repeated, found) if unique else found
 
-    def _make_requests(
-        self,
-        lines: Iterable[str],
-        prefixes: Iterable[str] | None,
-        required: Iterable[Sequence[str]] | None,
-        *,
-        first_line: int = 1,
-        **fields: Any,
-    ) -> Iterator[Request]:
-        """Return requests of lines; what does not depend on lines is checked at once."""
-        check_n_best(self.config.search, fields["n_best"])
-        check_annotations(fields["annotations"], self.models)
-        if required is not None:
-            check_constraints(self.config.search)
-        columns = {"prefixes": prefixes, "lists of required phrases": required}
-        given = {what: iter(column) for what, column in columns.items() if column is not None}
 
-        def make() -> Iterator[Request]:
-            number = first_line - 1
-            for number, line in enumerate(lines, start=first_line):
-                more: dict[str, Any] = {}
-                for what, column in given.items():
-                    if (value := next(column, None)) is None:
-                        before = number - 1
-                        raise UserError(_count_message(what, before, number))
-                    more |= {"prefix": value} if what == "prefixes" else {"required": tuple(value)}
-                yield Request(line, seed=number, **more, **fields)
-            for what, column in given.items():
-                if next(column, None) is not None:
-                    raise UserError(f"there are more {what} than the {number} lines; give one for each line")
-
-        return make()
-
-
-def _check_count(what: str, given: Sequence[Any] | None, num_lines: int, done: int) -> None:
-    if given is not None and len(given) != num_lines:
-        raise UserError(_count_message(what, done + len(given), done + num_lines))
-
-
-def _count_message(what: str, given: int, num_lines: int) -> str:
-    return (
-        f"there are {given} {what} for {num_lines} lines; give one for each line, an empty one for a line "
-        "without constraint"
+def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn_user) -> Translator:
+    """Load a run, which may be a language model: the engine scores its texts and continues prefixes."""
+    if options.spread:
+        use_cpu_cores_as_devices()
+    run_dir = open_copy(run_dir)
+    config = read_config(run_dir / "config.json")
+    enable_compilation_cache(compiled_dir())
+    check_search(options.search or config.search, model=config.model)
+    load: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "allow_nonfinite")}
+    load["warn"] = warn
+    trained = load_trained(run_dir, checkpoint=options.checkpoint, may_split=options.spread, **load)
+    if trained.split is None:
+        trained = on_host(trained)
+    config, shortlist = trained.config, options.shortlist
+    if options.search is not None:
+        config = dataclasses.replace(config, search=options.search)
+    return Translator(
+        config,
+        trained.params,
+        trained.vocabs,
+        checkpoint=trained.checkpoint,
+        step=trained.progress.get("step"),
+        ensemble=[on_host(load_named(name, **load)) for name in options.ensemble],
+        long_lines=options.long_lines,
+        split_sentences=options.split_sentences,
+        spread=trained.split or options.spread,
+        keep_programs=trained.split is None,
+        shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
+        quantization=options.quantization,
+        target_lengths=trained.target_lengths,
+        several_sentences=trained.several_sentences,
+        warn=warn,
     )

@@ -125,6 +125,10 @@ class Vocab:
             raise UserError(f"{name} {path} cannot be read: {reason}; {remedy}") from error
         return cls(model, name=f"{name} {path}")
 
+    @property
+    def model(self) -> bytes:
+        return self._model
+
     def save(self, path: Path) -> None:
         """Write the model atomically."""
         write_atomically(path, self._model)

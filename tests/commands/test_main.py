@@ -368,20 +368,16 @@ def test_evaluate_passes_its_flags(capfd, monkeypatch, run_dir):
     assert main(["evaluate", f"--run={run_dir}", *flags]) == 0
     assert json.loads(capfd.readouterr().out) == {"bleu": 1.5}
     assert main(["evaluate", f"--run={run_dir}", "--source=a", "--reference", "b", "--method=greedy"]) == 0
-    (first, options), (_, files) = calls
-    assert (options["shortlist"], files["shortlist"]) == (Path("s"), None)
-    assert first == (run_dir,)
-    assert (options["split"], options["lowercase"], options["checkpoint"]) == ("test", True, "1500")
-    assert (options["search"].beam_size, options["search"].length_penalty) == (
-        7,
-        Config().search.length_penalty,
-    )
+    ((first, loading), options), ((_, other), files) = calls
+    assert (first, loading.shortlist, other.shortlist) == (run_dir, Path("s"), None)
+    assert (options["split"], options["lowercase"], loading.checkpoint) == ("test", True, "1500")
+    assert (loading.search.beam_size, loading.search.length_penalty) == (7, Config().search.length_penalty)
     assert (files["source"], files["reference"], files["lowercase"]) == (
         "a",
         "b",
         None,
     )  # None: as configured
-    assert files["search"].method == "greedy"
+    assert other.search.method == "greedy"
 
 
 def test_evaluate_refuses_half_a_pair_of_files(capfd, run_dir):
@@ -852,7 +848,11 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
 
 def test_doctor_lists_the_programs_of_a_run(tiny_run):
     programs = doctor.doctor(tiny_run)["programs"]
-    assert [(one["sentences"], one["source_tokens"]) for one in programs] == [("a few", 16), ("many", 16)]
+    assert [(one["sentences"], one["source_tokens"]) for one in programs] == [
+        ("one", 16),
+        ("a few", 16),
+        ("many", 16),
+    ]
     assert all(one["programs"] == ["empty", "prefill", "generate"] for one in programs)
 
 

@@ -12,7 +12,7 @@ from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import compiled_programs, scheduler, sizes
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.scheduler import search_all
+from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.sentences import Form, Sentence
 from flaxformer_mt.decoding.sizes import LengthRule, StateSizes
 from flaxformer_mt.model import make_model
@@ -106,10 +106,22 @@ class Searcher:
         """The translations, and each call's size and how many sentences of a part entered with it."""
         self.engine.budget.tokens = batch_tokens
         self.ran.clear()
-        found = dict(search_all(self.engine, sentences, n_best=n_best, params=self.params))
+        found = search_all(self.engine, sentences, self.params, n_best=n_best)
         ran = list(self.ran)
         assert sum(sum(counts) for _, _, counts in ran) >= len(sentences)
         return [found[index] for index in range(len(sentences))], ran
+
+
+def search_all(engine, sentences, params, *, n_best=1):
+    """The hypotheses of each sentence, by its index."""
+    scheduler, found = Scheduler(engine, tuple(params)), {}
+    scheduler.submit(dict(enumerate(sentences)), n_best=n_best)
+    while len(scheduler):
+        for index, result in scheduler.step(None):
+            if isinstance(result, Exception):
+                raise result
+            found[index] = result
+    return found
 
 
 def assert_same_translations(found, expected):
@@ -273,7 +285,7 @@ def test_devices_search_queues_of_their_own_with_the_same_results(small_sizes, a
 
 
 def test_a_stream_of_any_length_takes_a_few_programs(monkeypatch):
-    """Three for each size; other parameters, and other numbers of sentences, need no others."""
+    """Three for each size, one of them for a sentence alone; other parameters need no others."""
     compiled, submit = [], compiled_programs._compilers().submit
 
     def watch(function):
@@ -289,11 +301,10 @@ def test_a_stream_of_any_length_takes_a_few_programs(monkeypatch):
     for count in (1, 2, 9, 30, 100):
         part, _ = searcher.search(many[:count], 400)
         assert_same_translations(part, whole[:count])
-    assert len(compiled) == 9
+    assert len(compiled) == 12
     searcher.params = [jax.tree.map(lambda leaf: leaf * 1.1, own) for own in searcher.params]
     searcher.search(many[:100], 400)
-    assert len(compiled) == 9
-    assert searcher.engine.warm_up(searcher.params) == 9 == len(compiled)
+    assert searcher.engine.warm_up(searcher.params) == 12 == len(compiled)
 
 
 def test_programs_for_a_few_sentences_are_kept(tmp_path):
@@ -313,7 +324,7 @@ def test_programs_for_a_few_sentences_are_kept(tmp_path):
                 longest_source=8,
                 keep_programs=True,
             )
-            found.append(dict(search_all(engine, sentences, n_best=1, params=params)))
+            found.append(search_all(engine, sentences, params))
             traced = "_models" in vars(engine.programs)
             assert traced == (len(found) == 1)
         kept = sorted(path.name.split("-")[0] for path in (tmp_path / "kept").iterdir())
@@ -337,7 +348,11 @@ def test_states_are_few_and_within_the_tokens_of_a_batch():
     assert [size.capacity for size in RULE.many()] == [24, 41, 76, 147, 288]
     # A sentence among a few is never searched again.
     assert [size.capacity for size in RULE.few()] == [68, 116, 404]
-    assert all(size.rows == 4 for size in RULE.few())
+    assert all(size.rows == 4 for size in RULE.few()) and RULE.one() == []
+    on_cpu = dataclasses.replace(RULE, single=True, parts=2)
+    assert on_cpu.one() == [(1, 32, 68)] and on_cpu.few() == RULE.few()
+    assert [on_cpu.choose_few(9, 1, count=count).rows for count in (1, 2, 3, None)] == [1, 1, 4, 4]
+    assert on_cpu.choose_few(40, 1, count=1) == RULE.few()[1]
     short = dataclasses.replace(RULE, lengths=LengthRule(1.5, 20, 48, 30), batch_tokens=10)
     assert [size.source_length for size in short.many()] == [16, 32, 48]
     assert {size.rows for size in short.many()} == {1} and max(size.capacity for size in short.many()) == 30

@@ -4,11 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from test_engine import search_all
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding.engine import SearchEngine
-from flaxformer_mt.decoding.scheduler import Scheduler, search_all
+from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.sentences import Candidates, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
@@ -93,10 +94,10 @@ def test_translations_are_those_of_a_model_without_other_tokens(fields, constrai
         numbers = [n for n, one in enumerate(sentences) if one.source[0] == first]
         alone = [only(own, first, *sum(constraints.get("required", ()), ())) for own in params]
         chosen = [sentences[n] for n in numbers]
-        for index, result in search_all(plain, chosen, n_best=1, params=alone):
+        for index, result in search_all(plain, chosen, alone).items():
             expected[numbers[index]] = result
     engine = make_engine(options, models, rules=Rules())
-    found = dict(search_all(engine, sentences, n_best=1, params=params))
+    found = search_all(engine, sentences, params)
     assert_same([found[n] for n in range(len(sentences))], expected)
     assert len({result.tokens.tobytes() for result in expected}) > 3
     if constraints:

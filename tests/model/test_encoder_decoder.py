@@ -32,7 +32,7 @@ VARIANTS = {
     "modern": {"num_decoder_layers": 2, "positions": "rotary", "activation": "swiglu", "norm": "rms"}
     | {"tying": "none", "attention_bias": False, "ffn_bias": False, "key_dim": 4}
     | {"value_dim": 7},
-    "without_source_end": {"positions": "sinusoidal_halves", "source_end": False},
+    "without_source_end": {"positions": "sinusoidal_halves", "source_end": False, "target_start": "zeros"},
     "mixed": {"positions": "rotary", "norm_position": "post", "activation": "gelu_tanh"}
     | {"tying": "none", "output_bias": True, "embedding_scale": False, "value_dim": 5},
     "documents": {"norm_position": "post", "final_norm": True, "embedding_norm": True}

@@ -25,7 +25,7 @@ from flaxformer_mt.text_io import throughput
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.report import describe_report
-from flaxformer_mt.translation import scorer
+from flaxformer_mt.translation import translator
 from flaxformer_mt.translation.scorer import generate_text
 from flaxformer_mt.vocab import load_vocabs
 
@@ -225,7 +225,7 @@ def test_its_programs_are_kept_where_no_run_chooses(run, tmp_path, monkeypatch):
     def stop(folder):
         raise StopHereError(folder)
 
-    monkeypatch.setattr(scorer, "enable_compilation_cache", stop)
+    monkeypatch.setattr(translator, "enable_compilation_cache", stop)
     with pytest.raises(StopHereError, match=f"^{tmp_path}/own/compiled$"):
         generate_text(run_dir)
     assert config.data.cache_dir

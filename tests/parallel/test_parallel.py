@@ -19,7 +19,6 @@ from tiny_experiment import change, small_model
 from flaxformer_mt.commands import plot
 from flaxformer_mt.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.evaluation import perplexity
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -31,7 +30,8 @@ from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.setup import load_state
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import add_sums, make_gradient_step, make_train_step, make_update
-from flaxformer_mt.translation import scorer, translator
+from flaxformer_mt.translation import translator
+from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.trees import flatten_tree
 
 V, STEPS = 24, 20
@@ -464,8 +464,7 @@ def test_a_run_does_not_choose_where_compiled_programs_come_from(tiny_run, monke
     trained = load_trained(tiny_run)
     for module, use in [
         (translator, lambda: translator.Translator.load(tiny_run)),
-        (scorer, lambda: scorer.Scorer.load(tiny_run)),
-        (perplexity, lambda: perplexity.score_text(tiny_run, ["a"])),
+        (translator, lambda: Scorer.load(tiny_run)),
         (setup, lambda: setup.set_up_training(config, tiny_run, Checkpoints(tiny_run))),
         (plot, lambda: plot._draw_sentence(trained, "aa")),
     ]:

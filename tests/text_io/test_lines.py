@@ -14,7 +14,7 @@ from flaxformer_mt.text_io.lines import (
     open_input,
     open_output,
     read_lines,
-    take_window,
+    take_windows,
     watch_arrival,
 )
 
@@ -31,25 +31,26 @@ def test_a_window_closes_when_lines_pause_and_at_its_size(pipe, monkeypatch):
     arriving, writer = pipe
     lines = read_lines(arriving, name="pipe")
     writer.write(b"a\r\nb\xc3")
-    assert take_window(lines, 5, arriving.is_ready) == ["a"]
+    windows = take_windows(lines, 3, arriving.is_ready)
+    assert next(windows) == ["a"]
     writer.write(b"\xa4\n\n\xe2\x80\xa8\nd\n" + b"e" * 60_000 + b"\n")
-    assert take_window(lines, 2, arriving.is_ready) == ["b\u00e4", ""]
-    assert take_window(lines, 9, arriving.is_ready) == ["\u2028", "d", "e" * 60_000]
+    assert [next(windows), next(windows)] == [["b\u00e4", "", "\u2028"], ["d", "e" * 60_000]]
     monkeypatch.setattr(module, "_LONGEST_WAIT", 0.0)  # lines that keep coming do not keep it open
     writer.write(b"f\ng\nlast")
-    assert take_window(lines, 9, arriving.is_ready) == ["f"]
+    assert next(windows) == ["f"]
     monkeypatch.undo()
     writer.close()
-    assert take_window(lines, 9, arriving.is_ready) == ["g", "last"]
-    assert take_window(lines, 9, arriving.is_ready) == [] and arriving.is_ready()
+    assert list(windows) == [["g", "last"]] and arriving.is_ready()
 
 
-def test_files_have_full_windows(tmp_path):
-    (tmp_path / "in").write_bytes(b"a\nb\nc")
+def test_files_have_full_windows_and_what_goes_wrong_comes_after_the_lines_before(tmp_path):
+    (tmp_path / "in").write_bytes(b"a\nb\nc\n\xff\nd")
     with (tmp_path / "in").open("rb") as stream:
         assert watch_arrival(stream) is None
-        lines = read_lines(stream, name="in")
-        assert [take_window(lines, 2, None) for _ in range(3)] == [["a", "b"], ["c"], []]
+        windows = take_windows(read_lines(stream, name="in"), 2, None)
+        assert [next(windows), next(windows)] == [["a", "b"], ["c"]]
+        with pytest.raises(UserError, match="line 4, is not UTF-8"):
+            next(windows)
 
 
 def test_a_pipe_in_the_place_of_a_file_is_told_from_one_that_is_absent(tmp_path):

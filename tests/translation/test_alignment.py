@@ -11,12 +11,13 @@ from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
 from flaxformer_mt.decoding.forced_decoding import Watched
 from flaxformer_mt.translation.annotation import Notes, choose_watched
 from flaxformer_mt.translation.result import (
+    Annotations,
     Translation,
     align_pieces,
     align_words,
     check_phrases,
-    combine_parts,
     format_pharaoh,
+    join_parts,
     rank,
     weigh_down_marks,
 )
@@ -168,8 +169,9 @@ def translated(start, text, *hypotheses):
     return SourcePart(0, start, text, ids=np.arange(len(text.split()) + 1)), rank(hypotheses)
 
 
-def combine(line, translated, **options):
-    return combine_parts(line, *zip(*translated, strict=True), **options, eos_id=EOS)
+def combine(line, translated, *, words=True, **options):
+    options["annotations"] = Annotations(alignments="words" if words else "pieces")
+    return join_parts(line, *zip(*translated, strict=True), **options, eos_id=EOS)
 
 
 def test_parts_are_added_up():

@@ -7,6 +7,7 @@ import pytest
 
 from flaxformer_mt.config import DataConfig, VocabConfig
 from flaxformer_mt.corpus.pairs import Pair
+from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
@@ -91,7 +92,12 @@ def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator
 
     scorer = Scorer(translator.config, {}, vocabs)
     read = []
-    monkeypatch.setattr(scorer.tokens, "score_all", lambda pairs, params: read.extend(pairs) or [])
+
+    def score_all(pairs, *, params, top_k):
+        read.extend(pairs)
+        return [PairScore(0.0, 0.0, (), ())] * len(pairs)
+
+    monkeypatch.setattr(scorer.tokens, "score_all", score_all)
     scorer.score(["the dog"], ["le chien"], target_language="fr")
     list(scorer.score_stream(["the dog"], ["le chien"], target_language="fr"))
     scorer.score([">>fr<< the dog"], ["le chien"])

@@ -5,7 +5,6 @@ import html
 import json
 import math
 
-from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.translation.result import EMPTY, Translation, TranslationFormat, format_score
 
 NEXT = Translation("b\tc", -2.0, -3.0, (8, 2), token_log_probs=(-2.5, -0.5), alignment=((0, 0),))
@@ -83,10 +82,10 @@ def test_what_is_no_number_is_null_in_json():
 
 
 def test_scores():
-    score = PairScore(-0.25, -0.5, (-0.125, -0.375), (7, 2))
+    score = Translation("y", -0.25, -0.5, (7, 2), token_log_probs=(-0.125, -0.375))
 
     def write(**options):
-        return format_score(score, 3, ("x", "y"), pieces, **({"tokens": False, "as_json": False} | options))
+        return format_score(score, 3, "x", pieces, **({"tokens": False, "as_json": False} | options))
 
     assert write() == "-0.250000"
     assert write(tokens=True) == "-0.250000\t-0.500000\t-0.125000 -0.375000"
@@ -101,5 +100,5 @@ def test_scores():
         "token_log_probs": [-0.125, -0.375],
         "truncated": False,
     }
-    alone = format_score(score, 3, (None, "y"), pieces, tokens=False, as_json=True)
+    alone = format_score(score, 3, None, pieces, tokens=False, as_json=True)
     assert "source" not in json.loads(alone)

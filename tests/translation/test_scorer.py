@@ -13,7 +13,8 @@ from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.translation.scorer import Scorer, find_longest
+from flaxformer_mt.translation.engine import find_longest
+from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.vocab import Vocabs
 
 SENTENCES = ["der Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
@@ -124,16 +125,16 @@ def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatc
 
 
 def test_pairs_are_scored_when_their_input_pauses(scorer, monkeypatch):
-    windows, ready = [], iter([True, False, True, True])
+    windows, ready, score_all = [], iter([True, False, True, True]), scorer.tokens.score_all
 
-    def score_window(sources, targets, tags, *, first_line):
-        windows.append((sources, targets, first_line))
-        return targets
+    def note(pairs, **options):
+        windows.append(len(pairs))
+        return score_all(pairs, **options)
 
-    monkeypatch.setattr(scorer, "_score_window", score_window)
-    sides = iter("abcde"), iter("vwxyz")
-    assert list(scorer.score_stream(*sides, window=3, is_ready=lambda: next(ready))) == list("vwxyz")
-    assert windows == [(["a", "b"], ["v", "w"], 1), (["c", "d", "e"], ["x", "y", "z"], 3)]
+    monkeypatch.setattr(scorer.tokens, "score_all", note)
+    sides = iter(SENTENCES), iter(["dog", "cat", "a", "we", "old"])
+    found = list(scorer.score_stream(*sides, window=3, is_ready=lambda: next(ready)))
+    assert [one.text for one in found] == ["dog", "cat", "a", "we", "old"] and windows == [2, 3]
 
 
 def test_long_lines_are_refused_or_cut_but_never_silently(scorer, params, vocabs):
@@ -159,7 +160,7 @@ def test_long_lines_are_refused_or_cut_but_never_silently(scorer, params, vocabs
     source = vocabs.source.tokenize("Hund")
     beginning = cutting.score_tokens([source] * 15, [found[1].tokens] * 15)[0]
     assert found[1].score == pytest.approx(beginning.score, abs=1e-4)
-    assert [message.split(":")[0] for message in told] == ["target line 2", "source line 1"]
+    assert [message.split(":")[0] for message in told] == ["source line 1", "target line 2"]
 
 
 def test_a_language_model_scores_text_alone(config, vocabs, make_params):

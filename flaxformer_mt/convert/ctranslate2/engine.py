@@ -165,7 +165,6 @@ class CTranslate2Engine(LineEngine):
         self._ids = {piece: number for number, piece in enumerate(target.pieces(range(target.size)))}
 
     def describe(self) -> dict[str, Any]:
-        """Return what translations depend on."""
         return {
             "model": _digest(self._folder / "model.bin"),
             "config": _digest(self._folder / "config.json"),
