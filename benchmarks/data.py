@@ -114,7 +114,7 @@ def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:
 
 def count_tokens(batch: BatchArray) -> int:
     """Count the target tokens of a batch, without padding."""
-    return int(np.count_nonzero(batch.sides()[1].mask))
+    return int(np.count_nonzero(batch.sides[1].mask))
 
 
 # ---- a large corpus ----

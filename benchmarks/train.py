@@ -157,7 +157,7 @@ def count_flops(batches: list[BatchArray], setting: Setting, *, padded: bool) ->
         if padded:
             work = padded_work(*batch.shape)
         else:
-            sides = batch.sides()
+            sides = batch.sides
             segments = [side.segments(np) for side in sides] if batch.packed else []
             work = real_work(*(side.mask for side in sides), *segments)
         total += training_flops(setting.model, work, target_size=setting.vocabulary)

@@ -24,18 +24,24 @@ _PADDING = -1
 
 
 class TokenRows(NamedTuple):
-    """One side of a batch, [B, L]: ids with padding, where tokens are, and where sentences begin."""
+    """The numbers [B, L] of one side of a batch: where tokens are, and where sentences begin."""
 
-    tokens: Array
-    mask: Array
-    first: Array
+    numbers: Array
+
+    @property
+    def mask(self) -> Array:
+        return self.numbers >= 0
+
+    @property
+    def first(self) -> Array:
+        return self.mask & (self.numbers & 1 == 1)
 
     def segments(self, xp: Any) -> Array:
         """Number of each token's sentence within its row, from 1; 0: padding."""
         return xp.where(self.mask, xp.cumsum(self.first, axis=1, dtype=np.int32), 0)
 
     def positions(self, xp: Any) -> Array:
-        index = xp.arange(self.tokens.shape[1], dtype=np.int32)[None]
+        index = xp.arange(self.numbers.shape[1], dtype=np.int32)[None]
         begin = xp.where(self.first, index, 0)
         begin = np.maximum.accumulate(begin, axis=1) if xp is np else jax.lax.cummax(begin, axis=1)
         return xp.where(self.mask, index - begin, 0)
@@ -69,23 +75,21 @@ class BatchArray:
         rows, length = self.numbers.shape
         return Shape(rows, self.source_length, length - self.source_length)
 
-    def sides(self, xp: Any = np) -> tuple[TokenRows, TokenRows]:
-        parts = self.numbers[:, : self.source_length], self.numbers[:, self.source_length :]
-        source, target = (
-            TokenRows(xp.where(part >= 0, part >> 1, self.pad_id), part >= 0, (part >= 0) & (part & 1 == 1))
-            for part in parts
-        )
-        return source, target
+    @property
+    def sides(self) -> tuple[TokenRows, TokenRows]:
+        source, target = self.numbers[:, : self.source_length], self.numbers[:, self.source_length :]
+        return TokenRows(source), TokenRows(target)
 
     def to_batch(self, xp: Any = jnp) -> Batch:
         """Compute the arrays of the batch, inside a program for the devices; `xp` numpy: on the host."""
-        source, target = self.sides(xp)
-        before = xp.pad(target.tokens, ((0, 0), (1, 0)))[:, :-1]
+        source, target = self.sides
+        ids, target_out = (xp.where(side.mask, side.numbers >> 1, self.pad_id) for side in self.sides)
+        before = xp.pad(target_out, ((0, 0), (1, 0)))[:, :-1]
         target_in = xp.where(target.first, self.bos_id, before)
         batch = Batch(
-            source=source.tokens,
+            source=ids,
             target_in=xp.where(target.mask, target_in, self.pad_id),
-            target_out=target.tokens,
+            target_out=target_out,
             source_mask=source.mask,
             target_mask=target.mask,
             **self.columns,

@@ -221,6 +221,6 @@ def find_unpadded_sizes(
 def fitting_sizes(batch: BatchArray, sizes: UnpaddedSizes) -> tuple[int, int] | None:
     """Return the sizes of a batch without padding; None if it keeps its padding, or has too many tokens."""
     room = sizes.get(batch.shape)
-    if room is None or any(side.mask.sum() > most for side, most in zip(batch.sides(), room, strict=True)):
+    if room is None or any(side.mask.sum() > most for side, most in zip(batch.sides, room, strict=True)):
         return None
     return room

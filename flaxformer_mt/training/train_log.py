@@ -90,7 +90,7 @@ class MetricSums:
         self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum, metrics.alignment))
         self._updates += 1
         for batch in batches:
-            sides = batch.sides()
+            sides = batch.sides
             segments = [side.segments(np) for side in sides] if batch.packed else []
             self._work += real_work(*(side.mask for side in sides), *segments)
             rows, *lengths = batch.shape
