@@ -5,7 +5,6 @@ All formats exchange `Weights`, and write the entry of this package into config.
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import json
@@ -20,7 +19,7 @@ import numpy as np
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.files import from_dict, read_json_object, to_dict
 from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Table
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, install_command, suggest
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.shapes import Batch
@@ -313,9 +312,8 @@ def naming_extras(what: str) -> Iterator[None]:
 
 def find_format(name: str) -> Format:
     if name not in _HOMES:
-        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
-        raise UserError(f"unknown format {name}; {hint}")
+        hint = suggest(_OTHER_NAMES.get(name, name), NAMES, otherwise=f"known formats: {', '.join(NAMES)}")
+        raise UserError(f"unknown format {name}{hint}")
     module, _, attribute = _HOMES[name].partition(":")
     with naming_extras(f"format {name}"):
         return getattr(importlib.import_module(f"flaxformer_mt.convert.{module}"), attribute or "FORMAT")

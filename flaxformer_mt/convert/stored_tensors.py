@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_files import StoredArray, check_tensors, check_unpacked_size
 from flaxformer_mt.convert.name_table import Tensors
-from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.errors import UserError, describe_error, first_line
 
 WEIGHTS_NAME = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
@@ -117,7 +117,7 @@ def _naming_damage(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # damaged headers and pickles raise errors of many types
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = describe_error(error)
         raise UserError(f"{path} is damaged or no file of tensors: {reason}; copy it again") from error
 
 

@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017), with its cached decoding step.
 
-Row 7 of the data path: token ids to logits. Padding arrives as masks or segments; losses/ contains the
+Token ids to logits. Padding arrives as masks or segments; losses/ contains the
 losses.
 """
 

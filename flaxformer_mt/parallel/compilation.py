@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -17,9 +18,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from flaxformer_mt.atomic_folder import artifact, discard
+from flaxformer_mt.atomic_folder import artifact, discard, read_artifact
 from flaxformer_mt.cpu import describe_processor
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 
 # The monitoring events of JAX whose time is compile time.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
@@ -30,6 +31,7 @@ class CompileClock:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._start = clock, clock()
+        self._beside = False
         # Start and end of each time in which programs were compiled; they do not overlap.
         self._compiled: list[tuple[float, float]] = []
         self._lock = threading.Lock()
@@ -42,9 +44,18 @@ class CompileClock:
         """Return the time of a clock that stands still while programs are compiled."""
         return self._clock() - self.compiling()
 
+    @contextlib.contextmanager
+    def compiling_beside(self) -> Iterator[None]:
+        """Count no compile time meanwhile: nothing waits for it."""
+        self._beside = True
+        try:
+            yield
+        finally:
+            self._beside = False
+
     def listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         """Add the time of an event that ends now, less what others, in other threads, have of it."""
-        if event not in _COMPILING:
+        if self._beside or event not in _COMPILING:
             return
         with self._lock:
             end = self._clock()
@@ -97,16 +108,15 @@ def check_compiler_options(options: Mapping[str, str | bool]) -> None:
         try:
             jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
         except (jax.errors.JaxRuntimeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0][:200]
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(
                 f"parallel.xla_flags has {name}={shown}, which XLA of JAX {jax.__version__} refuses on "
-                f"{jax.default_backend()} ({reason}); remove it from parallel.xla_flags"
+                f"{jax.default_backend()} ({first_line(error)}); remove it from parallel.xla_flags"
             ) from error
 
 
 # Maximum number of files; those that were used longest ago are removed.
-_MAX_FILES = 200
+_MAX_FILES = 400
 
 # The threads that compile outside of JAX's cache, and the setting that the last of them restores.
 _outside_lock = threading.Lock()
@@ -134,29 +144,57 @@ def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
 def compile_kept(
     function: Callable[..., Any], arguments: tuple[Any, ...], dependencies: Any, devices: Sequence[jax.Device]
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return a compiled program: a kept one, or the compiled `function`, which is then kept.
+    """Return the program of a function that returns a tuple of arrays; see `lower_kept`."""
+    return lower_kept(function, arguments, dependencies, devices)()
 
-    `function` is a result of `jax.jit`, without static arguments, that returns a tuple of arrays. Arguments,
-    or their shapes, have the dtypes and shardings of all later calls; the program may be run on them, with
-    zeros in place of shapes. `dependencies` are all others but this package, JAX and the machine.
+
+def lower_kept(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    dependencies: Any,
+    devices: Sequence[jax.Device],
+    *,
+    results: Any = None,
+    check: bool = True,
+) -> Callable[[], Callable[..., Any]]:
+    """Load a kept program, or trace it; return what compiles and keeps it if need be, in any thread.
+
+    Args:
+      function: a result of `jax.jit`, without static arguments.
+      arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
+        run on them, with zeros in place of shapes. Those that are donated are shapes.
+      dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
+      devices: the devices that the program runs on.
+      results: a tree with the structure of the results. None: they are a tuple of arrays.
+      check: whether a copy must give the same results before it is kept.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(arguments)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
-    path = _find_path("program", [dependencies, shapes, [device.id for device in devices]])
+    path = _find_path("program", [dependencies, str(structure), shapes, [device.id for device in devices]])
+
+    def load(folder: Path, _: Any = None) -> Callable[..., Any]:
+        return _load((folder / "program").read_bytes(), arguments, devices, results)
+
+    with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
+        if path is not None and read_artifact(path):
+            loaded = load(path)
+            return lambda: loaded
+    lowered = function.lower(*arguments)  # type: ignore[attr-defined]
+    if path is None:
+        return lowered.compile
 
     @functools.cache
-    def compiled() -> Any:
-        lowered = function.lower(*arguments)  # type: ignore[attr-defined]
-        if path is None:
-            return lowered.compile()
+    def compile_it() -> Callable[..., Any]:
         with _outside_of_jax_cache():
             return lowered.compile()
 
-    def load(folder: Path, _: Any) -> Any:
-        made = compiled.cache_info().currsize
-        return compiled() if made else _load((folder / "program").read_bytes(), arguments, devices)
+    def build(folder: Path) -> None:
+        _write(folder, compile_it(), arguments, devices, results, check=check)
 
-    return _keep(path, lambda folder: _write(folder, compiled(), arguments, devices), load, compiled)
+    def load_or_take(folder: Path, _: Any) -> Callable[..., Any]:
+        return compile_it() if compile_it.cache_info().currsize else load(folder)
+
+    return lambda: _keep(path, build, load_or_take, compile_it)
 
 
 def _keep(
@@ -174,16 +212,28 @@ def _keep(
     return make()
 
 
-def _write(folder: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> None:
+def _write(
+    folder: Path,
+    compiled: Any,
+    arguments: tuple[Any, ...],
+    devices: Sequence[jax.Device],
+    results: Any,
+    *,
+    check: bool,
+) -> None:
     """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
     from jax.experimental.serialize_executable import serialize
 
     program, _, structure = serialize(compiled)
+    assert results is None or jax.tree.structure(results) == structure
     data = json.dumps(structure.num_leaves).encode() + b"\n" + program
-    arguments = jax.tree.map(_make_zeros, arguments)
-    copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
-    if not all(np.array_equal(*pair, equal_nan=True) for pair in zip(copied, own, strict=True)):
-        raise ValueError("the copy of a program gives other results")
+    copy = _load(data, arguments, devices, results)
+    if check:
+        # One after the other: both may donate what they get.
+        copied, own = (jax.device_get(run(*jax.tree.map(_make_zeros, arguments))) for run in (copy, compiled))
+        pairs = zip(jax.tree.leaves(copied), jax.tree.leaves(own), strict=True)
+        if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
+            raise ValueError("the copy of a program gives other results")
     (folder / "program").write_bytes(data)
 
 
@@ -193,14 +243,16 @@ def _make_zeros(argument: Any) -> Any:
     return jax.device_put(np.zeros(argument.shape, argument.dtype), argument.sharding)
 
 
-def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> Callable[..., Any]:
+def _load(
+    data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device], results: Any
+) -> Callable[..., Any]:
     from jax.experimental.serialize_executable import deserialize_and_load
 
     count, _, program = data.partition(b"\n")
     return deserialize_and_load(
         program,
         jax.tree.structure((arguments, {})),
-        jax.tree.structure((0,) * json.loads(count)),
+        jax.tree.structure((0,) * json.loads(count) if results is None else results),
         backend=devices[0].client,
         execution_devices=tuple(devices),
     )
@@ -248,7 +300,11 @@ def _describe_surroundings() -> dict[str, Any]:
     }
     return {
         "code": _digest_code(),
-        "versions": [sys.version, jax.__version__, jax.lib.__version__, devices[0].client.platform_version],
+        "versions": [
+            sys.version,
+            *(importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")),
+            devices[0].client.platform_version,
+        ],
         "settings": settings,
         "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         "processor": describe_processor(),
@@ -256,12 +312,18 @@ def _describe_surroundings() -> dict[str, Any]:
     }
 
 
+# Of the package: what programs are traced from.
+_TRACED = ("model", "kernels", "search", "decoding", "training", "parallel") + tuple(
+    f"{name}.py" for name in ("losses", "shapes", "trees", "config/schema", "data/batch_array")
+)
+
+
 @functools.cache
 def _digest_code() -> str:
     """Digest the modules that programs are traced from: a checkout may change without its version."""
     package = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
-    for wing in ("model", "kernels", "search", "decoding", "parallel", "shapes.py", "config/schema.py"):
+    for wing in _TRACED:
         files = [package / wing] if wing.endswith(".py") else sorted((package / wing).rglob("*.py"))
         for file in files:
             digest.update(file.read_bytes())

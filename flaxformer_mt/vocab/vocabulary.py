@@ -1,6 +1,6 @@
 """Text to ids and back: training, loading and saving of one SentencePiece model.
 
-Row 2 of the data path. Contains the ids of pad, bos, eos and unk.
+Contains the ids of pad, bos, eos and unk.
 """
 
 import functools

@@ -361,7 +361,7 @@ def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_p
             "model.ffn_dim 1000000 make more than 16000000 parameters, but the files",
         ),
         ("model", {"max_positions": 10**12}, "model.max_positions is 1000000000000"),
-        ("model", {"num_heads": "2"}, "config.model.num_heads should be int, got '2' (str)"),
+        ("model", {"num_heads": "2"}, "config.model.num_heads is '2'; it must be a whole number"),
         (
             "data",
             {"max_source_length": 10**12},

@@ -51,7 +51,7 @@ from flaxformer_mt.convert.network_fields import (
 from flaxformer_mt.convert.sentencepiece_file import Specials, drop_fillers
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.convert.toolkits.marian_network import compute_log_probs
-from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces
@@ -298,7 +298,7 @@ def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, zlib and value errors of many types
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = describe_error(error)
         raise UserError(f"{file} is not an .npz that can be read: {reason}") from error
 
 
