@@ -178,6 +178,7 @@ def lower_kept(
     with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
         if path is not None and read_artifact(path):
             loaded = load(path)
+            _touch(path)
             return lambda: loaded
     lowered = function.lower(*arguments)  # type: ignore[attr-defined]
     if path is None:
@@ -205,11 +206,18 @@ def _keep(
     with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
         if path is not None:
             found = artifact(path, build, load)
-            with contextlib.suppress(OSError):  # a folder that may only be read
-                os.utime(path)
-                _remove_oldest(path.parent)
+            _touch(path)
             return found
     return make()
+
+
+def _touch(path: Path) -> None:
+    """Mark what is kept as used, and remove what was used longest ago."""
+    with contextlib.suppress(OSError):  # a folder that may only be read
+        os.utime(path)
+        files = [(path.stat().st_mtime, path) for path in path.parent.glob("[!.]*")]
+        for _, oldest in sorted(files)[:-_MAX_FILES]:
+            discard(oldest)
 
 
 def _write(
@@ -328,9 +336,3 @@ def _digest_code() -> str:
         for file in files:
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _remove_oldest(folder: Path) -> None:
-    files = [(path.stat().st_mtime, path) for path in folder.glob("[!.]*")]
-    for _, path in sorted(files)[:-_MAX_FILES]:
-        discard(path)
