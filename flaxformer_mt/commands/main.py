@@ -349,7 +349,7 @@ COMMANDS = {
         _train,
         words=("config",),
         examples={
-            "--config.train.steps=300": "the toy corpus, into runs/toy_de_en; again: it goes on",
+            "--config.train.steps=300": "the toy corpus, into runs/toy_de_en; repeat it to resume",
             "--init=runs/a --run=runs/b --config.data.dataset=parallel_text@my_text": "start from a run",
         },
         summarize=lambda report: "",  # a person has been told the result on standard error
@@ -368,9 +368,7 @@ COMMANDS = {
         command_options.PrepareOptions,
         _prepare,
         words=("config",),
-        examples={
-            "parallel_text --config.data.text_dir=my_text": "what there is to say of train.de, train.en, ..."
-        },
+        examples={"parallel_text --config.data.text_dir=my_text": "check and count train.de, train.en, ..."},
         summarize=summarize_preparation,
     ),
     "align": _Command(command_options.AlignOptions, align_training_pairs, words=("config",)),

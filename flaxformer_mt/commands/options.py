@@ -87,10 +87,10 @@ class LanguageOptions:
 
     # ---- languages ----
 
-    # Language to translate into, of a model of several. None: the one that the model has, or that the tag of
-    # each line names.
+    # Language to translate into, for a multilingual model. None: the model's target language, or the language
+    # that the tag of each line names.
     target_language: _TargetLanguage = None
-    # Language of the lines, of a model with data.source_tags. None: the one that the model has.
+    # Language of the lines, for a model with data.source_tags. None: the model's source language.
     source_language: _SourceLanguage = None
 
 
@@ -108,7 +108,7 @@ class EncodingOptions:
 class JsonOptions:
     """How the result is printed."""
 
-    # Write JSON on a terminal too. Elsewhere, as into a file or a pipe, the output is always JSON.
+    # Write JSON on a terminal too. In a file or a pipe, the output is always JSON.
     json: bool = False
 
 
@@ -117,7 +117,7 @@ class ExperimentOptions:
     """Options of all commands that start from a config."""
 
     # Run directory, or its URL (gs://, s3://): config, checkpoints, results. Without --config, the config of
-    # an existing run is used; without --run, --config=FOLDER/NAME.py is for runs/NAME.
+    # an existing run is used; without --run, the run of --config=FOLDER/NAME.py is runs/NAME.
     run: RunPath
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
@@ -146,8 +146,8 @@ class WorkerOptions(ProcessOptions):
 
     # ---- workers ----
 
-    # Number of workers, each of which translates blocks of --window lines with a model of its own, on an
-    # accelerator of its own if there are any. One that dies costs the time of its block. None: no workers;
+    # Number of workers, each of which translates blocks of --window lines with its own copy of the model, on
+    # its own accelerator if there are any. If a worker dies, its block is translated again. None: no workers;
     # with --ray, one for each accelerator of the cluster, or for each machine if there are none.
     workers: Annotated[int | None, at_least(1)] = None
     # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT or
@@ -162,11 +162,10 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
 
     # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
-    # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; the network and the vocabulary are
-    # its own, other settings only without --config. None: random parameters.
+    # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
+    # from that run, and without --config all other settings too. None: random parameters.
     init: Annotated[str | None, KnownAs("train_from finetune_from_model pretrained_model load_model")] = None
-    # With --init: make the vocabulary from the new data. Pieces that both vocabularies have keep their
-    # parameters.
+    # With --init: train a vocabulary on the new data. Shared subwords keep their embeddings.
     new_vocab: bool = False
 
 
@@ -184,12 +183,12 @@ class PrepareOptions(ExperimentOptions, JsonOptions):
     ray: str | None = None
     # ---- shortlist ----
 
-    # File to write a shortlist to: the most probable target pieces of each source piece, learned from the
-    # training set, for `translate --shortlist=FILE`. None: none is made.
+    # File to write a shortlist to: the most probable target subwords of each source subword, learned from the
+    # training set, for `translate --shortlist=FILE`. None: no shortlist.
     shortlist: Path | None = None
-    # With --shortlist: maximum number of target pieces for each source piece.
+    # With --shortlist: maximum number of target subwords for each source subword.
     shortlist_candidates: int = 50
-    # With --shortlist: number of the most frequent target pieces, which may occur in every translation.
+    # With --shortlist: number of the most frequent target subwords, which may occur in every translation.
     shortlist_common: int = 200
 
 
@@ -197,7 +196,7 @@ class PrepareOptions(ExperimentOptions, JsonOptions):
 class AlignOptions(ExperimentOptions):
     """Aligns the words of the training pairs (IBM model 1 and an HMM), for guided alignment."""
 
-    # File for the alignments, one line `0-0 1-2` for each training pair. None: the file of data.alignments.
+    # File for the alignments, one line `0-0 1-2` per training pair. None: the file of data.alignments.
     output: Annotated[str | None, _Output] = None
 
 
@@ -241,13 +240,13 @@ class EvaluateOptions(ProcessOptions, SearchOptions, SearchModelOptions, Shortli
 
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
-    # File of source sentences to evaluate on, one a line; needs --reference. None: a split.
+    # File of source sentences to evaluate on, one per line; needs --reference. None: a split.
     source: Annotated[str | None, _Source] = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: a split.
     reference: Annotated[str | None, _Target] = None
-    # Evaluate only translations into this language, of a model of several. None: all; with --source and
-    # --reference, the one that the model has.
+    # Evaluate only translations into this language, for a multilingual model. None: all languages; with
+    # --source and --reference, the model's target language.
     target_language: _TargetLanguage = None
     # Evaluate only translations from this language. None: all.
     source_language: _SourceLanguage = None
@@ -314,19 +313,19 @@ class TranslateOptions(
     scores: bool = False
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens<TAB>text`.
     token_scores: bool = False
-    # Write the word or piece alignment before the text, as pairs `i-j` of source and target positions from 0,
-    # found by attention. --alignments without a value: words. None: no alignment.
+    # Write the alignment of words or subwords before the text, as pairs `i-j` of source and target positions
+    # from 0, found by attention. --alignments without a value: words. None: no alignment.
     alignments: Literal["words", "pieces"] | None = None
-    # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: that of the head that
-    # has learned alignments (model.alignment), or the last but one.
+    # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: the layer of the head
+    # that was trained on alignments (model.alignment), otherwise the second-to-last layer.
     alignment_layer: int | None = None
-    # Attention head, from 0, that gives the alignment. None: the head that has learned alignments, or the
-    # mean of all heads.
+    # Attention head, from 0, that gives the alignment. None: the head that was trained on alignments,
+    # otherwise the mean of all heads.
     alignment_head: int | None = None
-    # Write one JSON object a line: text, score, token log-probabilities, alignment, pieces and more.
+    # Write one JSON object per line: text, score, token log-probabilities, alignment, pieces and more.
     json: bool = False
-    # Take tags (<b>, <br/>) and placeholders ({0}, %s, {{name}}) out of each line, and put them back around
-    # and beside the words of the translation that the alignment finds.
+    # Take tags (<b>, <br/>) and placeholders ({0}, %s, {{name}}) out of each line, and put them back at the
+    # aligned words of the translation.
     markup: bool = False
     # ---- lines and interruptions ----
 
@@ -334,7 +333,7 @@ class TranslateOptions(
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
     window: Annotated[int | None, at_least(1)] = None
-    # First prepare the programs for few sentences, and keep them for later commands: these then start faster.
+    # First compile the functions for few sentences and keep them, so that later commands start faster.
     warm_up: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
     resume: bool = False
@@ -351,7 +350,7 @@ class ScoreOptions(
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: RunPath
-    # File of the translations to score, one a line (for a language model, the text). `-`: standard input.
+    # File of the translations to score, one per line (for a language model, the text). `-`: standard input.
     target: Annotated[str, _Target]
     # File of the source sentences, one line for each line of --target. `-`: standard input. None: for a
     # language model, which has no source.
@@ -362,7 +361,7 @@ class ScoreOptions(
 
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.
     tokens: bool = False
-    # Write one JSON object a line: source, target, score, token log-probabilities, pieces and more.
+    # Write one JSON object per line: source, target, score, token log-probabilities, pieces and more.
     json: bool = False
     # ---- lines and memory ----
 
@@ -375,7 +374,7 @@ class ScoreOptions(
 
 @dataclass(frozen=True)
 class GenerateOptions(CheckpointOptions, _GenerateFlags):
-    """Writes texts by a language model (a run without data.source_language), one a line."""
+    """Writes texts by a language model (a run without data.source_language), one per line."""
 
     # Run directory of a trained language model.
     run: RunPath
@@ -436,7 +435,7 @@ class CorpusOptions(
 
     # ---- input and output ----
 
-    # UTF-8 text file, one sentence a line.
+    # UTF-8 text file, one sentence per line.
     input: Annotated[str, _Source]
     # Folder for the pairs, train.tsv, which data.dataset=parallel_text@DIR reads.
     output: Annotated[Path, _Output]
@@ -530,13 +529,13 @@ class ImportOptions:
     # Languages to translate between, as in de,en; the first is the source language of two. More than two only
     # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
     languages: tuple[str, ...] | None = None
-    # With --format=hf: files of text in the languages in use. Pieces that occur in none of them are left out
-    # of the vocabulary, and of the embeddings. None: all are kept.
+    # With --format=hf: files of text in the languages in use. Subwords that do not occur in them are removed
+    # from vocabulary and embeddings. None: all are kept.
     vocab_text: tuple[str, ...] | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
     # Folder with joint.model, or with source.model and target.model (SentencePiece); or with .txt files of
-    # these names: a word a line, in the order of ids. Or one file for both languages. None: it is in the
+    # these names: one word per line, in the order of ids. Or one file for both languages. None: it is in the
     # model's folder.
     vocab: Path | None = None
     # Maximum absolute difference from the original model's logits that is accepted.
@@ -547,26 +546,26 @@ class ImportOptions:
 class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
 
-    # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. Several, of
-    # other languages: --run=A --run=B.
+    # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. For several
+    # language pairs: --run=A --run=B.
     run: tuple[RunPath, ...]
     # ---- address ----
 
     # Port to listen at. 0: any free port.
     port: Annotated[int, between(0, 65535)] = 5000
-    # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks. None: that of the
+    # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks. None: the value of the
     # environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
     host: str | None = None
-    # File of keys, one a line. A request for a translation needs one of them. None: no key is needed.
+    # File of keys, one per line. A request for a translation needs one of them. None: no key is needed.
     api_key_file: Path | None = None
     # Origins whose pages may ask this server from a browser (CORS), such as https://example.org, separated by
     # commas. *: any. Empty: only the server's own page.
     cors: tuple[str, ...] = ()
     # ---- limits ----
 
-    # Characters of one request; more are refused with status 413.
+    # Maximum number of characters of a request; longer requests get status 413.
     max_characters: Annotated[int, at_least(1)] = 10_000
-    # Lines of all requests that are not answered yet; more are refused with status 429.
+    # Maximum number of lines of all unanswered requests; further requests get status 429.
     max_waiting: Annotated[int, at_least(1)] = 1000
     # Seconds after which a request is given up, with status 504.
     timeout: Annotated[float, at_least(0.001)] = 60.0
@@ -576,7 +575,7 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     backend: Literal["jax", "ctranslate2"] = "jax"
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
-    # Compile for all sizes from the start. Requests that come meanwhile wait for what they need only.
+    # Compile all sizes at the start. Meanwhile, a request waits only for the functions that it needs.
     warm_up: bool = True
 
 
@@ -584,11 +583,11 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
 class NewOptions:
     """Writes a config for a corpus: held-out pairs, and sizes that fit the corpus and this machine."""
 
-    # Files of the corpus, which may be written without `--files=`: two with a sentence a line, source first
-    # (corpus.fr corpus.en), or one table: two columns (corpus.tsv), JSON objects (corpus.jsonl) or parquet
-    # (corpus.parquet). Text may be packed, as .gz or .zst.
+    # Files of the corpus, which may be written without `--files=`: two with one sentence per line, source
+    # first (corpus.fr corpus.en), or one table: two columns (corpus.tsv), JSON objects (corpus.jsonl) or
+    # parquet (corpus.parquet). Text may be compressed, as .gz or .zst.
     files: tuple[str, ...]
-    # Run directory of the training to come. The config is written beside it, as RUN.py.
+    # Run directory for the training. The config is written next to it, as RUN.py.
     run: RunPath
     # Language of the sources, such as fr. None: the ending of the first file.
     source_language: _SourceLanguage = None

@@ -13,7 +13,7 @@ class LoadOptions:
 
     # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
     checkpoint: str | None = None
-    # Search options that replace those of the run's config. None: those of the config.
+    # Search options that override the run's config. None: no change.
     search: SearchConfig | None = None
     # ---- ensemble ----
 
@@ -21,24 +21,25 @@ class LoadOptions:
     ensemble: tuple[str, ...] = ()
     # ---- lines and interruptions ----
 
-    # What is longer than data.max_source_length tokens: split translates it in parts and joins the results,
-    # cut translates only the beginning.
+    # Sentences of more than data.max_source_length tokens: split translates them in parts and joins the
+    # results, cut translates only the beginning.
     long_lines: Literal["split", "cut"] = "split"
     # ---- model ----
 
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
+    # Data type of activations and matrix products. None: as trained, but float32 on a CPU without bfloat16.
     dtype: Annotated[Dtype | None, DTYPE_NAMES] = None
-    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
+    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: no quantization.
     quantization: Quantization | None = None
-    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
-    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
+    # Lines of several sentences: always translates each sentence separately and joins the results; never
+    # translates the line as a whole; auto is always, unless 10% of the training lines had several sentences.
     split_sentences: Literal["auto", "always", "never"] = "auto"
     # Whether to use all devices, each for a part of each batch, or, if the model is too large for one of
     # them, together for each sentence. The first four cores of a CPU become devices, unless JAX has computed
     # before. All callers share the programs compiled so.
     spread: bool = True
-    # Use checkpoints although parameters of them are NaN or infinite.
+    # Use a checkpoint even if some of its parameters are NaN or infinite.
     allow_nonfinite: bool = False
-    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
-    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
+    # Shortlist: a file of the target subwords that may translate each source subword, written by prepare
+    # --shortlist=FILE or as CTranslate2's vmap: faster on CPUs. Other subwords are not considered. None: all
+    # subwords.
     shortlist: Path | str | None = None

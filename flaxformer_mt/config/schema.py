@@ -38,21 +38,21 @@ SPACE_NOISE = ("punctuation", "whitespace", "typo_kinds.random_space", "typo_kin
 
 @dataclass(frozen=True)
 class TypoConfig:
-    """Kinds of typos: the probability of each in a line that data.noise.typos has chosen."""
+    """Kinds of typos: the probability of each kind in a line that data.noise.typos has chosen."""
 
-    # Two neighbouring letters of a word change places.
+    # Two adjacent letters of a word are swapped.
     char_swap: Annotated[float, between(0, 1)] = 0.1
     # A letter of a word is missing.
     missing_char: Annotated[float, between(0, 1)] = 0.1
-    # A letter is followed or preceded by one beside it on the keyboard.
+    # A letter is followed or preceded by its neighbor on the keyboard.
     extra_char: Annotated[float, between(0, 1)] = 0.1
-    # A letter is replaced by one beside it on the keyboard.
+    # A letter is replaced by its neighbor on the keyboard.
     nearby_char: Annotated[float, between(0, 1)] = 0.1
     # A letter is replaced by one that looks like it, such as a letter without its accent.
     similar_char: Annotated[float, between(0, 1)] = 0.1
-    # A space between two words is missing; refused with data.alignments, which count words.
+    # A space between two words is missing; not allowed with data.alignments, which count words.
     skipped_space: Annotated[float, between(0, 1)] = 0.1
-    # There is a space inside a word; refused with data.alignments, which count words.
+    # There is a space inside a word; not allowed with data.alignments, which count words.
     random_space: Annotated[float, between(0, 1)] = 0.1
     # A letter is written twice.
     repeated_char: Annotated[float, between(0, 1)] = 0.1
@@ -62,23 +62,23 @@ class TypoConfig:
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """Noise in training text, drawn anew in each epoch: the share of lines that each kind changes."""
+    """Noise in training text, drawn again for each epoch: the share of lines that each kind changes."""
 
-    # Share of pairs of which both sides are in upper case.
+    # Share of pairs whose source and target are put in upper case.
     upper_case: Annotated[float, between(0, 1)] = 0.0
-    # Share of pairs of which every word on both sides begins with a capital letter.
+    # Share of pairs in which every word begins with a capital letter.
     title_case: Annotated[float, between(0, 1)] = 0.0
     # Share of sources in lower case; their targets stay as they are.
     lower_case: Annotated[float, between(0, 1)] = 0.0
-    # Share of pairs that lose the mark at the end, if both sides end in one of the same kind.
+    # Share of pairs that lose their final punctuation mark, if source and target end in the same kind.
     end_punctuation: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources of which one punctuation mark is missing, doubled or of another style.
+    # Share of sources in which one punctuation mark is removed, doubled or changed in style.
     punctuation: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources with a missing space, a space inside a word or one before a punctuation mark.
+    # Share of sources in which a space is missing, or is added inside a word or before a punctuation mark.
     whitespace: Annotated[float, between(0, 1)] = 0.0
     # Share of sources that may have typos: each kind of typo_kinds occurs at most once, with its probability.
     typos: Annotated[float, between(0, 1)] = 0.0
-    # Kinds of typos: the probability of each in a line that data.noise.typos has chosen.
+    # Kinds of typos: the probability of each kind in a line that data.noise.typos has chosen.
     typo_kinds: TypoConfig = field(default_factory=TypoConfig)
 
     @property
@@ -98,10 +98,11 @@ class CleanConfig:
     unequal_lines: Literal["refuse", "drop"] = "refuse"
     # Training pairs that are not valid UTF-8: refuse (error with file and line), or drop the pair.
     invalid_utf8: Literal["refuse", "drop"] = "refuse"
-    # Training pairs with a side that is empty or shows nothing (white space, byte order marks, marks of
-    # direction): refuse (error), drop, or keep and report.
+    # Training pairs whose source or target is empty or has only invisible characters (white space, byte order
+    # marks, direction marks): refuse (error), drop, or keep and report.
     empty: Literal["refuse", "drop", "keep"] = "drop"
-    # Training pairs with a side of more than max_characters: refuse (error), drop, or keep and report.
+    # Training pairs whose source or target has more than max_characters: refuse (error), drop, or keep and
+    # report.
     too_long: Literal["refuse", "drop", "keep"] = "drop"
     # Maximum length of a sentence in characters, for the rule too_long.
     max_characters: Annotated[int, at_least(1)] = 2000
@@ -111,22 +112,24 @@ class CleanConfig:
     max_length_ratio: Annotated[float, at_least(1)] = 9.0
     # Training pairs identical to an earlier pair: refuse (error), drop the repetitions, or keep and report.
     duplicates: Literal["refuse", "drop", "keep"] = "keep"
-    # Training pairs whose target an earlier pair has, whatever their sources: off, refuse, drop or keep.
-    repeated_targets: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Training pairs whose sides differ in the digits from 1 to 9, whatever their order: off, refuse, drop or
-    # keep.
-    numbers: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Training pairs with a side of which fewer letters than min_script_share are of its script: off, refuse,
+    # Training pairs whose target equals the target of an earlier pair, whatever the sources: off, refuse,
     # drop or keep.
+    repeated_targets: Literal["off", "refuse", "drop", "keep"] = "off"
+    # Training pairs whose source and target contain different digits (order and zeros ignored): off, refuse,
+    # drop or keep.
+    numbers: Literal["off", "refuse", "drop", "keep"] = "off"
+    # Training pairs with fewer than min_script_share of the source's or the target's letters in its script:
+    # off, refuse, drop or keep.
     script: Literal["off", "refuse", "drop", "keep"] = "off"
     # For the rule script, the first word of the Unicode names of the source's letters, as LATIN, CYRILLIC or
     # ARABIC; of several scripts, CJK+HIRAGANA+KATAKANA. Empty: any.
     source_script: str = ""
     # The same for the target.
     target_script: str = ""
-    # Smallest share of letters of its script on a side, for the rule script. A side without letters passes.
+    # Smallest share of letters in the right script, for the rule script. Text without letters passes.
     min_script_share: Annotated[float, between(0, 1)] = 0.5
-    # Training pairs with a side in another language, as language_model says: off, refuse, drop or keep.
+    # Training pairs whose source or target is in a different language, according to language_model: off,
+    # refuse, drop or keep.
     language: Literal["off", "refuse", "drop", "keep"] = "off"
     # fastText model of language identification, such as lid.176.bin (needs the extra languages), for the rule
     # language and the search for swapped sides. Empty: none.
@@ -194,22 +197,23 @@ class DataConfig:
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several.
     # With a tag_style other than opus, text begins with its tags (auto, always) or with none (never).
     target_tags: Literal["auto", "always", "never"] = "auto"
-    # Whether sources begin with a tag of the source language, such as <from:de>, after that of the target.
+    # Whether sources begin with a tag of the source language, such as <from:de>, after the tag of the target
+    # language.
     source_tags: bool = False
-    # How tags are written and where they stand, as the family of a pretrained model has them: opus (>>fr<<),
-    # madlad (<2fr>) and t5 (translate English to French:) before sources; m2m_100 (__fr__), nllb (fra_Latn)
-    # and mbart_50 (fr_XX) before both sides, each with its own language. import sets it.
+    # How tags are written and where they are placed, which depends on the family of a pretrained model: opus
+    # (>>fr<<), madlad (<2fr>) and t5 (translate English to French:) before sources; m2m_100 (__fr__), nllb
+    # (fra_Latn) and mbart_50 (fr_XX) before both sides, each with its own language. import sets it.
     tag_style: TagStyle = "opus"
-    # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
-    # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Text may be packed,
-    # as .gz or .zst. It may be a URL, gs:// or s3://.
+    # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence per line, such as train.de and
+    # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Text may be
+    # compressed, as .gz or .zst. It may be a URL, gs:// or s3://.
     text_dir: Annotated[str, USUAL, KnownAs("train_data train_sets data_path")] = ""
-    # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
-    # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.
+    # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` per pair; a name
+    # without a folder, such as train.align, is looked up in text_dir. For several sets: names with commas.
     alignments: tuple[str, ...] = ()
     # File of a teacher's scores of the training targets (word-level distillation), which `distil` writes with
-    # --teacher_scores; a name without folder, as train.scores, is looked for in text_dir. For several sets:
-    # names with commas.
+    # --teacher_scores; a name without a folder, such as train.scores, is looked up in text_dir. For several
+    # sets: names with commas.
     teacher_scores: tuple[str, ...] = ()
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
@@ -238,8 +242,9 @@ class DataConfig:
     max_source_length: Annotated[int, at_least(2), KnownAs("max_source_positions max_length")] = 128
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
     max_target_length: Annotated[int, at_least(2), KnownAs("max_target_positions")] = 128
-    # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs, kept
-    # apart by segment masks, so there is one batch shape and little padding. shuffle: pairs of any lengths.
+    # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs,
+    # separated by segment masks, so there is one batch shape and little padding. shuffle: pairs of any
+    # lengths.
     batching: Literal["bucket", "pack", "shuffle"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
     batch_tokens: Annotated[
@@ -267,31 +272,31 @@ class VocabConfig:
     # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words; or
     # pretrained: the tokenizer of an imported model, as import sets it.
     kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
-    # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
+    # Number of subwords, including special symbols and bytes; with joint=False, of each vocabulary. 0: all
     # words (kind=word) or characters (kind=char) of the training text.
     size: Annotated[int, at_least(0), USUAL, KnownAs("vocab_size nwordssrc dim_vocabs bpe")] = 8000
-    # With joint=False, number of pieces of the source vocabulary; 0 as in size. None: the value of size.
+    # With joint=False, number of subwords of the source vocabulary; 0 as in size. None: the value of size.
     source_size: Annotated[int | None, at_least(0)] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
     joint: bool = True
     # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
     source_model: str = ""
-    # Existing SentencePiece .model file for the target language. Empty: with joint=True that of source_model,
-    # else train one.
+    # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
+    # source_model, otherwise train one.
     target_model: str = ""
     # Whether to encode characters outside the vocabulary as UTF-8 bytes (256 pieces) instead of unknown.
     byte_fallback: bool = True
-    # Fraction of the characters in the training text that get a piece: 1, or about 0.9995 for scripts of
-    # thousands of characters, such as Chinese.
+    # Fraction of the characters in the training text that are in the vocabulary: 1, or about 0.9995 for
+    # scripts of thousands of characters, such as Chinese.
     character_coverage: Annotated[float, between(0.98, 1)] = 1.0
-    # SentencePiece's Unicode normalization of sources, which also removes characters that nobody sees (soft
-    # hyphens, zero-width spaces, marks of direction); identity: none; nmt_nfkc_cf: also case folding.
+    # SentencePiece's Unicode normalization of sources, which also removes invisible characters (soft hyphens,
+    # zero-width spaces, direction marks); identity: none; nmt_nfkc_cf: also case folding.
     normalization: Normalization = "nmt_nfkc"
-    # The same of targets. identity: a model can produce every character of its training text; any other
-    # normalization replaces characters, which translations then lack, and costs BLEU in many languages.
+    # The same for targets. identity: the model can produce every character of its training text. With any
+    # other normalization, translations lack the replaced characters, which costs BLEU in many languages.
     target_normalization: Normalization = "identity"
-    # Symbols of any characters that are always one piece, such as <BT> before back-translated sources;
-    # vocab.size includes them. Given models must have them.
+    # Symbols that are always one subword, such as <BT> before back-translated sources; vocab.size includes
+    # them. Existing vocabulary models must contain them.
     symbols: tuple[str, ...] = ()
     # Maximum number of sentences that a vocabulary is trained on, spread evenly over the training split.
     max_sentences: Annotated[int, at_least(1)] = 2_000_000
@@ -303,8 +308,8 @@ class VocabConfig:
     eos_id: Annotated[int, at_least(0)] = 2
     # Token id of the unknown symbol; a given source_model or target_model keeps its own id.
     unk_id: Annotated[int, at_least(0)] = 3
-    # Subword regularization: segment training text anew in each epoch, with this rate of merge dropout for
-    # bpe (usually 0.1) or this smoothing parameter alpha for unigram (0.1 to 0.5). 0: off.
+    # Subword regularization: segment training text differently in each epoch, with this rate of BPE-dropout
+    # for bpe (usually 0.1) or this smoothing parameter alpha for unigram (0.1 to 0.5). 0: off.
     sampling: Annotated[float, between(0, 1)] = 0.0
 
     @property
@@ -316,15 +321,15 @@ class VocabConfig:
 class GuidedAlignmentConfig:
     """Training of one head of cross-attention on the word alignments in data.alignments."""
 
-    # Weight of the cross-entropy between the head's attention and the given alignments, added to the loss of
-    # the translation; 0.05 to 0.5 is usual. 0: no guided alignment.
+    # Weight of the cross-entropy between the head's attention and the alignments in the loss; 0.05 to 0.5 is
+    # usual. 0: no guided alignment.
     weight: Annotated[float, between(0, 100)] = 0.0
     # Decoder layer of the head. 0: first layer; -1: last.
     layer: Annotated[int, between(-10_000, 10_000)] = -1
     # Number of the head in its layer, from 0.
     head: Annotated[int, at_least(0)] = 0
-    # Decoder step whose attention aligns a target token. predict: the step that predicts the token; read: the
-    # next one, which reads it, and so knows what it aligns. read is more accurate, best in layer 0 or 1.
+    # Decoder step whose attention aligns a target token. predict: the step that predicts the token. read: the
+    # following step, whose input is the token; it is more accurate, and works best in layer 0 or 1.
     step: Literal["predict", "read"] = "predict"
 
 
@@ -452,8 +457,8 @@ class ModelConfig:
     initializer: Literal[
         "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
     ] = "xavier_uniform"
-    # Implementation of attention over whole sequences: plain (matrix products and softmax), xla (that of
-    # jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
+    # Implementation of attention over whole sequences: plain (matrix products and softmax), xla
+    # (jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
     # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
     # apply, else plain. Attention dropout and relative positions have pallas on GPUs alone; plots of
     # attention weights always use plain.
@@ -465,9 +470,8 @@ class ModelConfig:
     # or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
     # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers:
-    # True, False, or auto: on GPUs, from three layers on, if this saves more seconds of compiling than it
-    # costs the updates of the run, a fifth of their rate. Training takes more memory with it. Checkpoints do
-    # not depend on it.
+    # True, False, or auto: on GPUs, from three layers on, if this saves more compile time than it costs in
+    # speed (a fifth of the throughput). Training takes more memory with it. Checkpoints do not depend on it.
     scan_layers: Annotated[Literal["auto", True, False], MayChange()] = "auto"
     # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
     alignment: GuidedAlignmentConfig = field(default_factory=GuidedAlignmentConfig)
@@ -489,15 +493,15 @@ class LoraConfig:
     rank: Annotated[int, at_least(0)] = 0
     # Each change is multiplied by alpha / rank, so that another rank needs no other learning rate.
     alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0
-    # Matrices that are adapted, as patterns of their paths: *attention*,decoder/*/kernel adapts those of all
-    # attention and of the decoder.
+    # Matrices that are adapted, as patterns of their paths: *attention*,decoder/*/kernel adapts the matrices
+    # of all attention layers and of the decoder.
     targets: tuple[str, ...] = ("*/kernel",)
-    # Parameters that are trained as a whole besides, as patterns of their paths: *norm,*bias. Empty: none.
+    # Parameters that are trained in full, as patterns of their paths: *norm,*bias. Empty: none.
     also_train: tuple[str, ...] = ()
-    # Rank of the changes of embeddings and of an output layer, if it is another one. 0: the same rank.
+    # LoRA rank of embeddings and, if untied, of the output layer. 0: the value of rank.
     embedding_rank: Annotated[int, at_least(0)] = 0
-    # Number of tokens whose embeddings are trained as a whole besides: the most frequent ones of the training
-    # set, such as 500. A change of low rank cannot teach the words of a new domain, each its own vector.
+    # Number of the most frequent tokens of the training set, such as 500, whose embeddings are trained in
+    # full. Changes of low rank cannot teach the words of a new domain, because each word has its own vector.
     tokens: Annotated[int, at_least(0)] = 0
 
 
@@ -567,22 +571,22 @@ class TrainConfig:
     ] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
-    # Word-level distillation: weight of the cross-entropy with the teacher's distribution in
-    # data.teacher_scores; that with the targets has the rest. 0: no distillation.
+    # Word-level distillation: weight w of the cross-entropy with the teacher's distribution in
+    # data.teacher_scores; the cross-entropy with the targets has weight 1 - w. 0: no distillation.
     teacher_weight: Annotated[float, between(0, 1)] = 0.0
     # R-Drop: weight of the divergence between two passes over each batch with different dropout, usually 1
     # to 5. An update then takes about twice as long. 0: one pass.
     rdrop_weight: Annotated[float, at_least(0)] = 0.0
-    # Number of tokens of a device whose logits are computed at a time for the loss, in training and
-    # evaluation, to save memory. 0: all at once. About 256 is best on CPUs, 6,000 or more on GPUs and TPUs.
+    # Number of tokens per device whose logits are computed together for the loss, in training and evaluation,
+    # to save memory. 0: all tokens. 256 to 512 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
-    # Which tokens the layers compute that need no sentences: with auto, on a CPU that is one device, those of
-    # a batch without its padding; none: with padding, as on all other devices.
+    # auto: on one CPU device, position-wise layers skip padding tokens. none: they compute padding too, as on
+    # all other devices.
     unpad: Annotated[Literal["auto", "none"], MayChange(_ROUNDING)] = "auto"
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
-    # Batch shapes that are compiled before the first update, several at a time, instead of when they first
-    # occur: none, all that the remaining updates will use, or auto: all on GPUs and TPUs, none on CPUs.
+    # Which batch shapes are compiled before the first update, in parallel: none (each is compiled when it
+    # first occurs), all that the remaining updates use, or auto (all on GPUs and TPUs, none on CPUs).
     compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1), MayChange()] = 50
@@ -667,7 +671,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MbrConfig:
-    """Minimum Bayes risk: the candidate that is most like the others is chosen."""
+    """Minimum Bayes risk: choose the candidate that is most similar to the other candidates."""
 
     # ---- minimum Bayes risk ----
 
@@ -693,9 +697,8 @@ class LengthConfig:
     max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
     max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
-    # Length up to which beam search expects a better translation, and that memory is reserved for.
-    # learned: the one that 99.9% of the training pairs do not exceed, where the run knows it; limit: the
-    # maximum.
+    # Expected maximum length of translations, which bounds early stopping and memory. learned: the 99.9th
+    # percentile of training target lengths, if the run has recorded it; limit: the maximum length.
     length_bound: Literal["learned", "limit"] = "learned"
 
 
@@ -706,7 +709,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- search ----
 
     # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
-    # minimum Bayes risk (mbr): of several candidates, the one that is most like the others.
+    # minimum Bayes risk (mbr): the candidate that is most similar to the other candidates.
     method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
     beam_size: Annotated[int, at_least(1), USUAL, KnownAs("beam num_beams")] = 4
@@ -746,9 +749,9 @@ class SearchConfig(MbrConfig, LengthConfig):
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # ---- content and length of translations ----
 
-    # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
+    # No sequence of this number of tokens occurs twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0), KnownAs("no_repeat_ngram_size block_ngram_repeat")] = 0
-    # Pieces of the target vocabulary, or token ids, that translations never contain; on the command line, a
+    # Subwords of the target vocabulary, or token ids, that translations never contain; on the command line, a
     # comma itself is given by its id.
     suppress: tuple[str, ...] = ()
     # Whether a translation may contain the unknown symbol.

@@ -264,7 +264,8 @@ def import_run(
         file. None: read them from the model's folder.
       tolerance: largest accepted absolute difference of a logit between the foreign and the imported model.
       vocab_text: files of text in the languages in use, to which the vocabulary of a pretrained model is cut.
-      languages: those that a pretrained model of many is to translate between. None: those of its files.
+      languages: the languages to translate between, for a multilingual pretrained model. None: the languages
+        of its files.
 
     Raises:
       UserError: an unknown or export-only format, a run directory that is not empty, files that are missing,

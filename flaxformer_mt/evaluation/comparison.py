@@ -46,7 +46,7 @@ class ComparedSystem:
     run: Path | None
     # The checkpoint of the run: best, last, average or a step. None: as its config says.
     checkpoint: str | None = None
-    # Search options of the run. None: those of its config.
+    # Search options of the run. None: the options of its config.
     search: SearchConfig | None = None
 
 

@@ -150,8 +150,8 @@ class Translation:
     token_log_probs: tuple[float, ...] | None = None
     # Pairs of source and target words (or pieces), if requested, in the order of the target.
     alignment: Alignment | None = None
-    # Number of parts in which the line was translated. For several parts, tokens are those of all parts, each
-    # with its eos, and scores are sums over parts.
+    # Number of parts in which the line was translated. For several parts, tokens are the tokens of all parts,
+    # each with its eos, and scores are sums over parts.
     parts: int = 1
     # Attention weights [target piece][source piece] without eos, if requested, of a line that was translated
     # as one part.

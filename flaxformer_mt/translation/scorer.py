@@ -147,7 +147,8 @@ class Scorer:
     ) -> list[PairScore]:
         """Score token ids in the form of `Translation.tokens`: without bos; sources end in eos.
 
-        For the result of a search with this model, scores and log-probabilities equal those of the search.
+        For the result of a search with this model, scores and log-probabilities equal the values of the
+        search.
 
         Raises:
           UserError: the numbers of sources and targets differ, or a source or target is too long.
@@ -203,7 +204,7 @@ def generate_text(
       n_best: the number of texts.
       length: the maximum number of tokens of a text, with the prompt and the end symbol. None:
         data.max_target_length of the run's config.
-      search: search options that replace those of the run's config; max_length_* have no effect.
+      search: search options that override the run's config; max_length_* have no effect.
       checkpoint: best, last, average or a step. None: as the run's config says.
 
     Raises:

@@ -240,8 +240,7 @@ class Translator:
           options: how it is loaded. None: the defaults of `LoadOptions`.
           warn: receives a warning per call that names the lines that were split or cut, or lack required
             phrases; and one when the device first runs out of memory.
-          changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that replace those of
-            `options`.
+          changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
 
         Raises:
           UserError: see `load_trained`; or the run is a language model, the search options are invalid, or
@@ -399,9 +398,9 @@ class Translator:
         """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
-        lower latency. A window is read when all translations of the window before have been consumed; of a
-        sequence, while the one before is translated.
-        Warnings count lines from `first_line`.
+        lower latency. The next window is read when all translations of the previous one have been consumed; a
+        sequence is read ahead, while the previous window is translated. Warnings count lines from
+        `first_line`.
 
         Args:
           is_ready: asked before each line but the first of a window; False translates the lines so far.
