@@ -35,13 +35,13 @@ import numpy as np
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, TrainConfig
 from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.data.batch_array import BatchArray, make_batch
 from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.loader import make_batch, train_batches
+from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import make_parallel
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import init_state
 from flaxformer_mt.training.update import make_train_step
@@ -82,7 +82,7 @@ class MadeUpVocab:
 class MadeUpPairs:
     """A substitute for the pairs of a data set: a pair consists of its two lengths in tokens."""
 
-    has_source, weights, links_identity, scores, target_tags = True, None, "", (), ()
+    has_source, columns, target_tags, languages = True, {}, ("",), (("de", "en"),)
 
     def __init__(self, number: int) -> None:
         """Draw lognormal lengths with mean 25; source and target of a pair have similar lengths."""
@@ -96,6 +96,10 @@ class MadeUpPairs:
     def __len__(self) -> int:
         return len(self._lengths)
 
+    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the set and the row of each pair."""
+        return np.zeros(len(numbers), np.int64), numbers
+
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), 1 << 16):
             yield from map(Pair._make, self._lengths[start : start + (1 << 16)].tolist())
@@ -108,9 +112,9 @@ def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:
     return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, 0.0, 0)
 
 
-def count_tokens(batch: Batch) -> int:
+def count_tokens(batch: BatchArray) -> int:
     """Count the target tokens of a batch, without padding."""
-    return int(np.count_nonzero(batch.target_mask))
+    return int(np.count_nonzero(batch.sides[1].mask))
 
 
 # ---- a large corpus ----
@@ -135,7 +139,7 @@ def measure_large(pairs: int, root: Path, *, vocabulary: int) -> dict[str, Any]:
         plan = _plan(store, DataConfig(batching=mode))
         note(f"epoch_planned_{mode}", start, batches=len(plan), padding=round(plan.padding_share, 3))
         start = time.perf_counter()
-        make_batch(store, plan, 0, **SPECIAL)
+        make_batch(store, plan[0], **SPECIAL)
         note(f"first_batch_{mode}", start)
     return {"pairs": pairs, "target_tokens": len(store.target.tokens), "peak_mib_of_imports": base, **found}
 
@@ -186,7 +190,7 @@ def measure_training(config: Config, stores: EpochStores, *, vocabulary: int, up
     plan = _plan(stores.base, config.data)
     shape = plan.shapes[int(np.argmax(plan.shape_counts))]
     chosen = [number for number in range(len(plan)) if plan[number].shape == shape][:updates]
-    batches = [make_batch(stores.base, plan, number, **SPECIAL) for number in chosen]
+    batches = [make_batch(stores.base, plan[number], **SPECIAL) for number in chosen]
     parallel = make_parallel(config, devices=jax.devices()[:1])
     sizes = {"source_size": vocabulary, "target_size": vocabulary}
     model = make_model(config.model, **sizes, platform=parallel.platform)

@@ -39,11 +39,10 @@ from workers import open_worker
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.data.batch_array import BatchArray, make_batch
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
-from flaxformer_mt.data.loader import make_batch
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.flops import padded_work, peak_flops, real_work, training_flops
-from flaxformer_mt.shapes import Batch
 
 PEERS = ("marian", "torch")
 # Repetitions of the 1024 x 1024 product in each round.
@@ -131,7 +130,7 @@ def make_config(setting: Setting, options: argparse.Namespace, batching: Any) ->
     )
 
 
-def make_batches(config: Config, count: int) -> tuple[list[Batch], list[dict[str, Any]]]:
+def make_batches(config: Config, count: int) -> tuple[list[BatchArray], list[dict[str, Any]]]:
     """Make the first `count` batches of the first epoch, in the order of training.
 
     Returns them, and the shapes of the epoch as `plan_summary` describes them.
@@ -142,13 +141,13 @@ def make_batches(config: Config, count: int) -> tuple[list[Batch], list[dict[str
         store.source_lengths, store.target_lengths, config=config.data, seed=config.seed, epoch=0
     )
     batches = [
-        make_batch(store, plan, index, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
+        make_batch(store, plan[index], pad_id=vocab.pad_id, bos_id=vocab.bos_id)
         for index in range(min(count, len(plan)))
     ]
     return batches, plan_summary(plan, store.source_lengths, store.target_lengths)["shapes"]
 
 
-def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
+def count_flops(batches: list[BatchArray], setting: Setting, *, padded: bool) -> int:
     """Count the floating-point operations of the matrix products of one update on every batch.
 
     padded: count all operations, those on padding included; otherwise only those on non-padding tokens.
@@ -156,10 +155,11 @@ def count_flops(batches: list[Batch], setting: Setting, *, padded: bool) -> int:
     total = 0
     for batch in batches:
         if padded:
-            work = padded_work(*batch.source.shape, batch.target_in.shape[1])
+            work = padded_work(*batch.shape)
         else:
-            segments = batch.source_segments, batch.target_segments
-            work = real_work(batch.source_mask, batch.target_mask, *segments)
+            sides = batch.sides
+            segments = [side.segments(np) for side in sides] if batch.packed else []
+            work = real_work(*(side.mask for side in sides), *segments)
         total += training_flops(setting.model, work, target_size=setting.vocabulary)
     return total
 
@@ -178,8 +178,8 @@ def write_tasks(
         arrays = {
             f"{number}.{name}": array
             for number, batch in enumerate(some)
-            for name, array in batch._asdict().items()
-            if array is not None
+            for name, array in vars(batch).items()
+            if name in ("numbers", "source_length", "packed")
         }
         np.savez(folder / f"{kind}.npz", **arrays)
     task: dict[str, Any] = {
@@ -220,9 +220,9 @@ def _kind(name: str) -> str:
     return "ours" if name.startswith("ours") else "peers"
 
 
-def _one_of_each_shape(batches: list[Batch]) -> list[int]:
+def _one_of_each_shape(batches: list[BatchArray]) -> list[int]:
     """Return the indices of batches to warm up with: one of each shape, twice."""
-    first = {(b.source.shape, b.target_in.shape): number for number, b in enumerate(batches)}
+    first = {b.shape: number for number, b in enumerate(batches)}
     return sorted(first.values()) * 2
 
 
@@ -274,7 +274,7 @@ def _conclude(
     setting: Setting,
     options: argparse.Namespace,
     systems: dict[str, Any],
-    batches: dict[str, list[Batch]],
+    batches: dict[str, list[BatchArray]],
     tokens: dict[str, int],
 ) -> dict[str, Any]:
     """Derive the ratio, the shares and the summaries of the batches from the rates."""

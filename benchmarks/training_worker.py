@@ -5,6 +5,7 @@ starts one worker per system, lets it compile, and then gives the workers turns;
 nothing.
 """
 
+import dataclasses
 import json
 import statistics
 import sys
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.shapes import Batch
+from flaxformer_mt.data.batch_array import BatchArray
 
 # Width of the square matrices whose product measures the speed of the device.
 PRODUCT_SIZE = 1024
@@ -36,17 +37,24 @@ class System(NamedTuple):
     facts: dict[str, Any]
 
 
-def load_batches(path: Path) -> list[Batch]:
+def load_batches(path: Path, config: Config) -> list[BatchArray]:
     """Read the batches that the parent wrote: arrays named INDEX.FIELD."""
+    ids = config.vocab.pad_id, config.vocab.bos_id
     with np.load(path) as arrays:
-        batches: dict[int, dict[str, np.ndarray]] = {}
-        for name in arrays.files:
-            index, field = name.split(".")
-            batches.setdefault(int(index), {})[field] = arrays[name]
-    return [Batch(**batches[index]) for index in sorted(batches)]
+        return [
+            BatchArray(
+                arrays[f"{index}.numbers"],
+                int(arrays[f"{index}.source_length"]),
+                bool(arrays[f"{index}.packed"]),
+                *ids,
+            )
+            for index in range(len(arrays.files) // 3)
+        ]
 
 
-def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: list[dict[str, Any]]) -> System:
+def make_ours(
+    config: Config, batches: list[BatchArray], vocabulary: int, shapes: list[dict[str, Any]]
+) -> System:
     """Build our training step, compiled and fed in the same way as by the command `train`.
 
     Args:
@@ -55,7 +63,6 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: lis
     import jax
     import jax.numpy as jnp
 
-    from flaxformer_mt.data.batch_array import to_array
     from flaxformer_mt.model import init_params, make_model
     from flaxformer_mt.parallel import make_parallel
     from flaxformer_mt.training.compile_ahead import find_unpadded_sizes, fitting_sizes
@@ -75,9 +82,8 @@ def make_ours(config: Config, batches: list[Batch], vocabulary: int, shapes: lis
 
     sizes = find_unpadded_sizes(config, parallel, [shapes])
 
-    def put(batch: Batch) -> Any:
-        ids = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
-        return parallel.put(to_array(batch, **ids, unpadded=fitting_sizes(batch, sizes)))
+    def put(batch: BatchArray) -> Any:
+        return parallel.put(dataclasses.replace(batch, unpadded=fitting_sizes(batch, sizes)))
 
     def train(chosen: list[int]) -> float:
         for index in chosen:
@@ -103,12 +109,13 @@ def make_system(name: str, task: dict[str, Any]) -> System:
     from flaxformer_mt.config.files import from_dict
 
     config = from_dict(task["config"])
-    batches = load_batches(Path(task["batches"][config.data.batching if name == "ours" else "bucket"]))
+    file = Path(task["batches"][config.data.batching if name == "ours" else "bucket"])
+    batches = load_batches(file, config)
     if name == "ours":
         return make_ours(config, batches, task["vocabulary"], task["shapes"])
     from torch_peers import make_peer
 
-    return make_peer(name, config, batches, task)
+    return make_peer(name, config, [batch.to_batch(np) for batch in batches], task)
 
 
 def measure_product(system: System, *, repeats: int) -> float:

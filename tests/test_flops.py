@@ -33,7 +33,7 @@ def traced_flops(config: Config) -> int:
 
 def closed_flops(config: Config) -> int:
     batch = longest_batch(config)
-    (rows, source), target = batch.source.shape, batch.target_in.shape[1]
+    rows, source, target = batch.shape
     work = padded_work(rows, source, target, loss_chunk_tokens=config.train.loss_chunk_tokens)
     return training_flops(config.model, work, target_size=VOCABULARY)
 

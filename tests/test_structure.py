@@ -23,6 +23,7 @@ LAYERS = [
     {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock"},
     {"config"},
     {"flops", "vocab", "tracking", "object_store", "workers"},
+    {"atomic_folder"},
     {"parallel"},
     {"kernels"},
     {"losses"},

@@ -88,6 +88,31 @@ def change(config: Config, **sections: dict[str, Any]) -> Config:
     return dataclasses.replace(config, **changed)
 
 
+def array_of(batch: Any, *, pad_id: int = 0, bos_id: int = 1, unpadded: Any = None) -> Any:
+    """The one array of a batch: 2 * id, 1 more at the beginning of a sentence, -1 in padding."""
+    import numpy as np
+
+    from flaxformer_mt.data.batch_array import BatchArray
+
+    sides = [
+        np.where(mask, 2 * tokens + (np.arange(tokens.shape[1]) == 0 if at is None else at == 0), -1)
+        for tokens, mask, at in (
+            (batch.source, batch.source_mask, batch.source_positions),
+            (batch.target_out, batch.target_mask, batch.target_positions),
+        )
+    ]
+    columns = {name: getattr(batch, name) for name in ("target_weights", "alignment", "teacher")}
+    return BatchArray(
+        np.concatenate(sides, axis=1).astype(np.int32),
+        batch.source.shape[1],
+        batch.source_positions is not None,
+        pad_id,
+        bos_id,
+        {name: array for name, array in columns.items() if array is not None},
+        unpadded,
+    )
+
+
 def write_untrained_run(folder: Path, config: Config, pairs: Iterable[Any], step: int = 7) -> Path:
     """A run directory with random parameters, evaluated at a step; vocabularies are made of the pairs."""
     from flaxformer_mt.config.files import save_config

@@ -28,7 +28,7 @@ from flaxformer_mt.commands.compiled_text import (
 from flaxformer_mt.commands.show import longest_batch
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import candidate_search, search_width
-from flaxformer_mt.data.batch_array import to_array
+from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.sentences import SentenceArrays
 from flaxformer_mt.decoding.sizes import MOST_TOKENS, StateSizes, make_length_rule
@@ -36,7 +36,6 @@ from flaxformer_mt.errors import UserError, first_line, install_command
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.search import Symbols
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.setup import compile_train_step
 from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
@@ -316,8 +315,7 @@ class TargetCompiler:
             _with_shardings(shapes, parallel.shardings(shapes))
             for shapes in (jax.eval_shape(make_state), make_hyperparameters(config))
         )
-        padded, special = _pad_rows(longest_batch(config), parallel.layout.row_parts), config.vocab
-        rows = parallel.put_shapes(to_array(padded, pad_id=special.pad_id, bos_id=special.bos_id))
+        rows = parallel.put_shapes(_pad_rows(longest_batch(config), parallel.layout.row_parts))
         inputs = step.arguments_of(state, numbers, rows)
         if not step.of_sums:
             return [self._compile("update", step.by_shape, inputs)]
@@ -507,7 +505,7 @@ def _with_shardings(tree: Any, shardings: Any) -> Any:
     )
 
 
-def _pad_rows(batch: Batch, parts: int) -> Batch:
+def _pad_rows(batch: BatchArray, parts: int) -> BatchArray:
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((-(-leaf.shape[0] // parts) * parts, *leaf.shape[1:]), leaf.dtype),
         batch,

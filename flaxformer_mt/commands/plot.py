@@ -13,6 +13,7 @@ from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
+from flaxformer_mt.data.batch_array import pad_pairs
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation import plots
 from flaxformer_mt.evaluation.plots import save_figure
@@ -219,7 +220,9 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
         )
     if translation.truncated:
         source_ids = [*source_ids[: config.data.max_source_length - 1], vocabs.source.eos_id]
-    batch = _make_batch(source_ids, translation.tokens, bos_id=vocabs.target.bos_id)
+    ids: dict[str, Any] = {"pad_id": vocabs.target.pad_id, "bos_id": vocabs.target.bos_id}
+    # Without padding, so that no attention weight belongs to it.
+    batch = pad_pairs([source_ids], [translation.tokens], **ids).to_batch(np)
     model = trained.make_model()
     maps = jax.jit(lambda params: plots.attention_maps(model, params, batch))(params)
     result = {
@@ -228,14 +231,6 @@ def _draw_sentence(trained: TrainedModel, source: str) -> tuple[Figures, dict[st
         "translation": translation.text,
     }
     return _draw_maps(maps, batch, vocabs), result
-
-
-def _make_batch(source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int) -> Batch:
-    """Return a batch of one pair without padding, so that no attention weight belongs to padding."""
-    source = np.asarray([source_ids], np.int32)
-    target_out = np.asarray([target_ids], np.int32)
-    target_in = np.asarray([[bos_id, *target_ids[:-1]]], np.int32)
-    return Batch(source, target_in, target_out, np.ones(source.shape, bool), np.ones(target_in.shape, bool))
 
 
 def _draw_maps(maps: plots.AttentionMaps, batch: Batch, vocabs: Vocabs) -> Figures:

@@ -15,6 +15,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import to_dict
+from flaxformer_mt.corpus.columns import Column, Links
+from flaxformer_mt.data.batch_array import BatchArray, make_empty_batch
 from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
@@ -23,7 +25,6 @@ from flaxformer_mt.model.lora import without_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import default_device_kind, default_platform
 from flaxformer_mt.runs.run_directory import check_run
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import choose_scan, init_state, init_training_params
@@ -60,7 +61,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
         params, make_hyperparameters(config), number, batch
     )
     traced_flops = count_product_flops(traced.jaxpr) * config.optim.accumulation
-    (rows, source_length), target_length = batch.source.shape, batch.target_in.shape[1]
+    rows, source_length, target_length = batch.shape
     tokens = rows * target_length * config.optim.accumulation
     chunk = config.train.loss_chunk_tokens
     work = padded_work(rows, source_length, target_length, loss_chunk_tokens=chunk)
@@ -126,32 +127,14 @@ def _time_at_peak(config: Config, flops: int, kind: str) -> dict[str, Any] | Non
     }
 
 
-def longest_batch(config: Config) -> Batch:
-    """Return the shapes and dtypes of the batch for the longest sentences that the config allows."""
-    rows, source, target = make_longest_shape(config.data)
-
-    def array(length: int, kind: Any) -> Any:
-        return jax.ShapeDtypeStruct((rows, length), kind)
-
-    ids, mask = jnp.int32, jnp.bool_
-    plain = Batch(
-        source=array(source, ids),
-        target_in=array(target, ids),
-        target_out=array(target, ids),
-        source_mask=array(source, mask),
-        target_mask=array(target, mask),
-    )
+def longest_batch(config: Config) -> BatchArray:
+    """Return the batch for the longest sentences that the config allows, without pairs."""
+    shape, packed = make_longest_shape(config.data), config.data.batching == "pack"
+    ids: dict[str, Any] = {"pad_id": config.vocab.pad_id, "bos_id": config.vocab.bos_id}
+    columns: dict[str, Column] = {}
     if config.model.alignment.weight:
-        links: Any = jax.ShapeDtypeStruct((rows, target, -(-source // 8)), jnp.uint8)
-        plain = plain._replace(alignment=links)
-    if config.data.batching != "pack":
-        return plain
-    return plain._replace(
-        source_segments=array(source, ids),
-        target_segments=array(target, ids),
-        source_positions=array(source, ids),
-        target_positions=array(target, ids),
-    )
+        columns["alignment"] = Links.of_no_pairs()
+    return make_empty_batch(shape, columns, packed=packed, **ids)
 
 
 def count_parameters(params: Any) -> dict[str, Any]:

@@ -32,11 +32,11 @@ from flaxformer_mt.commands.show import longest_batch, show
 from flaxformer_mt.commands.terminal_tables import Parts
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.tables import Table, make_table, write_text
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.kernels.attention_kernels import explain_attention
-from flaxformer_mt.shapes import Batch
 
 # Names and values of fields: {"model.remat": "dots"}.
 Changes = dict[str, Any]
@@ -214,7 +214,7 @@ def describe_update(
 ) -> dict[str, Any]:
     """Compile the update of the longest batch, and describe it as JSON values."""
     target, layout, batch = compiler.target, compiler.parallel(config).layout, longest_batch(config)
-    (rows, source), length = batch.source.shape, batch.target_in.shape[1]
+    rows, source, length = batch.shape
     memory = usable_memory(target)
     say(f"compiling an update of {rows} rows for {target.name}; this can take minutes")
     programs = compiler.compile_update(config)
@@ -261,7 +261,7 @@ def model_update(
     config: Config,
     target: Target,
     programs: Sequence[Compiled],
-    batch: Batch,
+    batch: BatchArray,
     *,
     devices: int,
     target_size: int,
@@ -276,7 +276,7 @@ def model_update(
     peak = peak_flops(config, target.accelerator.device_kind)
     if not peak or any(program.accessed is None for program in programs):
         return None
-    (rows, source), length = batch.source.shape, batch.target_in.shape[1]
+    rows, source, length = batch.shape
     accumulation = config.optim.accumulation
     work = padded_work(rows, source, length)
     flops = training_flops(config.model, work, target_size=target_size) * config.train.passes * accumulation
@@ -358,7 +358,7 @@ def _try_settings(
     config: Config, compiler: TargetCompiler, memory: int, say: Callable[[str], object]
 ) -> list[dict[str, Any]]:
     layout, batch = compiler.parallel(config).layout, longest_batch(config)
-    tokens = batch.target_in.shape[0] * batch.target_in.shape[1] // layout.row_parts
+    tokens = batch.shape.rows * batch.shape.target // layout.row_parts
     ladders = list_ladders(config, device_count=layout.device_count, loss_tokens=tokens)
 
     def measure(changed: Config) -> int:

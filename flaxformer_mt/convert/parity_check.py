@@ -1,9 +1,8 @@
 """Parity check: the largest difference between the outputs of the Flax model and of a foreign model."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert.formats import Outputs, Weights
 from flaxformer_mt.corpus.reader import has_split, read_pairs
+from flaxformer_mt.data.batch_array import pad_pairs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model
 from flaxformer_mt.shapes import Batch
@@ -134,22 +134,10 @@ def make_batch(
     sources: Ids, targets: Ids, vocabs: Vocabs, *, config: Config, lengths: tuple[int, int] = (0, 0)
 ) -> Batch:
     """One padded batch of sentence pairs that end in eos; language models get sources of length 0."""
-    target_pad, bos_id = vocabs.target.pad_id, vocabs.target.bos_id
-    if config.data.source_language:
-        source, source_mask = _pad(sources, vocabs.source.pad_id, lengths[0])
-    else:
-        source, source_mask = _pad([[] for _ in sources], vocabs.source.pad_id, 0)
-    target_out, target_mask = _pad(targets, target_pad, lengths[1])
-    target_in, _ = _pad([[bos_id, *ids[:-1]] for ids in targets], target_pad, lengths[1])
-    return Batch(source, target_in, target_out, source_mask, target_mask)
-
-
-def _pad(rows: Sequence[Sequence[int]], pad_id: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    lengths = np.array([len(row) for row in rows])
-    mask = np.arange(lengths.max(initial=length))[None] < lengths[:, None]
-    ids = np.full(mask.shape, pad_id, np.int32)
-    ids[mask] = np.concatenate([np.asarray(row, np.int32) for row in rows]) if mask.any() else 0
-    return ids, mask
+    if not config.data.source_language:
+        sources, lengths = [[] for _ in targets], (0, lengths[1])
+    ids: dict[str, Any] = {"pad_id": vocabs.target.pad_id, "bos_id": vocabs.target.bos_id}
+    return pad_pairs(sources, targets, (0, *lengths), **ids).to_batch(np)
 
 
 def _random_ids(vocabs: Vocabs) -> tuple[Ids, Ids]:

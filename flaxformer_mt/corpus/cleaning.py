@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
 from flaxformer_mt.config import CleanConfig
-from flaxformer_mt.corpus.caches import digest, read_arrays, write_arrays
 from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
@@ -126,13 +126,18 @@ def load_or_clean(
     reported = [split.name, split.sides, split.unit, split.languages, split.metadata]
     described = describe_rules(rules) if may_drop else None
     key = digest([_FORMAT, split.identity, reported, described, *(["sentences"] if digests else [])])
-    if (stored := read_arrays(folder, key)) is not None:
-        arrays, values = stored
-        return Cleaned(arrays.get("rows"), arrays["hashes"], values["report"], arrays.get("sentences"))
-    cleaned = clean(split, rules, may_drop=may_drop, digests=digests, pool=pool, progress=progress)
-    computed = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
-    write_arrays(folder, key, computed, report=cleaned.report)
-    return cleaned
+
+    def build(partial: Path) -> dict[str, Any]:
+        cleaned = clean(split, rules, may_drop=may_drop, digests=digests, pool=pool, progress=progress)
+        arrays = {name: value for name, value in cleaned._asdict().items() if isinstance(value, np.ndarray)}
+        save_arrays(partial, arrays)
+        return cleaned.report
+
+    def load(stored: Path, report: dict[str, Any]) -> Cleaned:
+        arrays = map_arrays(stored)
+        return Cleaned(arrays.get("rows"), arrays["hashes"], report, arrays.get("sentences"))
+
+    return artifact(folder / key, build, load)
 
 
 def describe_rules(rules: CleanConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.corpus.caches import digest, digest_file
+from flaxformer_mt.atomic_folder import digest, digest_file
 from flaxformer_mt.corpus.pairs import RawSplit, check_languages
 from flaxformer_mt.corpus.tfds_cache import match_split
 from flaxformer_mt.errors import UserError, describe_error, importing

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flaxformer_mt.atomic_folder import digest_file
 from flaxformer_mt.config.tag_styles import find_codes
-from flaxformer_mt.corpus.caches import digest_file
 from flaxformer_mt.errors import UserError, first_line, importing
 
 _LABEL = "__label__"

@@ -4,15 +4,15 @@ import bisect
 import hashlib
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from flaxformer_mt.corpus.score_files import ScoreFile
 from flaxformer_mt.errors import UserError, describe_error
-from flaxformer_mt.unicode_text import is_blank, split_words
+from flaxformer_mt.unicode_text import is_blank
 
 # Pairs read at a time when iterating.
 _CHUNK = 16384
@@ -137,9 +137,10 @@ class Pairs:
 
     fingerprint: hex digest that changes whenever the text could: sets, versions, split, languages, cleaning
     rules, tags. parts: the data sets of a mixture, concatenated in order. languages: the source and target
-    language of each part. tags, target_tags: all tags that sources, and tokenized targets, begin with.
-    has_source: False for a language model, whose pairs are target sentences alone. report: for each part the
-    pairs read and kept, and the problems. weights: of the pairs in the loss, float32; None: all are 1.
+    language of each part. tags: all that sources begin with; target_tags: what tokenized targets of each part
+    begin with. has_source: False for a language model, whose pairs are target sentences alone. report: for
+    each part the pairs read and kept, and the problems. columns: what pairs have beside their text, by name.
+    kept: the rows of each part; None: all.
     """
 
     def __init__(
@@ -151,17 +152,11 @@ class Pairs:
         fingerprint: str,
         report: dict[str, Any],
         hashes: Sequence[np.ndarray] = (),
-        links: Sequence[WordLinks | None] = (),
-        scores: Sequence[ScoreFile | None] = (),
+        columns: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Concatenate `splits`; of split k keep the rows `kept[k]` (None: all of them).
-
-        hashes: of the sources and targets of all rows of each split, uint64 [N, 2]. links, scores: the word
-        alignments and a teacher's scores of each split, None for a split without; (): there are none at all.
-        """
-        self._links, self.scores = tuple(links), tuple(scores)
+        """Concatenate `splits`; `hashes` are of the two sides of all rows of each split, uint64 [N, 2]."""
         self._splits, self._hashes = tuple(splits), tuple(hashes)
-        self._kept = tuple(kept)
+        self.kept, self.columns = tuple(kept), columns
         sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
         self._ends = list(itertools.accumulate(sizes))
         self.parts = tuple(
@@ -170,58 +165,24 @@ class Pairs:
         self.has_source = all(split.has_source for split in splits)
         self.languages = tuple(split.languages for split in splits)
         self.tags = tuple(dict.fromkeys(tag for split in splits for tag in split.tags))
-        self.target_tags = tuple(dict.fromkeys(split.target_tag for split in splits if split.target_tag))
+        self.target_tags = tuple(split.target_tag for split in splits)
         self.fingerprint = fingerprint
         self.report = report
-        self.weights = self._gather_weights() if any(s.weights is not None for s in splits) else None
-
-    def _gather_weights(self) -> np.ndarray:
-        weights = []
-        for split, kept, part in zip(self._splits, self._kept, self.parts, strict=True):
-            values = np.ones(len(split), np.float32) if split.weights is None else split.weights
-            weights.append(values if kept is None else values[kept])
-            assert len(weights[-1]) == part.size
-        return np.concatenate(weights)
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
         """Yield the hashes of all pairs in blocks, uint64 [N, 2], with the tags of their data set."""
-        for split, kept, hashes in zip(self._splits, self._kept, self._hashes, strict=True):
+        for split, kept, hashes in zip(self._splits, self.kept, self._hashes, strict=True):
             for start in range(0, len(hashes if kept is None else kept), _HASHES):
                 block = slice(start, start + _HASHES)
                 yield split.tags, hashes[block] if kept is None else hashes[kept[block]]
 
-    @property
-    def links_identity(self) -> str:
-        """Changes whenever the word alignments do; "" if there are none."""
-        return ",".join(links.identity if links else "none" for links in self._links)
-
-    def read_links(self) -> Iterator[np.ndarray]:
-        """Yield the word alignment [K, 2] of each pair; no points where a set has none."""
-        nothing = np.zeros((0, 2), np.int32)
-        for split, kept, links in zip(
-            self._splits, self._kept, self._links or [None] * len(self._kept), strict=True
-        ):
-            # Tags are words before those of the text.
-            tag_words = len(split_words(" ".join(split.tags))), len(split_words(split.target_tag))
-            shift = np.array(tag_words, np.int32)
-            for row in range(len(split)) if kept is None else kept:
-                if links is None:
-                    yield nothing
-                else:
-                    yield links.points[links.offsets[row] : links.offsets[row + 1]] + shift
-
-    def read_target_tags(self) -> Iterator[str]:
-        """Yield what precedes each target when it is tokenized: a tag and a space, or ""."""
-        for split, part in zip(self._splits, self.parts, strict=True):
-            yield from itertools.repeat(f"{split.target_tag} " if split.target_tag else "", part.size)
-
     def select(self, numbers: np.ndarray) -> "Pairs":
         """The pairs with these ascending numbers, counted over all parts; a number may occur repeatedly."""
         kept, start = [], 0
-        for rows, part in zip(self._kept, self.parts, strict=True):
+        for rows, part in zip(self.kept, self.parts, strict=True):
             selected = numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.size)]
             kept.append(selected - start if rows is None else rows[selected - start])
             start += part.size
@@ -234,17 +195,18 @@ class Pairs:
             fingerprint=digest.hexdigest(),
             report=self.report,
             hashes=self._hashes,
-            links=self._links,
-            scores=self.scores,
+            columns=self.columns,
         )
 
-    def find_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each pair the index of its data set in `scores`, and its row there."""
-        rows = [
-            np.arange(part.size) if kept is None else np.asarray(kept)
-            for kept, part in zip(self._kept, self.parts, strict=True)
-        ]
-        return np.repeat(np.arange(len(rows)), [part.size for part in self.parts]), np.concatenate(rows)
+    def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The index of the data set of each of these pairs, and its row there."""
+        parts = np.searchsorted(self._ends, numbers, side="right")
+        rows = np.empty(len(numbers), np.int64)
+        for part in np.unique(parts):
+            inside, kept = parts == part, self.kept[part]
+            local = numbers[inside] - (self._ends[part - 1] if part else 0)
+            rows[inside] = local if kept is None else kept[local]
+        return parts, rows
 
     def __getitem__(self, index: int) -> Pair:
         position = operator.index(index)
@@ -262,7 +224,7 @@ class Pairs:
                 yield from self.read_range(part, range(start, min(start + _CHUNK, dataset.size)))
 
     def read_range(self, part: int, positions: range) -> list[Pair]:
-        split, kept = self._splits[part], self._kept[part]
+        split, kept = self._splits[part], self.kept[part]
         rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
         texts = split.read(rows)
         try:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.atomic_folder import digest
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import (
     Member,
@@ -17,16 +18,14 @@ from flaxformer_mt.config.directions import (
     find_directions,
     read_members,
 )
-from flaxformer_mt.corpus.caches import digest, use_cache
 from flaxformer_mt.corpus.cleaning import describe_rules, load_or_clean, occur_in
+from flaxformer_mt.corpus.columns import COLUMNS, read_columns
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
-from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
-from flaxformer_mt.corpus.score_files import ScoreFile, open_score_file
+from flaxformer_mt.corpus.pairs import Pairs, RawSplit
 from flaxformer_mt.corpus.text_files import PACKINGS, TABLES, find_file, has_files
 from flaxformer_mt.corpus.text_rows import drop_weightless, open_parallel_text
 from flaxformer_mt.corpus.tfds_cache import cache_dir, match_split, quiet, tfds_dir
-from flaxformer_mt.corpus.word_alignment import load_links
 from flaxformer_mt.errors import UserError, find_url, show_as
 from flaxformer_mt.object_store.remote_runs import fetch_files
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
@@ -110,7 +109,7 @@ def copy_text(url: str, config: DataConfig) -> Path:
     languages = {language for direction in find_directions(config) for language in direction}
     texts = _name_files(splits, {*filter(None, languages), *TABLES})
     wanted = texts | _name_files(splits, ["weights"])
-    wanted |= {name for name in (*config.alignments, *config.teacher_scores) if name}
+    wanted |= {name for column in COLUMNS for name in getattr(config, column.option, ()) if name}
     folder.mkdir(parents=True, exist_ok=True)
     show_as(folder, url)
     present = fetch_files(url, folder, wanted=wanted)
@@ -166,7 +165,6 @@ def read_pairs(
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
-        use_cache(cache_dir(config))
         folder = cache_dir(config) / "cleaned"
         cleaned = load_or_clean(
             raw,
@@ -186,11 +184,8 @@ def read_pairs(
                 f"({problems or 'the split is empty'}); check the text and data.clean"
             )
         tags = choose_tags(config, member.direction) if tagged else ()
-        own_weights = raw.weights if split == "train" else None
         target_tag = choose_target_tag(config, member.direction)
-        splits.append(
-            dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag, weights=own_weights)
-        )
+        splits.append(dataclasses.replace(raw, name=member.name, tags=tags, target_tag=target_tag))
         row_lists.append(rows)
         hashes.append(cleaned.hashes)
         if cleaned.sentences is not None:
@@ -213,8 +208,7 @@ def read_pairs(
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(counts), "parts": reports},
         hashes=hashes,
-        links=_read_links(splits, config) if split == "train" else (),
-        scores=_open_scores(splits, config) if split == "train" else (),
+        columns=read_columns(splits, config, find_files) if split == "train" else {},
     )
 
 
@@ -275,32 +269,6 @@ def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | N
             path = find_file(path.parent, path.name) or path
         paths.append(path)
     return paths
-
-
-def _read_links(splits: list[RawSplit], config: DataConfig) -> list[WordLinks | None]:
-    """Read the alignments of each set; [] if data.alignments is empty."""
-    if not any(config.alignments):
-        return []
-    may_drop, cache = config.clean.unequal_lines == "drop", cache_dir(config)
-    return [
-        None if path is None else load_links(path, split, may_drop=may_drop, cache=cache)
-        for path, split in zip(find_files(config, config.alignments), splits, strict=True)
-    ]
-
-
-def _open_scores(splits: list[RawSplit], config: DataConfig) -> list[ScoreFile | None]:
-    """Open the teacher scores of each set; [] if data.teacher_scores is empty."""
-    if not any(config.teacher_scores):
-        return []
-    files = find_files(config, config.teacher_scores)
-    opened = [None if path is None else open_score_file(path) for path in files]
-    for file, split in zip(opened, splits, strict=True):
-        if file is not None and len(file) != len(split):
-            raise UserError(
-                f"{file.path} has scores of {len(file)} rows, but {split.name} has {len(split)} training "
-                "pairs; make them again for this text with distil --teacher_scores"
-            )
-    return opened
 
 
 def has_split(config: DataConfig, split: Split) -> bool:

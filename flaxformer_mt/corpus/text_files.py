@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from flaxformer_mt.corpus.caches import digest_file, read_cached, write_cached
+from flaxformer_mt.atomic_folder import artifact, digest, digest_file, read_artifact
 from flaxformer_mt.corpus.pairs import check_languages
 from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.unicode_text import BEGINNING, check_encoding
@@ -304,15 +304,13 @@ def _check_columns(path: Path, before: int, block: list[bytes], wanted: int) -> 
 def load_or_scan(path: Path, *, columns: int, folder: Path) -> Scan:
     """Run `scan`, or load its result from `folder` while the file's path and stamp are unchanged."""
     before = read_stamp(path)
-    name = hashlib.blake2b(f"{_FORMAT} {columns} {path.resolve()}".encode(), digest_size=16).hexdigest()
-    cached = folder / f"{name}.json"
-    record = read_cached(cached)
-    if record is not None and tuple(record["stamp"]) == before:
-        return Scan(**(record["scan"] | {"starts": tuple(record["scan"]["starts"])}))
+    cached = folder / digest([_FORMAT, columns, str(path.resolve()), before])
+    if metadata := read_artifact(cached):
+        return Scan(**(metadata[0] | {"starts": tuple(metadata[0]["starts"])}))
     started = time.time_ns()
     result = scan(path, columns=columns)
     if read_stamp(path) == before and started - path.stat().st_mtime_ns > _SETTLED_NS:
-        write_cached(cached, {"stamp": before, "scan": dataclasses.asdict(result)})
+        artifact(cached, lambda folder: dataclasses.asdict(result))
     return result
 
 

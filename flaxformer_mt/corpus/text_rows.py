@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT
 from flaxformer_mt.corpus import text_files
-from flaxformer_mt.corpus.caches import digest, load_or_make, use_cache
 from flaxformer_mt.corpus.pair_checks import EXAMPLES
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.corpus.text_files import (
@@ -72,8 +72,12 @@ def load_weights(
         return None
     if scan.lines != lines:
         raise UserError(f"{path} has {scan.lines} lines for {lines} pairs; give one weight for each pair")
-    weights = load_or_make(cache / "weights", scan.digest, lambda: {"weights": read_weights(path)})
-    return weights["weights"], scan.digest
+    arrays = artifact(
+        cache / "weights" / scan.digest,
+        lambda folder: save_arrays(folder, {"weights": read_weights(path)}),
+        map_arrays,
+    )
+    return arrays["weights"], scan.digest
 
 
 def read_weights(path: Path) -> np.ndarray:
@@ -205,7 +209,6 @@ def open_parallel_text(
     present = tuple(filter(None, languages))
     table = text_files.find_table(files[0])
     columns = 2 if table == "tsv" else 1
-    use_cache(cache)
     scans = tuple(text_files.load_or_scan(path, columns=columns, folder=cache / "scans") for path in files)
     lines = _count_lines(files, scans, clean, may_drop=may_drop)
     weights = load_weights(folder, split, files, scans[0], lines=lines, cache=cache) if may_drop else None

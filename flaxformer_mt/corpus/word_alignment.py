@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.corpus.caches import digest, load_or_make
+from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_arrays
 from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
@@ -295,7 +295,8 @@ def load_links(path: Path, split: RawSplit, *, may_drop: bool, cache: Path) -> W
             "pair without alignment"
         )
     key = digest([_FORMAT, split.identity, split.languages, scan.digest, len(split)])
-    arrays = load_or_make(cache / "alignments", key, lambda: _read(path, split))
+    folder = cache / "alignments" / key
+    arrays = artifact(folder, lambda partial: save_arrays(partial, _read(path, split)), map_arrays)
     return WordLinks(**arrays, identity=key)
 
 

@@ -1,35 +1,65 @@
-"""A batch as one array of integers, so that a batch is one transfer to each device.
+"""Batches from token ids, as one array of integers, so that a batch is one transfer to each device.
 
-The devices make masks, shifted inputs, segments and positions from it, inside the program that uses them.
+Row 5 of the data path. The devices make masks, shifted inputs, segments and positions from it, inside the
+program that uses them.
 """
 
-import dataclasses
 import functools
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.shapes import Array, Batch, TeacherTokens
+from flaxformer_mt.corpus.columns import EMPTY, Column, Layout, Places, Side
+from flaxformer_mt.data.batching import PlannedBatch
+from flaxformer_mt.data.buckets import Shape
+from flaxformer_mt.data.token_store import TokenStore
+from flaxformer_mt.shapes import Array, Batch
 
 # In place of a token: padding.
 _PADDING = -1
 
 
+class TokenRows(NamedTuple):
+    """The numbers [B, L] of one side of a batch: where tokens are, and where sentences begin."""
+
+    numbers: Array
+
+    @property
+    def mask(self) -> Array:
+        return self.numbers >= 0
+
+    @property
+    def first(self) -> Array:
+        return self.mask & (self.numbers & 1 == 1)
+
+    def segments(self, xp: Any) -> Array:
+        """Number of each token's sentence within its row, from 1; 0: padding."""
+        return xp.where(self.mask, xp.cumsum(self.first, axis=1, dtype=np.int32), 0)
+
+    def positions(self, xp: Any) -> Array:
+        index = xp.arange(self.numbers.shape[1], dtype=np.int32)[None]
+        begin = xp.where(self.first, index, 0)
+        begin = np.maximum.accumulate(begin, axis=1) if xp is np else jax.lax.cummax(begin, axis=1)
+        return xp.where(self.mask, index - begin, 0)
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["numbers", "target_weights", "alignment", "teacher"],
+    data_fields=["numbers", "columns"],
     meta_fields=["source_length", "packed", "pad_id", "bos_id", "unpadded"],
 )
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class BatchArray:
     """The tokens of a batch as numbers [B, S + T] of type int32, source first.
 
     A token is 2 * id, plus 1 if it is the first of its sentence; padding is -1. source_length: S. packed:
-    whether the batch has segments and positions. pad_id, bos_id, target_weights, alignment, teacher: as in
-    the `Batch`. unpadded: sizes of the arrays of source and target tokens, at least as many as there are, if
-    programs are to compute tokens without padding.
+    whether the batch has segments and positions. columns: arrays of COLUMNS by field of the `Batch`.
+    unpadded: sizes of the arrays of source and target tokens, at least as many as there are, if programs are
+    to compute tokens without padding.
     """
 
     numbers: Array
@@ -37,95 +67,121 @@ class BatchArray:
     packed: bool
     pad_id: int
     bos_id: int
-    target_weights: Array | None = None
-    alignment: Array | None = None
-    teacher: TeacherTokens | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
     unpadded: tuple[int, int] | None = None
 
-    def to_batch(self) -> Batch:
-        """Compute the arrays of the batch, inside a program for the devices."""
-        source = _read_side(self.numbers[:, : self.source_length], self.pad_id)
-        target = _read_side(self.numbers[:, self.source_length :], self.pad_id)
-        before = jnp.pad(target.tokens, ((0, 0), (1, 0)))[:, :-1]
-        target_in = jnp.where(target.first, self.bos_id, before)
+    @property
+    def shape(self) -> Shape:
+        rows, length = self.numbers.shape
+        return Shape(rows, self.source_length, length - self.source_length)
+
+    @property
+    def sides(self) -> tuple[TokenRows, TokenRows]:
+        source, target = self.numbers[:, : self.source_length], self.numbers[:, self.source_length :]
+        return TokenRows(source), TokenRows(target)
+
+    def to_batch(self, xp: Any = jnp) -> Batch:
+        """Compute the arrays of the batch, inside a program for the devices; `xp` numpy: on the host."""
+        source, target = self.sides
+        ids, target_out = (xp.where(side.mask, side.numbers >> 1, self.pad_id) for side in self.sides)
+        before = xp.pad(target_out, ((0, 0), (1, 0)))[:, :-1]
+        target_in = xp.where(target.first, self.bos_id, before)
         batch = Batch(
-            source=source.tokens,
-            target_in=jnp.where(target.mask, target_in, self.pad_id),
-            target_out=target.tokens,
+            source=ids,
+            target_in=xp.where(target.mask, target_in, self.pad_id),
+            target_out=target_out,
             source_mask=source.mask,
             target_mask=target.mask,
-            target_weights=self.target_weights,
-            alignment=self.alignment,
-            teacher=self.teacher,
+            **self.columns,
         )
         if not self.packed:
             return batch
         return batch._replace(
-            source_segments=source.segments(),
-            target_segments=target.segments(),
-            source_positions=source.positions(),
-            target_positions=target.positions(),
+            source_segments=source.segments(xp),
+            target_segments=target.segments(xp),
+            source_positions=source.positions(xp),
+            target_positions=target.positions(xp),
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """One side of a batch, [B, L]: ids with padding, where tokens are, and where sentences begin."""
-
-    tokens: Array
-    mask: Array
-    first: Array
-
-    def segments(self) -> Array:
-        """Number of each token's sentence within its row, from 1; 0: padding."""
-        return jnp.where(self.mask, jnp.cumsum(self.first, axis=1, dtype=jnp.int32), 0)
-
-    def positions(self) -> Array:
-        index = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None]
-        begin = jax.lax.cummax(jnp.where(self.first, index, 0), axis=1)
-        return jnp.where(self.mask, index - begin, 0)
-
-
-def _read_side(numbers: Array, pad_id: int) -> _Side:
-    mask = numbers >= 0
-    return _Side(jnp.where(mask, numbers >> 1, pad_id), mask, mask & (numbers & 1 == 1))
-
-
-def to_array(
-    batch: Batch, *, pad_id: int, bos_id: int, unpadded: tuple[int, int] | None = None
-) -> BatchArray:
-    """Write a batch of `make_batch`, on the host, as one array; with shapes in place of arrays, its shape."""
-    fields: dict[str, Any] = {
-        "source_length": batch.source.shape[1],
-        "packed": batch.source_segments is not None,
-        "pad_id": pad_id,
-        "bos_id": bos_id,
-        "target_weights": batch.target_weights,
-        "alignment": batch.alignment,
-        "teacher": batch.teacher,
-        "unpadded": unpadded,
-    }
-    shape = (batch.source.shape[0], batch.source.shape[1] + batch.target_out.shape[1])
-    if isinstance(batch.source, jax.ShapeDtypeStruct):
-        only_shape: Any = jax.ShapeDtypeStruct(shape, np.int32)
-        return BatchArray(only_shape, **fields)
-    numbers = np.empty(shape, np.int32)
-    sides = (
-        (batch.source, batch.source_mask, batch.source_positions),
-        (batch.target_out, batch.target_mask, batch.target_positions),
-    )
-    begin = 0
-    for tokens, mask, positions in sides:
-        part = numbers[:, begin : begin + tokens.shape[1]]
-        np.multiply(tokens, 2, out=part)
-        if positions is None:
-            part[:, :1] += 1
-        else:
-            part += positions == 0
-        np.copyto(part, _PADDING, where=~mask)
-        begin += tokens.shape[1]
-    return BatchArray(numbers, **fields)
 
 
 def as_batch(batch: Batch | BatchArray) -> Batch:
     return batch.to_batch() if isinstance(batch, BatchArray) else batch
+
+
+class RowShare(NamedTuple):
+    """The rows of a batch to build: of `parts` blocks of equal height, those of the numbers `blocks`."""
+
+    parts: int
+    blocks: tuple[int, ...]
+
+
+ALL_ROWS = RowShare(1, (0,))
+
+
+def make_batch(
+    store: TokenStore, planned: PlannedBatch, *, pad_id: int, bos_id: int, share: RowShare = ALL_ROWS
+) -> BatchArray:
+    """Lay out the pairs of a batch; rows without a pair are padding. Only the rows of `share` are read."""
+    planned = _take_rows(planned, share)
+    rows, source, target = planned.shape
+    numbers = np.full((rows, source + target), _PADDING, np.int32)
+    layout = Layout(
+        planned.examples,
+        planned.rows,
+        _fill(numbers[:, :source], store.source, planned),
+        _fill(numbers[:, source:], store.target, planned),
+        planned.shape,
+    )
+    columns = {name: column.lay_out(layout) for name, column in store.columns.items()}
+    return BatchArray(numbers, source, planned.packed, pad_id, bos_id, columns)
+
+
+def make_empty_batch(shape: Shape, columns: Mapping[str, Column], *, packed: bool, **ids: Any) -> BatchArray:
+    """A batch of this shape without pairs, as an example of those with pairs."""
+    none = np.zeros(0, np.int64)
+    store = TokenStore(None, EMPTY, EMPTY, columns=columns)
+    return make_batch(store, PlannedBatch(none, none, shape, packed), **ids)
+
+
+def pad_pairs(
+    sources: Sequence[Any], targets: Sequence[Any], least: tuple[int, int, int] = (0, 0, 0), **ids: Any
+) -> BatchArray:
+    """A batch of one pair of token ids in each row, with at least so many rows, and so long ones."""
+    store, numbers = TokenStore.of_ids(sources, targets), np.arange(len(targets))
+    sizes = len(targets), store.source_lengths.max(initial=0), store.target_lengths.max(initial=0)
+    shape = Shape(*(max(int(size), wanted) for size, wanted in zip(sizes, least, strict=True)))
+    return make_batch(store, PlannedBatch(numbers, numbers, shape), **ids)
+
+
+def _take_rows(planned: PlannedBatch, share: RowShare) -> PlannedBatch:
+    """Keep the rows of a share, renumbered from 0: of rows 0 0 1 2 3 in 4 parts, (1, 3) become 0 and 1.
+
+    Parts have equal heights: if the number of rows is not divisible by them, rows of padding are added.
+    """
+    if share == ALL_ROWS:
+        return planned
+    height = -(-planned.shape.rows // share.parts)
+    new_numbers = np.full(share.parts, -1)
+    new_numbers[list(share.blocks)] = np.arange(len(share.blocks))
+    new_part = new_numbers[planned.rows // height]
+    inside = new_part >= 0
+    own_rows = new_part[inside] * height + planned.rows[inside] % height
+    shape = planned.shape._replace(rows=height * len(share.blocks))
+    return planned._replace(shape=shape, examples=planned.examples[inside], rows=own_rows)
+
+
+def _fill(numbers: np.ndarray, side: Side, planned: PlannedBatch) -> Places:
+    """Write the sentences of one side by array indexing, without a loop over sentences.
+
+    Sentences of 2, 3 and 1 tokens in rows 0, 0 and 1 give
+    rows 0 0 0 0 0 1, columns 0 1 2 3 4 0, positions 0 1 0 1 2 0, firsts 0 2 5.
+    """
+    tokens, lengths = side.take(planned.examples)
+    firsts = np.cumsum(lengths) - lengths
+    positions = np.arange(len(tokens)) - np.repeat(firsts, lengths)
+    # The sentences of a row are adjacent, so a search finds the first sentence of each row.
+    first_of_row = firsts[np.searchsorted(planned.rows, planned.rows)]
+    columns = positions + np.repeat(firsts - first_of_row, lengths)
+    places = Places(np.repeat(planned.rows, lengths), columns, positions, lengths, firsts)
+    numbers[places.rows, columns] = tokens.astype(np.int32) * 2 + (positions == 0)
+    return places

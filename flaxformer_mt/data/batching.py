@@ -132,6 +132,7 @@ class PlannedBatch(NamedTuple):
     examples: np.ndarray
     rows: np.ndarray
     shape: Shape
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class EpochPlan:
         pairs = slice(self._starts[index], self._stops[index])
         examples = self._examples[pairs]
         rows = np.arange(len(examples)) if self._rows is None else self._rows[pairs]
-        return PlannedBatch(examples, rows, self.shapes[self._shape_numbers[index]])
+        return PlannedBatch(examples, rows, self.shapes[self._shape_numbers[index]], self.packed)
 
     def shorten(self, batches: int) -> "EpochPlan":
         """The plan of the first `batches` batches; its numbers of pairs and tokens stay those of all."""

@@ -1,12 +1,10 @@
 """Data preparation from a config: pairs, vocabularies, token stores, and a report on them."""
 
 import dataclasses
-import hashlib
-import json
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flaxformer_mt.atomic_folder import artifact, digest, digest_file
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
@@ -28,14 +26,13 @@ from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import (
     check_run,
-    find_vocab_damage,
     forget_preparation,
     load_sealed_vocabs,
     open_run,
     seal_vocabs,
 )
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
-from flaxformer_mt.tracking.progress_display import SILENT, Count, WorkProgress
+from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.symbols import check_language_tags, check_tags
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
@@ -91,12 +88,26 @@ def prepare(
     with progress.part(f"{making} the vocabulary ({config.vocab.kind}, {config.vocab.size:,} pieces)"):
         vocabs = _find_vocabs(config, train_pairs, root, run_dir)
         check_language_tags(vocabs.source, train_pairs.tags)
-        check_language_tags(vocabs.target, train_pairs.target_tags)
+        check_language_tags(vocabs.target, filter(None, train_pairs.target_tags))
         check_tags(vocabs.source, train_pairs.report["parts"])
     if run_dir is not None and is_first():
         publish(run_dir)
+    tags = (part.get("tag", "") for part in train_pairs.report["parts"])
+    symbols = dict.fromkeys([*config.vocab.symbols, *train_pairs.tags, *filter(None, tags)])
     with progress.part("tokenizing", total=len(train_pairs)) as count:
-        train = _tokenize_train(config, train_pairs, vocabs, root / "tokens", own_store, pool, count)
+        train = EpochStores(
+            train_pairs,
+            vocabs,
+            root / "tokens",
+            config.vocab.sampling,
+            config.seed,
+            # Noise leaves tags and the symbols of the vocabulary as they are.
+            noise=TextNoise(config.data.noise, tuple(symbols)),
+            varies=any(stage.noise.active for stage in read_stages(config.data)),
+            own_root=own_store,
+            pool=pool,
+            count=count,
+        )
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
     lengths = _learn_lengths(train, vocabs, run_dir, language=language)
@@ -145,32 +156,6 @@ def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str) 
     return sum(len(split_sentences(text, language=language)) > 1 for text in texts) / len(numbers)
 
 
-def _tokenize_train(
-    config: Config,
-    pairs: Pairs,
-    vocabs: Vocabs,
-    root: Path,
-    own_root: Path | None,
-    pool: PoolOptions,
-    count: Count,
-) -> EpochStores:
-    """Noise leaves tags and the symbols of the vocabulary as they are."""
-    tags = (part.get("tag", "") for part in pairs.report["parts"])
-    symbols = dict.fromkeys([*config.vocab.symbols, *pairs.tags, *filter(None, tags)])
-    return EpochStores(
-        pairs,
-        vocabs,
-        root,
-        config.vocab.sampling,
-        config.seed,
-        noise=TextNoise(config.data.noise, tuple(symbols)),
-        varies=any(stage.noise.active for stage in read_stages(config.data)),
-        own_root=own_root,
-        pool=pool,
-        count=count,
-    )
-
-
 def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:
     if config.data.stages:
         stages = plan_stages(config, train)
@@ -203,20 +188,15 @@ def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None)
         return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
     # A vocabulary is a function of the text, of its settings, and of the bytes of the given model files.
     fields = dataclasses.asdict(config.vocab) | {"sampling": None}
-    if not config.vocab.symbols:
-        del fields["symbols"]  # so that vocabularies of versions without this field are found
-    settings = json.dumps(fields, sort_keys=True)
-    digest = hashlib.blake2b(f"{pairs.fingerprint}{settings}".encode(), digest_size=12)
-    for model in (config.vocab.source_model, config.vocab.target_model):
-        if model and Path(model).is_file():
-            digest.update(Path(model).read_bytes())
-    folder = root / "vocabularies" / digest.hexdigest()
-    if damage := find_vocab_damage(folder):
-        warn_user(f"the vocabulary {folder} is damaged: {damage}; it is made again")
-        shutil.rmtree(folder)
+    models = map(Path, filter(None, (config.vocab.source_model, config.vocab.target_model)))
+    key = digest([pairs.fingerprint, fields, [digest_file(model) for model in models if model.is_file()]])
+    folder = root / "vocabularies" / key
+
+    def load(folder: Path, metadata: Any = None) -> Vocabs:
+        return make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
+
     with name_full_disk(folder):
-        vocabs = make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
-        seal_vocabs(folder)
+        vocabs = artifact(folder, lambda partial: load(partial) and {}, load)
     if run_dir is not None:
         open_run(run_dir, config)
         vocabs.save(run_dir / "vocab")

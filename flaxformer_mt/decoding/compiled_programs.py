@@ -59,16 +59,13 @@ class StatePrograms:
     """The programs of states of one size; a call waits until its program is ready."""
 
     def __init__(self, parts: int, **programs: "Future[Callable[..., Any]]") -> None:
-        """Store the programs `empty`, `prefill` and `generate`, which may be in the making."""
         self._parts, self._programs = parts, programs
 
     def wait(self) -> None:
-        """Wait until all programs are ready."""
         for program in self._programs.values():
             program.result()
 
     def empty(self) -> Leaves:
-        """Return a state whose rows are all free."""
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
@@ -117,14 +114,7 @@ class SearchPrograms:
         compile_program: Callable[[Any, tuple[Any, ...]], Any] | None = None,
         **jit_options: Any,
     ) -> None:
-        """Store what all programs have in common; see `SearchEngine`.
-
-        Args:
-          shortlists: if each line has a shortlist, what all of them have in common.
-          platform: what programs are compiled for, as JAX names it; None: the devices of this process.
-          compile_program: compiles a jitted function for such arguments.
-          jit_options: of `jax.jit`; no program is kept with them.
-        """
+        """See `SearchEngine`; programs with `jit_options`, of `jax.jit`, are not kept."""
         self._options, self._symbols, self._shortlists = options, symbols, shortlists
         self._configs, self._sizes = configs, sizes
         self._split = spread if isinstance(spread, SplitParameters) else None
@@ -146,10 +136,8 @@ class SearchPrograms:
     ) -> StatePrograms:
         """Return the programs of a state; those that are new are compiled in threads from now on.
 
-        Args:
-          params: of the models, in the places in which all calls have them.
-          example: sources as the programs take them, whatever they contain.
-          keep: whether the programs are kept on disk, so that other processes trace nothing.
+        Parameters are in the places in which all calls have them. Programs to `keep` are stored on disk, so
+        that other processes trace nothing.
         """
         leaves = jax.tree.leaves(params)
         key = (
@@ -304,7 +292,7 @@ class SearchPrograms:
 
 @functools.cache
 def _compilers() -> ThreadPoolExecutor:
-    """Return the threads that compile: XLA compiles a program on one core."""
+    """XLA compiles a program on one core."""
     return ThreadPoolExecutor(core_count(), thread_name_prefix="compile")
 
 

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.data.batch_array import BatchArray, pad_pairs
+from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.ensemble_members import make_models
 from flaxformer_mt.decoding.sizes import choose_batch_tokens, round_up_coarsely
@@ -183,16 +185,20 @@ class TokenScorer:
                     raise
         return [found[index] for index in range(len(pairs))]
 
-    def _read(self, pairs: Sequence[Pair], run: Callable[[Batch], Any]) -> Iterator[tuple[int, Reading]]:
+    def _read(self, pairs: Sequence[Pair], run: Callable[[BatchArray], Any]) -> Iterator[tuple[int, Reading]]:
         """Yield each pair's index and its reading, the longest pairs first."""
         lengths = [max(len(pair.source), len(pair.target), 1) for pair in pairs]
         waiting = sorted(range(len(pairs)), key=lambda index: -lengths[index])
         previous: tuple[list[int], list[Pair], Any] | None = None
         while waiting:
             shape = self._fit(lengths[waiting[0]], len(waiting), self._budget.tokens)
-            indices, waiting = waiting[: shape[0]], waiting[shape[0] :]
+            indices, waiting = waiting[: shape.rows], waiting[shape.rows :]
             chosen = [pairs[index] for index in indices]
-            outputs = run(self._make_batch(chosen, shape))
+            sides = [pair.source for pair in chosen], [pair.target for pair in chosen]
+            if not any(map(len, sides[0])):
+                shape = shape._replace(source=0)  # a language model has no source
+            ids: dict[str, Any] = {"pad_id": self.vocabs.target.pad_id, "bos_id": self.vocabs.target.bos_id}
+            outputs = run(pad_pairs(*sides, shape, **ids))
             # The device computes this batch while the host processes the previous one.
             if previous is not None:
                 yield from _split_batch(*previous)
@@ -200,7 +206,7 @@ class TokenScorer:
         if previous is not None:
             yield from _split_batch(*previous)
 
-    def _fit(self, length: int, count: int, batch_tokens: int) -> tuple[int, int, int]:
+    def _fit(self, length: int, count: int, batch_tokens: int) -> Shape:
         """Return the rows, source length and target length of a batch of some of `count` pairs.
 
         The lengths are 8, 12, 16, 24, 32, 48, ... tokens, so that at most a third is padding; those of a few
@@ -217,35 +223,17 @@ class TokenScorer:
         rows = max(
             1, min(batch_tokens // (source + target), _MAX_LOGITS // (target * self.vocabs.target.size))
         )
-        return min(rows, _FEW_ROWS) if few else rows, source, target
-
-    def _make_batch(self, pairs: Sequence[Pair], shape: tuple[int, int, int]) -> Batch:
-        """Make a batch of one pair per row; rows of padding have one unmasked position for attention."""
-        rows, source_length, target_length = shape
-        if not any(len(pair.source) for pair in pairs):
-            source_length = 0  # a language model has no source
-        vocab = self.vocabs.target
-        source = np.full((rows, source_length), vocab.pad_id, np.int32)
-        target = np.full((2, rows, target_length), vocab.pad_id, np.int32)
-        source_mask, target_mask = np.zeros(source.shape, bool), np.zeros(target.shape[1:], bool)
-        for row, pair in enumerate(pairs):
-            s, t = len(pair.source), len(pair.target)
-            source[row, :s], source_mask[row, :s] = pair.source, True
-            target[0, row, :t] = [vocab.bos_id, *pair.target[:-1]][:t]
-            target[1, row, :t], target_mask[row, :t] = pair.target, True
-        source_mask[len(pairs) :, :1] = True
-        target_mask[len(pairs) :, :1] = True
-        return Batch(source, target[0], target[1], source_mask, target_mask)
+        return Shape(min(rows, _FEW_ROWS) if few else rows, source, target)
 
     def _read_batch(
-        self, params: tuple[Any, ...], batch: Batch, *, watched: tuple[Watched, ...], top_k: int = 0
+        self, params: tuple[Any, ...], array: BatchArray, *, watched: tuple[Watched, ...], top_k: int = 0
     ) -> tuple[Array, list[Array], tuple[Array, ...]]:
         """Return log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
 
         The log-probability of a forced token, as the tag of a language, is 0. The third result is empty, or
         with `top_k` the ids and probabilities [B, T, K] of the most probable tokens.
         """
-        logits: list[Array] = []
+        batch, logits = array.to_batch(), list[Array]()
         attention: list[list[Array]] = []
         for model, model_params in zip(self._networks, params, strict=True):
             variables = {"params": unstack_layers(model_params)}

@@ -12,6 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from flaxformer_mt.config import TrainConfig
+from flaxformer_mt.data.batch_array import BatchArray, as_batch
 from flaxformer_mt.losses import TokenSums, sum_over_tokens
 from flaxformer_mt.shapes import Array, Batch
 
@@ -36,26 +37,16 @@ class Likelihood(NamedTuple):
 def measure(
     evaluation_step: Callable[[Any, Any], dict[str, tuple[Any, Any]]],
     params: Any,
-    batches: Iterable[Batch],
+    batches: Iterable[BatchArray],
     *,
-    put: Callable[[Batch], Any] = jax.device_put,
-    on_batch: Callable[[Batch], None] | None = None,
+    put: Callable[[BatchArray], Any] = jax.device_put,
 ) -> Likelihood:
     """Sum the results of an evaluation step over all batches.
 
     They stay on their device until the last batch, so that no step waits to be read, and are summed in
-    float64, which stays accurate for any number of tokens.
-
-    Args:
-      put: copies a batch to the devices.
-      on_batch: is called with each batch once it has been computed. None: batches are not waited for.
+    float64, which stays accurate for any number of tokens. `put` copies a batch to the devices.
     """
-    results = []
-    for batch in batches:
-        results.append(evaluation_step(params, put(batch)))
-        if on_batch is not None:
-            jax.block_until_ready(results[-1])
-            on_batch(batch)
+    results = [evaluation_step(params, put(batch)) for batch in batches]
     read = jax.device_get(results)
     (loss, tokens), (correct, _) = (
         np.array([found[name] for found in read], np.float64).sum(axis=0) for name in ("loss", "accuracy")
@@ -73,9 +64,10 @@ def make_evaluation_step(
     """
 
     def evaluation_step(
-        params: Any, batch: Batch, *, part: Array | None = None
+        params: Any, batch: Batch | BatchArray, *, part: Array | None = None
     ) -> dict[str, tuple[Array, Array]]:
         del part  # evaluation draws no random numbers
+        batch = as_batch(batch)
 
         def run(module: Any) -> TokenSums:
             hidden = module.hidden(batch, deterministic=True)

@@ -13,6 +13,9 @@ from jaxtyping import Bool, Int
 
 from flaxformer_mt.shapes import Array, Batch, typed
 
+# What a batch has for each target token beside its id and place.
+_OF_TARGET_TOKENS = {*Batch._fields[Batch._fields.index("target_positions") + 1 :]} - {"alignment"}
+
 
 class Places(NamedTuple):
     """Where the slots of an array with padding, [B, T], are in one without, [R, T], and the reverse.
@@ -56,9 +59,8 @@ def unpad(batch: Batch, sizes: tuple[int, int]) -> Batch:
         target_segments=target,
         source_positions=of_source(positions(batch.source)),
         target_positions=of_target(positions(batch.target_in)),
-        target_weights=None if batch.target_weights is None else of_target(batch.target_weights),
         alignment=batch.alignment,
-        teacher=jax.tree.map(of_target, batch.teacher),
+        **{name: jax.tree.map(of_target, getattr(batch, name)) for name in _OF_TARGET_TOKENS},
     )
 
 

@@ -7,9 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from flaxformer_mt.atomic_folder import artifact, discard, read_artifact
 from flaxformer_mt.cpu import describe_processor
 from flaxformer_mt.errors import UserError, first_line
 
@@ -31,7 +30,6 @@ class CompileClock:
     """A context manager that measures compile time; what several threads compile at a time counts once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start at the present time of `clock`, in seconds."""
         self._clock, self._start = clock, clock()
         self._beside = False
         # Start and end of each time in which programs were compiled; they do not overlap.
@@ -39,7 +37,6 @@ class CompileClock:
         self._lock = threading.Lock()
 
     def compiling(self) -> float:
-        """Return the seconds of compilation so far."""
         with self._lock:
             return sum(end - start for start, end in self._compiled)
 
@@ -84,12 +81,9 @@ _PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 def read_compiler_options(flags: Sequence[str], platform: str) -> dict[str, str | bool]:
-    """Return the options for programs of a platform: {"xla_gpu_enable_nccl_user_buffers": True}.
+    """Read `parallel.xla_flags`, each NAME=VALUE, as {"xla_gpu_enable_nccl_user_buffers": True}.
 
     Flags that are named for another platform, as xla_tpu_... is on a GPU, are left out.
-
-    Args:
-      flags: `parallel.xla_flags`, each NAME=VALUE.
     """
     options: dict[str, str | bool] = {}
     for flag in flags:
@@ -109,11 +103,7 @@ def default_compiler_options(platform: str) -> dict[str, str | bool]:
 
 
 def check_compiler_options(options: Mapping[str, str | bool]) -> None:
-    """Compile a small program with each of the options for the default devices.
-
-    Raises:
-      UserError: the compiler does not know an option, or refuses its value.
-    """
+    """Compile a small program with each of the options, and refuse those that the compiler does not know."""
     for name, value in options.items():
         try:
             jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
@@ -127,12 +117,6 @@ def check_compiler_options(options: Mapping[str, str | bool]) -> None:
 
 # Maximum number of files; those that were used longest ago are removed.
 _MAX_FILES = 400
-
-# Maximum size of a file in bytes. The program of a big model has a few megabytes.
-_MAX_BYTES = 1 << 30
-
-# A file begins with the digest of the rest.
-_DIGEST_BYTES = 32
 
 # The threads that compile outside of JAX's cache, and the setting that the last of them restores.
 _outside_lock = threading.Lock()
@@ -152,12 +136,9 @@ def kept_folder() -> Path | None:
 
 
 def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
-    """Return the JSON value that `make` returned in this process or an earlier one for equal dependencies."""
-    path = _find_path(kind, dependencies)
-    if (data := _read(path)) is None:
-        data = json.dumps(make()).encode()
-        _write(path, data)
-    return json.loads(data)
+    """The JSON value that `make` returned in this process or an earlier one for equal dependencies."""
+    made = functools.cache(lambda: json.loads(json.dumps(make())))
+    return _keep(_find_path(kind, dependencies), lambda folder: made(), lambda folder, value: value, made)
 
 
 def compile_kept(
@@ -190,25 +171,57 @@ def lower_kept(
     leaves, structure = jax.tree_util.tree_flatten_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
     path = _find_path("program", [dependencies, str(structure), shapes, [device.id for device in devices]])
-    if (data := _read(path)) is not None:
-        with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
-            loaded = _load(data, arguments, devices, results)
+
+    def load(folder: Path, _: Any = None) -> Callable[..., Any]:
+        return _load((folder / "program").read_bytes(), arguments, devices, results)
+
+    with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
+        if path is not None and read_artifact(path):
+            loaded = load(path)
+            _touch(path)
             return lambda: loaded
     lowered = function.lower(*arguments)  # type: ignore[attr-defined]
     if path is None:
         return lowered.compile
 
-    def compile_and_keep() -> Callable[..., Any]:
+    @functools.cache
+    def compile_it() -> Callable[..., Any]:
         with _outside_of_jax_cache():
-            compiled = lowered.compile()
-        _keep(path, compiled, arguments, devices, results, check=check)
-        return compiled
+            return lowered.compile()
 
-    return compile_and_keep
+    def build(folder: Path) -> None:
+        _write(folder, compile_it(), arguments, devices, results, check=check)
+
+    def load_or_take(folder: Path, _: Any) -> Callable[..., Any]:
+        return compile_it() if compile_it.cache_info().currsize else load(folder)
+
+    return lambda: _keep(path, build, load_or_take, compile_it)
 
 
 def _keep(
-    path: Path,
+    path: Path | None, build: Callable[[Path], Any], load: Callable[..., Any], make: Callable[[], Any]
+) -> Any:
+    """Load what is kept, or build it; where nothing can be written or read, return what `make` makes."""
+    # No space, no permission, a program without a copy, or one of another JAX in spite of its name.
+    with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
+        if path is not None:
+            found = artifact(path, build, load)
+            _touch(path)
+            return found
+    return make()
+
+
+def _touch(path: Path) -> None:
+    """Mark what is kept as used, and remove what was used longest ago."""
+    with contextlib.suppress(OSError):  # a folder that may only be read
+        os.utime(path)
+        files = [(path.stat().st_mtime, path) for path in path.parent.glob("[!.]*")]
+        for _, oldest in sorted(files)[:-_MAX_FILES]:
+            discard(oldest)
+
+
+def _write(
+    folder: Path,
     compiled: Any,
     arguments: tuple[Any, ...],
     devices: Sequence[jax.Device],
@@ -219,20 +232,17 @@ def _keep(
     """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
     from jax.experimental.serialize_executable import serialize
 
-    with contextlib.suppress(ValueError, TypeError, RuntimeError):
-        program, _, structure = serialize(compiled)
-        assert results is None or jax.tree.structure(results) == structure
-        data = json.dumps(structure.num_leaves).encode() + b"\n" + program
-        if check:
-            copy = _load(data, arguments, devices, results)
-            # One after the other: both may donate what they get.
-            copied, own = (
-                jax.device_get(run(*jax.tree.map(_make_zeros, arguments))) for run in (copy, compiled)
-            )
-            pairs = zip(jax.tree.leaves(copied), jax.tree.leaves(own), strict=True)
-            if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
-                return
-        _write(path, data)
+    program, _, structure = serialize(compiled)
+    assert results is None or jax.tree.structure(results) == structure
+    data = json.dumps(structure.num_leaves).encode() + b"\n" + program
+    if check:
+        copy = _load(data, arguments, devices, results)
+        # One after the other: both may donate what they get.
+        copied, own = (jax.device_get(run(*jax.tree.map(_make_zeros, arguments))) for run in (copy, compiled))
+        pairs = zip(jax.tree.leaves(copied), jax.tree.leaves(own), strict=True)
+        if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
+            raise ValueError("the copy of a program gives other results")
+    (folder / "program").write_bytes(data)
 
 
 def _make_zeros(argument: Any) -> Any:
@@ -326,42 +336,3 @@ def _digest_code() -> str:
         for file in files:
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _read(path: Path | None) -> bytes | None:
-    """Read a file; None if it is absent or damaged."""
-    if path is None:
-        return None
-    with contextlib.suppress(OSError):
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES:
-            content = path.read_bytes()
-            digest, data = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-            if digest == hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest():
-                with contextlib.suppress(OSError):  # a folder that may only be read
-                    os.utime(path)
-                return data
-    return None
-
-
-def _write(path: Path | None, data: bytes) -> None:
-    """Write a file at once; without space or permission, nothing is kept."""
-    if path is None:
-        return
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
-                file.write(hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest() + data)
-                file.close()
-                Path(file.name).replace(path)
-            except OSError:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-        _remove_oldest(path.parent)
-
-
-def _remove_oldest(folder: Path) -> None:
-    files = [(path.stat().st_mtime, path) for path in folder.iterdir()]
-    for _, path in sorted(files)[:-_MAX_FILES]:
-        path.unlink(missing_ok=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.errors import UserError, suggest
-from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, STEP_DIGITS, is_step
 
 # The file of the training progress in checkpoints of version 0.1; now it is in the manifest.

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.lora import merge_leaves
 from flaxformer_mt.object_store import remote_runs
@@ -29,7 +30,7 @@ from flaxformer_mt.parallel.processes import (
     process_index,
     wait_for_all,
 )
-from flaxformer_mt.runs import array_files, atomic_folder
+from flaxformer_mt.runs import array_files
 from flaxformer_mt.runs.checkpoint_index import AVERAGE_NAME, CheckpointIndex, read_progress
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.trees import (

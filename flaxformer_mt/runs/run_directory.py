@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import MayChange, find_marks
@@ -21,7 +22,6 @@ from flaxformer_mt.config.files import compare_configs, flatten, read_config, re
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import remote_runs
-from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 from flaxformer_mt.vocab.pretrained import FILES_NAME, METADATA_NAME
 
@@ -285,15 +285,9 @@ def _is_vocabulary(name: str) -> bool:
     return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
 
 
-def find_vocab_damage(folder: Path) -> str:
-    """What differs from the manifest, as text; "" if nothing differs, or if there is no manifest."""
-    if not (folder / atomic_folder.MANIFEST_NAME).exists():
-        return ""
-    return atomic_folder.find_damage(folder)
-
-
 def load_sealed_vocabs(folder: Path) -> Vocabs:
-    if damage := find_vocab_damage(folder):
+    sealed = (folder / atomic_folder.MANIFEST_NAME).exists()
+    if damage := atomic_folder.find_damage(folder) if sealed else "":
         raise UserError(
             f"the vocabulary {folder} is damaged: {damage}; restore its files from a copy of the run, or "
             "from the folder vocabularies of data.cache_dir"

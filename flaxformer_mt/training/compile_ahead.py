@@ -19,7 +19,6 @@ from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.compilation import lower_kept
-from flaxformer_mt.shapes import Batch
 
 # Seconds between two messages on how many shapes are compiled.
 _MESSAGE_EVERY = 10.0
@@ -248,11 +247,9 @@ def find_unpadded_sizes(
     }
 
 
-def fitting_sizes(batch: Batch, sizes: UnpaddedSizes) -> tuple[int, int] | None:
+def fitting_sizes(batch: BatchArray, sizes: UnpaddedSizes) -> tuple[int, int] | None:
     """Return the sizes of a batch without padding; None if it keeps its padding, or has too many tokens."""
-    rows, source = batch.source.shape
-    shape = Shape(rows, source, batch.target_in.shape[1])
-    room = sizes.get(shape)
-    if room is None or batch.source_mask.sum() > room[0] or batch.target_mask.sum() > room[1]:
+    room = sizes.get(batch.shape)
+    if room is None or any(side.mask.sum() > most for side, most in zip(batch.sides, room, strict=True)):
         return None
     return room

@@ -37,7 +37,6 @@ from flaxformer_mt.runs.run_directory import (
     sweep_run,
     write_report,
 )
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.tracking.tracking_services import import_service
@@ -424,7 +423,7 @@ def _should_stop(stop: StopRequest, *, at_log_step: bool) -> bool:
 
 
 @contextlib.contextmanager
-def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, Batch]]]:
+def _open_batches(config: Config, setup: TrainingSetup) -> Iterator[Iterator[tuple[Position, BatchArray]]]:
     """Return the batches from the run's position on; end the loader's threads when training ends."""
     prepared = setup.prepared
     vocab = prepared.vocabs.target
@@ -458,6 +457,6 @@ def _is_finished(config: Config, progress: TrainProgress) -> bool:
     return progress.step >= config.train.steps or out_of_patience or has_ended(config.data, progress)
 
 
-def _take(batches: Iterator[tuple[Position, Batch]], count: int) -> tuple[Position, list[Batch]]:
+def _take(batches: Iterator[tuple[Position, BatchArray]], count: int) -> tuple[Position, list[BatchArray]]:
     taken = list(itertools.islice(batches, count))
     return taken[-1][0], [batch for _, batch in taken]

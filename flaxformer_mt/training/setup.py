@@ -17,9 +17,8 @@ from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
 from flaxformer_mt.cpu import slow_bfloat16_reason
-from flaxformer_mt.data.batch_array import BatchArray, to_array
+from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
 from flaxformer_mt.data.buckets import Shape
-from flaxformer_mt.data.loader import RowShare
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.stage_report import format_stages
 from flaxformer_mt.data.token_store import TokenStore
@@ -37,7 +36,6 @@ from flaxformer_mt.parallel import (
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.shapes import Batch, TeacherTokens
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
@@ -230,10 +228,9 @@ class TrainingSetup(NamedTuple):
         """The rows of a batch that this process loads."""
         return RowShare(self.parallel.layout.row_parts, self.parallel.row_share)
 
-    def put(self, batch: Batch) -> BatchArray:
+    def put(self, batch: BatchArray) -> BatchArray:
         """Transfer a batch to the devices, as one array; returns before they have it."""
-        vocab, sizes = self.prepared.vocabs.target, fitting_sizes(batch, self.unpadded)
-        return self.parallel.put(to_array(batch, pad_id=vocab.pad_id, bos_id=vocab.bos_id, unpadded=sizes))
+        return self.parallel.put(dataclasses.replace(batch, unpadded=fitting_sizes(batch, self.unpadded)))
 
 
 def set_up_training(
@@ -313,27 +310,12 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
 
     def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
         parts = parallel.layout.row_parts
-        rows = -(-shape.rows // parts) * parts
-        tokens: Any = jax.ShapeDtypeStruct((rows, shape.source + shape.target), np.int32)
-        weights: Any = jax.ShapeDtypeStruct((rows, shape.target), np.float32)
-        links: Any = jax.ShapeDtypeStruct((rows, shape.target, -(-shape.source // 8)), np.uint8)
-        teacher = None
-        if store.teacher is not None:
-            scored = (rows, shape.target, store.teacher.top_k)
-            ids: Any = jax.ShapeDtypeStruct(scored, np.int32)
-            probs: Any = jax.ShapeDtypeStruct(scored, np.float16)
-            teacher = TeacherTokens(ids, probs)
-        array = BatchArray(
-            tokens,
-            source_length=shape.source,
-            packed=config.data.batching == "pack",
-            pad_id=vocab.pad_id,
-            bos_id=vocab.bos_id,
-            target_weights=None if store.weights is None else weights,
-            alignment=None if store.links is None else links,
-            teacher=teacher,
-            unpadded=setup.unpadded.get(shape),
+        whole = shape._replace(rows=-(-shape.rows // parts) * parts)
+        packed = config.data.batching == "pack"
+        array = make_empty_batch(
+            whole, store.columns, packed=packed, pad_id=vocab.pad_id, bos_id=vocab.bos_id
         )
+        array = dataclasses.replace(array, unpadded=setup.unpadded.get(shape))
         batch = parallel.put_shapes(array)
         return batch, step.arguments_of(state, numbers, batch)
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from flaxformer_mt.config import Config, TrainConfig
+from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import Work, peak_flops, real_work, training_flops
 from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.parallel.processes import exchange, is_first, process_count
-from flaxformer_mt.shapes import Batch
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.training.update import StepMetrics
 
@@ -84,16 +85,16 @@ class MetricSums:
             self._work = Work(**gathered["work"]) if is_first() else Work()  # the sum over all processes
             self._updates = gathered["updates"]
 
-    def add(self, metrics: StepMetrics, batches: list[Batch]) -> None:
+    def add(self, metrics: StepMetrics, batches: list[BatchArray]) -> None:
         """Add an update: the only place that counts tokens, padding and shapes."""
         self._unread.append((metrics.loss_sum, metrics.weight, metrics.correct_sum, metrics.alignment))
         self._updates += 1
         for batch in batches:
-            self._work += real_work(
-                batch.source_mask, batch.target_mask, batch.source_segments, batch.target_segments
-            )
-            rows, source_length = batch.source.shape
-            self._shapes.add((rows * self._parallel.row_factor, source_length, batch.target_in.shape[1]))
+            sides = batch.sides
+            segments = [side.segments(np) for side in sides] if batch.packed else []
+            self._work += real_work(*(side.mask for side in sides), *segments)
+            rows, *lengths = batch.shape
+            self._shapes.add((rows * self._parallel.row_factor, *lengths))
 
     def take_unread(self) -> list[tuple[Any, ...]]:
         """Return the metrics that no line has read, for `read`; later updates belong to the next line."""
@@ -344,7 +345,7 @@ class TrainingLog:
         self._write_due()
         return {**self._sums.to_dict(), **self._clock.to_dict(), "epoch": self._epoch}
 
-    def add(self, step: int, metrics: StepMetrics, batches: list[Batch], epoch: int) -> None:
+    def add(self, step: int, metrics: StepMetrics, batches: list[BatchArray], epoch: int) -> None:
         """Add update number `step`, and log the lines that are due and finished.
 
         Args:

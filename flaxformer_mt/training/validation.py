@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.data.loader import RowShare, valid_batches
+from flaxformer_mt.data.batch_array import RowShare
+from flaxformer_mt.data.loader import valid_batches
 from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure

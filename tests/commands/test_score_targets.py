@@ -15,9 +15,8 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.corpus.score_files import open_score_file
-from flaxformer_mt.data.batch_array import to_array
+from flaxformer_mt.data.batch_array import make_batch
 from flaxformer_mt.data.batching import plan_epoch
-from flaxformer_mt.data.loader import make_batch
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.load_run import load_trained
@@ -132,7 +131,8 @@ def test_each_token_of_a_batch_has_its_own_scores(batching, made, tiny_run, tiny
     store = TokenStore.build(pairs, vocabs, made.parent / "stores")
     lengths = store.source_lengths, store.target_lengths
     plan = plan_epoch(*lengths, config=config.data, seed=1, epoch=0)
-    batch = make_batch(store, plan, 0, pad_id=vocabs.target.pad_id, bos_id=vocabs.target.bos_id)
+    array = make_batch(store, plan[0], pad_id=vocabs.target.pad_id, bos_id=vocabs.target.bos_id)
+    batch = array.to_batch(np)
     assert batch.teacher is not None
     assert batch.teacher.ids.shape == (*batch.target_out.shape, K)
     assert not batch.teacher.probs[~batch.target_mask].any()
@@ -142,7 +142,7 @@ def test_each_token_of_a_batch_has_its_own_scores(batching, made, tiny_run, tiny
         else np.broadcast_to(np.arange(batch.target_out.shape[1]), batch.target_out.shape)
     )
     texts: dict[tuple[int, ...], list[int]] = {}
-    for row, pair in zip(pairs.find_scores()[1], pairs, strict=True):
+    for row, pair in zip(pairs.locate(np.arange(len(pairs)))[1], pairs, strict=True):
         texts.setdefault(tuple(vocabs.target.tokenize(pair.target)), []).append(row)
     scored = 0
     for row, column in np.argwhere(batch.target_mask & (position == 0)):
@@ -159,18 +159,17 @@ def test_each_token_of_a_batch_has_its_own_scores(batching, made, tiny_run, tiny
         else:
             assert any(not len(ids) for ids, _ in expected)
     assert scored > 1
-    array = to_array(batch, pad_id=vocabs.target.pad_id, bos_id=vocabs.target.bos_id)
-    assert array.to_batch().teacher is batch.teacher
 
 
 def test_scores_of_other_vocabularies_and_texts_are_refused(made, tiny_run, tiny_config, tmp_path):
     vocabs = load_vocabs(tiny_run / "vocab")
     config = student_config(tiny_config, made, tiny_run)
     pairs = read_pairs(config.data, "train")
-    scored = pairs.scores[0]
+    scores = pairs.columns["teacher"]
+    (scored,) = scores.sets
 
     def refuse(**changes):
-        pairs.scores = (dataclasses.replace(scored, **changes),)
+        scores.sets = (dataclasses.replace(scored, **changes),)
         with pytest.raises(UserError) as error:
             TokenStore.build(pairs, vocabs, tmp_path / "stores")
         assert "\n" not in str(error.value)

@@ -50,7 +50,7 @@ def test_model_can_be_traced(path):
     size, own = config.vocab.size or 97, config.model
     layers = {"num_encoder_layers": min(1, own.num_encoder_layers), "num_decoder_layers": 1}
     model = make_model(dataclasses.replace(own, **layers), source_size=size, target_size=size)
-    batch = longest_batch(config)
+    batch = longest_batch(config).to_batch(np)
 
     def run(key, batch):
         return model.init_with_output(key, batch, deterministic=True)

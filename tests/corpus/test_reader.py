@@ -10,7 +10,6 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from flaxformer_mt.corpus.hub_sets import HubRows
 from flaxformer_mt.corpus.mixture_weights import choose_weights, describe_shares, format_shares
 from flaxformer_mt.corpus.pair_checks import digest_sentence
 from flaxformer_mt.corpus.pairs import Part
-from flaxformer_mt.corpus.tfds_cache import build_once, tfds_dir
+from flaxformer_mt.corpus.tfds_cache import tfds_dir
 from flaxformer_mt.corpus.toy import toy_de_en
 from flaxformer_mt.data.prepare import find_overlap
 from flaxformer_mt.errors import UserError
@@ -319,23 +318,9 @@ def test_killed_half_way_it_is_prepared_again_from_the_start(tmp_path, monkeypat
     process = run(READ, cache, "die")
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert list(cache.rglob("incomplete.*")), "the process died before it wrote anything"
+    assert list(cache.rglob("toy_de_en")), "the process died before it wrote anything"
     assert len(read_pairs(DataConfig("toy_de_en", cache_dir=str(cache)), "test")) == 500
     assert not list(cache.rglob("incomplete.*"))
-
-
-def test_a_set_that_is_prepared_while_it_is_opened_is_opened_anew(tmp_path):
-    """A builder that was made before the set was complete knows no splits."""
-
-    def make(splits):
-        return SimpleNamespace(
-            data_dir=str(tmp_path / "set"), is_prepared=lambda: True, info=SimpleNamespace(splits=splits)
-        )
-
-    made = [make({}), make({"train": 1})]
-    assert build_once(lambda: made.pop(0)).info.splits == {"train": 1}
-    made = [make({"train": 1})]
-    assert build_once(lambda: made.pop(0)).info.splits == {"train": 1}
 
 
 def test_two_processes_at_once_prepare_one_set(tmp_path):
@@ -501,9 +486,10 @@ def test_what_cannot_be_is_refused(held_out_config, tmp_path):
 def test_weights_stay_with_the_training_pairs(held_out_config, tmp_path):
     write(tmp_path, weights=[str(1 + i % 3) for i in range(NUMBER)])
     train, valid = read_pairs(held_out_config, "train"), read_pairs(held_out_config, "valid")
-    assert valid.weights is None and len(train.weights) == len(train)
+    weights = train.columns["target_weights"].open(train, None, {}).values
+    assert valid.columns == {} and len(weights) == len(train)
     numbers = [int(pair.source.split()[2]) for pair in train]
-    assert train.weights.tolist() == [1 + number % 3 for number in numbers]
+    assert weights.tolist() == [1 + number % 3 for number in numbers]
 
 
 # ---- mixture weights ----

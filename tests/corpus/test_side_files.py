@@ -14,7 +14,7 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.corpus import Pair, read_pairs
 from flaxformer_mt.corpus.word_alignment import format_points, parse_points
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 
 SOURCE = ["a b c", "a b", "", "a b", "c c c c c c c c c c c c", "b c"]
 TARGET = ["A B C", "A B", "X", "A B", "C", "B C"]
@@ -30,7 +30,8 @@ def config(tmp_path):
 
 def links_of(config):
     pairs = read_pairs(config, "train")
-    links = [points.tolist() for points in pairs.read_links()]
+    points = pairs.columns["alignment"].take(*pairs.locate(np.arange(len(pairs))))
+    links = [list(map(list, one.tolist())) for one in points]
     return list(zip([pair.source for pair in pairs], links, strict=True))
 
 
@@ -38,9 +39,10 @@ def test_a_removed_pair_takes_its_alignment_with_it(config, tmp_path):
     expected = [("a b c", [[0, 0], [2, 1]]), ("a b", [[0, 0], [1, 1]]), ("b c", [[1, 0]])]
     assert links_of(config) == expected
     assert links_of(config) == expected  # from the cache
-    cached = next((tmp_path / "cache" / "alignments").glob("*.points.npy"))
+    cached = next((tmp_path / "cache" / "alignments").glob("*/points.npy"))
     cached.write_bytes(cached.read_bytes()[:-4])
-    assert links_of(config) == expected  # damaged, so read again
+    with pytest.warns(FlaxformerWarning, match="points.npy has .*; it is built again"):
+        assert links_of(config) == expected
     packed = tmp_path / "train.align.gz"
     packed.write_bytes(gzip.compress((tmp_path / "train.align").read_bytes()))
     (tmp_path / "train.align").rename(tmp_path / "away")
@@ -53,9 +55,9 @@ def test_a_removed_pair_takes_its_alignment_with_it(config, tmp_path):
     )
     assert links_of(mixture) == [(source, []) for source, _ in expected] + expected
     plain, other = (read_pairs(c, "train") for c in (replace(config, alignments=()), config))
-    assert plain.links_identity == "" != other.links_identity and plain.fingerprint == other.fingerprint
+    assert plain.columns == {} and plain.fingerprint == other.fingerprint
     (tmp_path / "train.align").write_text("0-0\n" * 2 + "\n" + "0-0\n" * 3)
-    assert read_pairs(config, "train").links_identity != other.links_identity
+    assert read_pairs(config, "train").columns["alignment"].key != other.columns["alignment"].key
 
 
 def test_wrong_files_are_refused_with_file_and_line(config, tmp_path, capsys):
@@ -120,6 +122,10 @@ def pair_weights_config(tmp_path):
     return text_data(tmp_path / "text", cache_dir=str(tmp_path / "cache"))
 
 
+def weights_of(pairs):
+    return pairs.columns["target_weights"].open(pairs, None, {}).values
+
+
 def write(folder, **files):
     for name, lines in files.items():
         text = "".join(f"{line}\n" for line in lines)
@@ -136,7 +142,7 @@ def test_a_third_column_and_a_file_of_weights_say_the_same(pair_weights_config, 
     for own in (pair_weights_config, other, pair_weights_config, other):  # the second time from the cache
         pairs = read_pairs(own, "train")
         assert list(pairs) == [Pair("s0", "t0"), Pair("s1", "t1"), Pair("s3", "t3")]
-        assert pairs.weights.tolist() == [1.0, 0.25, 2.0] and pairs.weights.dtype == np.float32
+        assert weights_of(pairs).tolist() == [1.0, 0.25, 2.0] and weights_of(pairs).dtype == np.float32
         (part,) = pairs.report["parts"]
         assert (part["read"], part["pairs"], pairs.report["pairs"]) == (4, 3, 3)
         problem = part["problems"]["weight_0"]
@@ -145,13 +151,13 @@ def test_a_third_column_and_a_file_of_weights_say_the_same(pair_weights_config, 
     before = read_pairs(other, "train").fingerprint
     write(other.text_dir, train_weights=["1", "0.5", "0", "2"])
     changed = read_pairs(other, "train")
-    assert changed.fingerprint != before and changed.weights.tolist() == [1.0, 0.5, 2.0]
+    assert changed.fingerprint != before and weights_of(changed).tolist() == [1.0, 0.5, 2.0]
     (tmp_path / "plain").mkdir()
     write(tmp_path / "plain", train_de=["a", "b"], train_en=["c", "d"], valid_tsv=["a\tb\tno number"])
     mixed = replace(pair_weights_config, dataset=f"parallel_text@{tmp_path / 'plain'},parallel_text")
-    assert read_pairs(mixed, "train").weights.tolist() == [1.0, 1.0, 1.0, 0.25, 2.0]
+    assert weights_of(read_pairs(mixed, "train")).tolist() == [1.0, 1.0, 1.0, 0.25, 2.0]
     plain = replace(mixed, dataset=f"parallel_text@{tmp_path / 'plain'}")
-    assert read_pairs(plain, "train").weights is None
+    assert read_pairs(plain, "train").columns == {}
     assert list(read_pairs(plain, "valid")) == [Pair("a", "b")]  # whose weights have no meaning
 
 

@@ -77,7 +77,7 @@ def take(stores, config, start=BEGINNING, number=None):
         stores, config.data, seed=3, pad_id=0, bos_id=1, start=start, accumulation=config.optim.accumulation
     )
     try:
-        return list(itertools.islice(batches, number))
+        return [(position, batch.to_batch(np)) for position, batch in itertools.islice(batches, number)]
     finally:
         batches.close()
 

@@ -20,17 +20,17 @@ from flaxformer_mt.config import (
     ParallelConfig,
     VocabConfig,
 )
-from flaxformer_mt.corpus import read_pairs
+from flaxformer_mt.corpus import columns, read_pairs
+from flaxformer_mt.corpus.columns import Side, Weights, link_pieces
 from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.data import batch_array
 from flaxformer_mt.data import loader as loader_module
-from flaxformer_mt.data import piece_links
-from flaxformer_mt.data.batch_array import BatchArray, as_batch, to_array
+from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
 from flaxformer_mt.data.batching import EpochPlan, PlannedBatch, plan_epoch
 from flaxformer_mt.data.buckets import Shape, make_training_shapes
 from flaxformer_mt.data.epoch_stores import EpochStores
-from flaxformer_mt.data.loader import BEGINNING, Position, RowShare, make_batch, train_batches, valid_batches
-from flaxformer_mt.data.piece_links import link_pieces
-from flaxformer_mt.data.token_store import Side, TokenStore
+from flaxformer_mt.data.loader import BEGINNING, Position, train_batches, valid_batches
+from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
@@ -79,6 +79,10 @@ def plan_by_hand(examples, rows, shape: Shape) -> EpochPlan:
         _stops=np.array([len(examples)]),
         _shape_numbers=np.array([0]),
     )
+
+
+def make_batch(store: TokenStore, plan, index: int, **options) -> Batch:
+    return batch_array.make_batch(store, plan[index], **options).to_batch(np)
 
 
 def equal(one: Batch, two: Batch) -> bool:
@@ -137,7 +141,8 @@ def test_rows_that_devices_cannot_share_evenly_are_padded():
 def test_each_token_has_the_weight_of_its_pair_in_every_batching():
     pairs = [([9] * (1 + n % 5), [10 + n] * (1 + n % 7)) for n in range(40)]
     unweighted, store = store_of(pairs), store_of(pairs)
-    store.weights = np.arange(1, 41, dtype=np.float32) / 8
+    weights = Weights([np.arange(1, 41, dtype=np.float32) / 8], [])
+    store.columns = {"target_weights": weights.open(FakePairs(pairs), None, {})}
     for batching in ("bucket", "pack", "shuffle"):
         config = dataclasses.replace(CONFIG, batching=batching)
         plan = plan_epoch(store.source_lengths, store.target_lengths, config=config, seed=1, epoch=0)
@@ -199,7 +204,7 @@ def test_an_epoch_of_batches_holds_every_pair_once(stores, batching):
 def take(number: int, stores, config=CONFIG, start=BEGINNING, seed=1) -> list[tuple[Position, Batch]]:
     batches = train_batches(stores, config, seed=seed, start=start, **IDS)
     try:
-        return list(itertools.islice(batches, number))
+        return [(position, batch.to_batch(np)) for position, batch in itertools.islice(batches, number)]
     finally:
         batches.close()
 
@@ -321,12 +326,12 @@ def test_with_sampling_shapes_stay_and_ids_change(vocabs, tmp_path):
 def test_valid_batches_hold_all_pairs_in_fixed_order(vocabs, tmp_path):
     pairs = FakePairs([*make_pairs(60), Pair("hund " * 70, "katze"), Pair("see", "baum " * 90)])
     store = TokenStore.build(pairs, vocabs, tmp_path)
-    batches = valid_batches(store, CONFIG, **IDS)
+    batches = [batch.to_batch(np) for batch in valid_batches(store, CONFIG, **IDS)]
     found = list(itertools.chain.from_iterable(map(read_back, batches)))
     assert sorted(found) == sorted(tuple(side.tolist() for side in store[i]) for i in range(62))
     assert len({batch.source.shape + batch.target_in.shape for batch in batches}) <= CONFIG.num_shapes
     again = valid_batches(store, dataclasses.replace(CONFIG, batching="pack"), **IDS)
-    assert all(equal(a, b) for a, b in zip(batches, again, strict=True))
+    assert all(equal(a, b.to_batch(np)) for a, b in zip(batches, again, strict=True))
 
 
 # ---- batch array ----
@@ -345,10 +350,8 @@ def make_store(source: list[int], target: list[int]) -> TokenStore:
     return TokenStore("memory", *sides, ())
 
 
-class OneBatch(dict):
-    def __init__(self, rows: list[int], shape: Shape, *, packed: bool) -> None:
-        super().__init__({0: PlannedBatch(np.arange(len(rows)), np.array(rows), shape)})
-        self.packed = packed
+def one_batch(rows: list[int], shape: Shape, *, packed: bool) -> PlannedBatch:
+    return PlannedBatch(np.arange(len(rows)), np.array(rows), shape, packed)
 
 
 def same(left: Batch, right: Batch) -> None:
@@ -370,15 +373,25 @@ def same(left: Batch, right: Batch) -> None:
     ids=["rows of one pair", "packed", "a language model", "a packed language model"],
 )
 def test_the_array_is_the_batch(lengths, rows, shape, packed):
-    batch = make_batch(make_store(*lengths), OneBatch(rows, shape, packed=packed), 0, **BATCH_ARRAY_IDS)
-    assert (batch.source_segments is not None) == packed
-    array = to_array(batch, **BATCH_ARRAY_IDS)
+    """On the host as on the devices, against one sentence after the other."""
+    store = make_store(*lengths)
+    array = batch_array.make_batch(store, one_batch(rows, shape, packed=packed), **BATCH_ARRAY_IDS)
     assert array.numbers.shape == (shape.rows, shape.source + shape.target)
+    assert array.shape == shape
+    batch = array.to_batch(np)
     same(jax.device_get(jax.jit(BatchArray.to_batch)(array)), batch)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
-    assert jax.tree.structure(to_array(shapes, **BATCH_ARRAY_IDS)) == jax.tree.structure(array)
-    assert to_array(shapes, **BATCH_ARRAY_IDS).numbers == jax.ShapeDtypeStruct(array.numbers.shape, np.int32)
-    assert as_batch(batch) is batch
+    for which, (ids, mask) in enumerate(
+        [(batch.source, batch.source_mask), (batch.target_out, batch.target_mask)]
+    ):
+        for row in range(shape.rows):
+            pairs = [store[number][which] for number, place in enumerate(rows) if place == row]
+            written = np.concatenate([*pairs, np.zeros(0, int)])
+            assert ids[row].tolist() == [*written, *[3] * (ids.shape[1] - len(written))]
+            assert mask[row].tolist() == [True] * len(written) + [False] * (ids.shape[1] - len(written))
+    assert (batch.source_segments is not None) == packed
+    empty = make_empty_batch(shape, {}, packed=packed, **BATCH_ARRAY_IDS)
+    assert jax.tree.structure(empty) == jax.tree.structure(array)
+    assert empty.numbers.shape == array.numbers.shape and (empty.numbers == -1).all()
 
 
 @pytest.mark.parametrize("backend", ["pmap", "mesh"])
@@ -387,16 +400,15 @@ def test_training_transfers_one_array_split_by_rows(monkeypatch, backend):
     assert config.parallel == ParallelConfig(devices=2, backend=backend)
     vocabs = SimpleNamespace(target=SimpleNamespace(**BATCH_ARRAY_IDS))
     setup = TrainingSetup(make_parallel(config), SimpleNamespace(vocabs=vocabs), *[None] * 7, {})
-    plan = OneBatch([0, 1], Shape(2, 3, 4), packed=False)
-    batch = make_batch(make_store([2, 3], [4, 1]), plan, 0, **BATCH_ARRAY_IDS)
+    planned = one_batch([0, 1], Shape(2, 3, 4), packed=False)
+    batch = batch_array.make_batch(make_store([2, 3], [4, 1]), planned, **BATCH_ARRAY_IDS)
     sent = []
     put = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda x, *others: sent.append(x) or put(x, *others))
     [numbers] = jax.tree.leaves(setup.put(batch))
     assert len(sent) == 1
-    expected = to_array(batch, **BATCH_ARRAY_IDS).numbers
     for row, shard in enumerate(numbers.addressable_shards):
-        np.testing.assert_array_equal(np.asarray(shard.data).reshape(1, -1), expected[row : row + 1])
+        np.testing.assert_array_equal(np.asarray(shard.data).reshape(1, -1), batch.numbers[row : row + 1])
 
 
 # ---- piece links ----
@@ -415,7 +427,7 @@ def test_pieces_with_a_space_inside_are_numbered_by_their_words():
     pieces = ["</s>", "\u2581a\u2581b", "\u2581", "\u2581c"]
     vocab = SimpleNamespace(size=4, pieces=lambda ids: [pieces[number] for number in ids])
     ids = [np.array([1, 2, 3, 0])]
-    (numbers,) = piece_links._number_words(["a b c"], ids, vocab, piece_links._tabulate(vocab))
+    (numbers,) = columns._number_words(["a b c"], ids, vocab, columns._tabulate(vocab))
     assert numbers.tolist() == [0, 2, 2]
 
 
@@ -436,10 +448,10 @@ def test_links_reach_the_right_places_of_batches(tmp_path):
     pairs = read_pairs(config, "train")
     vocabs = make_vocabs(VocabConfig(size=40, byte_fallback=False), pairs, tmp_path / "vocab")
     plain = read_pairs(dataclasses.replace(config, alignments=()), "train")
-    assert TokenStore.build(plain, vocabs, tmp_path / "tokens").links is None
+    assert TokenStore.build(plain, vocabs, tmp_path / "tokens").columns == {}
     guided = ModelConfig(alignment=GuidedAlignmentConfig(weight=0.1))
     longest = longest_batch(Config(data=config, model=guided))
-    assert longest.alignment.shape == (longest.target_in.shape[0], longest.target_in.shape[1], 4)
+    assert longest.columns["alignment"].shape == (longest.shape.rows, longest.shape.target, 4)
     stores = EpochStores(pairs, vocabs, tmp_path / "tokens", 0.3, 7)
     for store in (stores.base, stores.store(1)):
         for batching in ("bucket", "pack"):
@@ -472,8 +484,8 @@ def test_a_no_break_space_is_part_of_its_word(tmp_path):
         pieces = vocabs.source.pieces(ids[:-1])
         ends = np.cumsum([piece.count("\u2581") for piece in pieces])
         words.append([" ".join(pieces).replace(" ", "").split("\u2581")[end] for end in ends])
-    points = store.links.points[: store.links.offsets[1]]
-    linked = {(words[0][source], words[1][target]) for source, target in points}
+    links, _ = store.columns["alignment"]._links.take(np.array([0]))
+    linked = {(words[0][link >> 16], words[1][link & 0xFFFF]) for link in links}
     assert linked == {
         ("100", "100\u00a0km"),
         ("km", "100\u00a0km"),
@@ -487,7 +499,7 @@ def check_batches(store, config, pairs, vocabs) -> int:
     lengths = store.source_lengths, store.target_lengths
     shapes = make_training_shapes(*lengths, config=config, headroom=True)
     plan = plan_epoch(*lengths, config=config, seed=1, epoch=0, parts=store.parts, shapes=shapes)
-    alignments, seen = list(pairs.read_links()), 0
+    alignments, seen = pairs.columns["alignment"].take(*pairs.locate(np.arange(len(pairs)))), 0
     for index in range(len(plan)):
         batch = make_batch(store, plan, index, pad_id=0, bos_id=1)
         halves = [make_batch(store, plan, index, pad_id=0, bos_id=1, share=RowShare(2, (i,))) for i in (0, 1)]

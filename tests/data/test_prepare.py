@@ -56,7 +56,7 @@ def test_what_workers_prepare_is_the_same_whichever_of_them_die(tiny_config, tmp
     def prepare(name, **options):
         data = dataclasses.replace(tiny_config.data, cache_dir=str(tmp_path / name))
         preparing.prepare(dataclasses.replace(tiny_config, data=data), **options)
-        files = [*(tmp_path / name).glob("cleaned/*"), *(tmp_path / name).glob("tokens/*/*")]
+        files = [*(tmp_path / name).glob("cleaned/*/*"), *(tmp_path / name).glob("tokens/*/*")]
         return {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files}
 
     alone = prepare("alone")

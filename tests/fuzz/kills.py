@@ -129,5 +129,5 @@ def act(
 
 
 def leftovers(cache: Path) -> list[str]:
-    hidden = (".tokens-", "incomplete.")
+    hidden = (".writing-", "incomplete.")
     return [str(path) for path in cache.rglob("*") if path.name.startswith(hidden)]

@@ -150,7 +150,8 @@ def final_state(run: Path, *, last: int = 0) -> dict[str, Any]:
 
 def state_digest(folder: Path) -> str:
     """Of all arrays of a checkpoint, optimizer state included, bit for bit."""
-    from flaxformer_mt.runs import array_files, atomic_folder
+    from flaxformer_mt import atomic_folder
+    from flaxformer_mt.runs import array_files
 
     assert not atomic_folder.find_damage(folder), folder
     trees = atomic_folder.read_metadata(folder)["trees"]

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_experiment import change, random_params, small_model
+from tiny_experiment import array_of, change, random_params, small_model
 
 from flaxformer_mt.config import Config, GuidedAlignmentConfig, OptimConfig, TrainConfig
-from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding, unpad
 from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch, TeacherTokens
@@ -117,7 +116,7 @@ def check_gradients(config: Config, batch: Batch) -> None:
     model = make_model(config.model, source_size=V, target_size=V, platform="cpu")
     params = random_params(model, scale=0.3)
     gradient = jax.jit(make_gradient_step(model, config))
-    arrays = [to_array(batch, pad_id=0, bos_id=1, unpadded=sizes) for sizes in (None, SIZES)]
+    arrays = [array_of(batch, unpadded=sizes) for sizes in (None, SIZES)]
     padded, unpadded = (gradient(params, NUMBERS, np.int32(2), array) for array in arrays)
     assert jax.tree.structure(padded) == jax.tree.structure(unpadded)
     assert float(padded.weight) == pytest.approx(float(unpadded.weight), rel=1e-6)
@@ -132,7 +131,7 @@ def test_the_compiled_update_multiplies_parameters_with_real_tokens_only():
     params, batch = random_params(model), make_batch()
     found = {}
     for sizes in (None, SIZES):
-        array = to_array(batch, pad_id=0, bos_id=1, unpadded=sizes)
+        array = array_of(batch, unpadded=sizes)
         gradient = jax.jit(make_gradient_step(model, CONFIG))
         text = gradient.lower(params, NUMBERS, np.int32(0), array).compile().as_text()
         shapes = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from failing_store import Killed, killed_at, move_to_machine, new_bucket, objects
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.commands.flags import run_locally
 from flaxformer_mt.commands.options import ExportOptions, PlotOptions, ScoreOptions
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.filesystem import ObjectStore
 from flaxformer_mt.object_store.remote_runs import _Copy, fetch_input, open_output, publish_output
-from flaxformer_mt.runs import atomic_folder
 
 
 @pytest.fixture

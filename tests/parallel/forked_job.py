@@ -34,6 +34,7 @@ import orbax.checkpoint  # noqa: F401  its import takes longest
 from test_parallel import LAYOUTS, on
 from tiny_experiment import quick_environment
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import OptimConfig
 from flaxformer_mt.errors import UserError
@@ -41,7 +42,7 @@ from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.processes import connect, work_together
-from flaxformer_mt.runs import array_files, atomic_folder, checkpoint_index, checkpoints
+from flaxformer_mt.runs import array_files, checkpoint_index, checkpoints
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
 from flaxformer_mt.training.setup import load_state

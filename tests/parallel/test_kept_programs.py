@@ -10,7 +10,7 @@ from tiny_experiment import change
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.parallel import check_compiler_options, compilation, make_parallel
 from flaxformer_mt.parallel.compilation import compile_kept, keep_json, read_compiler_options
 
@@ -54,35 +54,36 @@ def test_a_program_is_traced_once_for_equal_facts_and_code(folder, monkeypatch):
     assert all(name.name.startswith("program-") for name in folder.iterdir())
 
 
-def test_damaged_and_odd_files_are_replaced(folder):
+def test_damaged_programs_are_replaced(folder):
     traced = []
     run("a", traced)
-    (path,) = folder.iterdir()
+    (kept,) = folder.iterdir()
+    path = kept / "program"
     whole = path.read_bytes()
-
-    def truncate():
-        path.write_bytes(whole[:-1])
-
-    def flip():
-        path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
 
     def make_pipe():
         path.unlink()
         os.mkfifo(path)
 
-    def link_to_nothing():
+    def link_to_a_device():
         path.unlink()
         path.symlink_to("/dev/zero")
 
-    for number, damage in enumerate([truncate, flip, make_pipe, link_to_nothing], start=2):
+    def truncate():
+        path.write_bytes(whole[:-1])
+
+    for number, damage in enumerate(
+        [truncate, make_pipe, link_to_a_device, lambda: path.write_bytes(whole[:9])]
+    ):
         damage()
-        assert run("a", traced) == [[0.0, 2.0, 4.0], 3]
-        assert len(traced) == number
-        content = path.read_bytes()
-        assert content[:32] == compilation.hashlib.blake2b(content[32:], digest_size=32).digest()
-    path.unlink()
-    path.mkdir()  # cannot be replaced: the program is compiled each time
-    assert run("a", traced)[1] == 3
+        with pytest.warns(FlaxformerWarning, match=f"{kept} is damaged: file program .*; it is built again"):
+            assert run("a", traced) == [[0.0, 2.0, 4.0], 3]
+        assert len(traced) == number + 2
+    folder.chmod(0o500)
+    try:
+        assert run("b", traced) == [[0.0, 2.0, 4.0], 3]  # a folder that cannot be written
+    finally:
+        folder.chmod(0o700)
 
 
 def test_the_oldest_files_go_and_without_a_folder_nothing_is_kept(folder, monkeypatch):

@@ -19,9 +19,9 @@ from forked_job import (
 from test_parallel import LAYOUTS
 from test_processes import CONFIG
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
-from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoints import Checkpoints
 
 # Moments of jobs whose processes share an object store only.

@@ -4,9 +4,11 @@ import itertools
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from flaxformer_mt.runs import atomic_folder as manifest
+from flaxformer_mt import atomic_folder as manifest
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 
 
 class Killed(BaseException):
@@ -81,6 +83,75 @@ def test_killed_while_writing_leaves_the_old_or_the_new(tmp_path, monkeypatch):
     write_folder(final, "old")
     assert survive(monkeypatch, lambda: write_folder(final, "new"), check) > 10
     assert renamed()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_a_killed_builder_leaves_is_no_artifact(tmp_path, monkeypatch, resume):
+    """The next one begins anew, or goes on with what there is; a reader sees the whole or nothing."""
+    folder, seen = tmp_path / "x", []
+
+    def build(partial: Path) -> dict[str, int]:
+        seen.append(sorted(path.name for path in partial.iterdir()))
+        (partial / "sub").mkdir(exist_ok=True)
+        manifest.write_atomically(partial / "sub" / "a", b"text")
+        return {"number": 1}
+
+    def load() -> str:
+        return manifest.artifact(folder, build, lambda f, facts: (f / "sub" / "a").read_text(), resume=resume)
+
+    def check(died: bool) -> None:
+        if folder.exists():
+            assert manifest.find_damage(folder) == ""
+        assert load() == "text" and [path.name for path in tmp_path.iterdir()] == ["x"]
+        if died:
+            manifest.discard(folder)
+
+    assert survive(monkeypatch, load, check) > 5
+    assert any(seen) == resume
+
+
+def test_an_artifact_is_built_once_and_again_when_it_is_damaged(tmp_path, monkeypatch):
+    arrays = {"a": np.arange(5), "b": np.zeros((0, 2), np.int32)}
+    built = []
+
+    def load() -> dict[str, np.ndarray]:
+        def build(folder: Path) -> None:
+            built.append(folder)
+            manifest.save_arrays(folder, arrays)
+
+        before = os.umask(0o027)  # others may read what their group may
+        try:
+            return manifest.artifact(tmp_path / "root" / "x", build, manifest.map_arrays)
+        finally:
+            os.umask(before)
+
+    for _ in range(2):
+        found = load()
+        assert len(built) == 1 and found.keys() == arrays.keys()
+        assert all((found[name] == arrays[name]).all() for name in found)
+        assert all(found[name].dtype == arrays[name].dtype for name in found)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "root" / "x").iterdir()}
+    assert modes == {0o640}
+    (tmp_path / "root" / "x" / "a.npy").write_bytes(b"")
+    with pytest.warns(FlaxformerWarning, match=r"x is damaged: file a.npy has 0 bytes .*; it is built again"):
+        assert (load()["a"] == arrays["a"]).all()
+    assert len(built) == 2
+
+    monkeypatch.setattr(manifest, "find_damage", lambda folder: "file x has changed")
+    with (
+        pytest.warns(FlaxformerWarning),
+        pytest.raises(UserError, match="damaged again whenever it is written"),
+    ):
+        load()
+    monkeypatch.undo()
+
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("")
+        raise UserError("wrong text")
+
+    with pytest.raises(UserError, match="^wrong text$"):
+        manifest.artifact(tmp_path / "root" / "y", fail)
+    assert [path.name for path in (tmp_path / "root").iterdir()] in (["x"], [])
 
 
 def test_killed_while_writing_the_first_leaves_none_or_all(tmp_path, monkeypatch):

@@ -22,9 +22,10 @@ import optax
 import pytest
 from pytest import raises
 
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import processes
-from flaxformer_mt.runs import array_files, atomic_folder
+from flaxformer_mt.runs import array_files
 from flaxformer_mt.runs import checkpoints as checkpoint_module
 from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
 from flaxformer_mt.runs.load_run import load_trained, name_checkpoint

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_experiment import change
+from tiny_experiment import array_of, change
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.data.batch_array import BatchArray
@@ -155,8 +155,7 @@ def test_the_loss_of_the_validation_set_is_compiled_for_all_shapes_at_once(tiny_
         if wanted == "none":  # whoever compiles at once fails
             validation._steps.compile_all = None
         found.append({**validation(setup.state.inference_params), "seconds": 0.0})
-        shapes = {(batch.source.shape, batch.target_in.shape) for batch in validation._batches}
-        assert len(validation._steps) == len(shapes)
+        assert len(validation._steps) == len({batch.shape for batch in validation._batches})
     assert found[0] == found[1]
 
 
@@ -246,10 +245,10 @@ def test_some_batches_keep_their_padding(fields):
     assert find_unpadded_sizes(config, devices, [[facts(40, 20, 16, (600, 400))]]) == {}
 
 
-def unpadded_sizes_batch_of(source: int, target: int) -> Batch:
+def unpadded_sizes_batch_of(source: int, target: int) -> BatchArray:
     """A batch of 4 x 5 and 4 x 6 with this many tokens."""
     masks = np.arange(20).reshape(4, 5) < source, np.arange(24).reshape(4, 6) < target
-    return Batch(masks[0], masks[1], masks[1], *masks)
+    return array_of(Batch(masks[0], masks[1], masks[1], *masks))
 
 
 def test_a_batch_with_more_tokens_than_its_shape_usually_has_keeps_its_padding():
@@ -308,7 +307,7 @@ def test_training_without_padding_is_training_with_it(tiny_config, tmp_path):
     ids = [random.integers(4, vocab.size, mask.shape).astype(np.int32) * mask for mask in masks]
     target_in = np.roll(ids[1], 1, axis=1) * masks[1]
     target_in[:, 0] = vocab.bos_id
-    batch = Batch(ids[0], target_in, ids[1], *masks)
+    batch = array_of(Batch(ids[0], target_in, ids[1], *masks), pad_id=vocab.pad_id, bos_id=vocab.bos_id)
     after = {}
     for unpad, setup in states.items():
         array = setup.put(batch)
@@ -337,14 +336,14 @@ def vary(config: Config, *, seed: int | None = None, **sections: Any) -> Config:
     return config if seed is None else dataclasses.replace(config, seed=seed)
 
 
-def short_batch(setup: TrainingSetup, shape: Shape) -> Batch:
+def short_batch(setup: TrainingSetup, shape: Shape) -> BatchArray:
     """A batch of this shape with one token in each row, which any program without padding has room for."""
     source = np.zeros((shape.rows, shape.source), np.int32)
     target = np.zeros((shape.rows, shape.target), np.int32)
     masks = [np.arange(side.shape[1])[None] < np.ones((shape.rows, 1)) for side in (source, target)]
     target_in = target.copy()
     target_in[:, 0] = setup.prepared.vocabs.target.bos_id
-    return Batch(source + 4 * masks[0], target_in, target + 5 * masks[1], *masks)
+    return array_of(Batch(source + 4 * masks[0], target_in, target + 5 * masks[1], *masks))
 
 
 def lowered(config: Config, folder: Any) -> tuple[TrainingSetup, dict[Shape, str]]:

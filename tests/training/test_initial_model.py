@@ -105,7 +105,8 @@ def most_frequent(config, count):
 
 
 def read_arrays(run, step):
-    from flaxformer_mt.runs import array_files, atomic_folder
+    from flaxformer_mt import atomic_folder
+    from flaxformer_mt.runs import array_files
 
     folder = Checkpoints(run).resolve(step)
     metadata = atomic_folder.read_metadata(folder)["trees"]

@@ -203,7 +203,7 @@ def test_a_second_training_of_a_run_is_refused(base, tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from flaxformer_mt.runs import atomic_folder
+from flaxformer_mt import atomic_folder
 from flaxformer_mt.training import loop, setup
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.training.train_log import TrainingLog

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_experiment import array_of
 
 from flaxformer_mt.config import Config, ModelConfig, TrainConfig
 from flaxformer_mt.data.loader import Position
@@ -22,7 +23,7 @@ from flaxformer_mt.training.update import StepMetrics
 
 CLOCKS = {"tokens_per_second", "steps_per_second", "data_wait", "model_flops_per_second", "utilization"}
 TOKENS, TRUE = np.ones((2, 3), np.int32), np.ones((2, 3), bool)
-BATCH = Batch(TOKENS, TOKENS, TOKENS, TRUE, TRUE)
+BATCH = array_of(Batch(TOKENS, TOKENS, TOKENS, TRUE, TRUE))
 
 
 class Lines(list):
@@ -187,9 +188,9 @@ def test_a_line_counts_real_tokens_padding_and_the_operations_they_need(clock):
     config = dataclasses.replace(config, model=ModelConfig(dtype="bfloat16"))
     log = make_log(lines, config, parallel=Devices("NVIDIA H200", memory=3 * 2**29))
     first, second, third = masked_batch([6, 1], [5, 2]), masked_batch([2, 2], [3, 3]), masked_batch([4], [4])
-    log.add(1, metrics(1.0, 13.0, 1.0), [first, second], 0)
+    log.add(1, metrics(1.0, 13.0, 1.0), [array_of(first), array_of(second)], 0)
     clock.now += 4
-    log.add(2, metrics(1.0, 4.0, 1.0), [third], 0)
+    log.add(2, metrics(1.0, 4.0, 1.0), [array_of(third)], 0)
     (_, _, values), (clocks,) = lines[0], lines.clocks
     assert (values["source_tokens"], values["target_tokens"], values["shapes"]) == (15, 17, 2)
     assert values["padding"] == pytest.approx(1 - 32 / (5 * 11))

@@ -12,6 +12,7 @@ from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
+from flaxformer_mt.shapes import Batch
 from flaxformer_mt.translation.engine import find_longest
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.vocab import Vocabs
@@ -108,7 +109,7 @@ def test_an_empty_translation_is_its_end_symbol_and_one_without_tokens_is_nothin
 
 def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatch):
     def run(params, batch, *, watched, top_k):
-        return np.zeros(batch.target_in.shape), [], ()
+        return np.zeros((batch.shape.rows, batch.shape.target)), [], ()
 
     monkeypatch.setattr(scorer.tokens, "run", run)
     with pytest.raises(UserError, match="there are 2 source lines and 1 target lines"):
@@ -178,8 +179,8 @@ def test_a_language_model_scores_text_alone(config, vocabs, make_params):
     network = make_model(config.model, source_size=one.source.size, target_size=one.target.size)
     ids = np.array([one.target.tokenize("we read a book .")])
     target_in = np.concatenate([[[one.target.bos_id]], ids[:, :-1]], axis=1)
-    batch = scorer.tokens._make_batch([Pair((), ids[0])], (1, ids.shape[1], ids.shape[1]))
-    assert batch.source.shape == (1, 0) and batch.target_in.tolist() == target_in.tolist()
+    nothing, mask = np.zeros((1, 0), np.int32), np.ones(ids.shape, bool)
+    batch = Batch(nothing, target_in, ids, nothing.astype(bool), mask)
     logits = jax.jit(
         lambda params: jax.nn.log_softmax(network.apply({"params": params}, batch, deterministic=True))
     )(params)
@@ -221,8 +222,8 @@ def test_pairs_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
     shapes = []
 
     def run(params, batch, *, watched, top_k):
-        shapes.append((*batch.source.shape, batch.target_in.shape[1]))
-        return np.zeros(batch.target_in.shape), [], ()
+        shapes.append(batch.shape)
+        return np.zeros((batch.shape.rows, batch.shape.target)), [], ()
 
     monkeypatch.setattr(scorer, "run", run)
     lengths = np.random.default_rng(0).integers(1, 128, (3000, 2))

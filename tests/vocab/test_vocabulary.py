@@ -716,7 +716,7 @@ def test_a_shortlist_has_the_best_pieces_the_same_piece_and_the_frequent_ones(tm
     assert shortlist.find([5])[0] == 13 and len(shortlist.find([5])) == 2
     assert set(shortlist.find([13])) == {30, 31}
     assert shortlist.find([39]).tolist() == [39] and not len(shortlist.find([38]))
-    empty = TokenStore.from_targets([np.array([5, 2])])
+    empty = TokenStore.of_ids([()], [[5, 2]])
     for given, common, words in [
         (empty, 1, "a language model has no source"),
         (store, -1, "--shortlist_common=-1 is negative"),

@@ -1,15 +1,14 @@
 """`toy_de_en`: 21,000 German-English pairs made by grammar.py, as a TFDS data set; imports TFDS."""
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
 
-from flaxformer_mt.corpus.caches import use_cache
+from flaxformer_mt.atomic_folder import artifact
 from flaxformer_mt.corpus.pairs import RawSplit, RecordRows
-from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split
+from flaxformer_mt.corpus.tfds_cache import build_set, match_split, open_split
 from flaxformer_mt.corpus.toy.grammar import make_pairs
 from flaxformer_mt.errors import UserError
 
@@ -47,9 +46,16 @@ def open_toy(split: str, *, languages: tuple[str, str], cache: Path) -> RawSplit
         )
     if match_split(split, SIZES) is None:
         raise UserError(f"toy_de_en has no split {split}; it has {', '.join(SIZES)}")
-    use_cache(cache)
-    make = functools.partial(ToyDeEn, data_dir=cache / "tfds", file_format=tfds.core.FileFormat.ARRAY_RECORD)
-    real_split, rows = open_split(build_once(make, root=cache / "tfds" / ToyDeEn.name), "toy_de_en", split)
+
+    def make_builder(folder: Path, metadata: Any = None) -> ToyDeEn:
+        return ToyDeEn(data_dir=folder, file_format=tfds.core.FileFormat.ARRAY_RECORD)
+
+    try:
+        folder = cache / "toy" / f"toy_de_en-{VERSION}"
+        builder = artifact(folder, lambda partial: build_set(make_builder(partial)), make_builder)
+    except PermissionError as error:
+        raise UserError(f"cannot write to {cache}: {error.strerror}; set --config.data.cache_dir") from None
+    real_split, rows = open_split(builder, "toy_de_en", split)
     return RawSplit(
         name="toy_de_en",
         identity=f"{VERSION}-{TEXT_DIGEST}-{real_split}",

@@ -32,7 +32,7 @@ def test_operations_bytes_and_collectives_take_their_time_by_the_data_sheet():
     gradient = Compiled("gradient", 0, 1.0, accessed=10**9, collectives=traffic, cycles=4_000_000, times=2)
     update = Compiled("update", 0, 1.0, accessed=10**9, cycles=1_000_000)
     batch = longest_batch(CONFIG)
-    rows, length = batch.target_in.shape
+    rows, _, length = batch.shape
     found = show_target.model_update(CONFIG, target, [gradient, update], batch, devices=4, target_size=8000)
     flops = 2 * training_flops(CONFIG.model, padded_work(rows, 16, length), target_size=8000)
     assert found["collectives_milliseconds"] == 80
@@ -51,7 +51,7 @@ def test_the_time_on_an_h100_is_that_of_its_kernels():
         Kernel("attention", "__cudnn$fmha", 28 * 10**9, times=3),
     ]
     config, batch = dataclasses.replace(CONFIG, optim=OptimConfig()), longest_batch(CONFIG)
-    rows, length = batch.target_in.shape
+    rows, _, length = batch.shape
 
     def model(kind: str, changed: Config = config, devices: int = 1, **more: object) -> dict:
         update = Compiled("update", 0, 1.0, accessed=0, kernels=[one._replace(**more) for one in kernels])

@@ -1,0 +1,377 @@
+"""Atomic folders: a folder becomes visible only when it is complete, and its manifest reveals later damage.
+
+`artifact` is how anything is cached: a folder that is built once for all processes, verified whenever it is
+opened, and built again if it is damaged. Checkpoints use the functions below it.
+
+A folder NAME is written as `.writing-NAME`, or as `.writing-NAME-` with a random number, sealed with its
+manifest (file names, sizes and digests), and renamed to NAME. An older NAME that it replaces is called
+`.replaced-NAME` between the two renames. A folder to delete is called `.removed-NAME` while its files are
+deleted. A process killed at any moment therefore leaves hidden folders, which `sweep_folders` removes, and
+every visible folder is complete. In the copy of a run in an object store, the folder is then uploaded, and
+so is its removal.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypedDict, TypeVar
+
+import numpy as np
+
+from flaxformer_mt import file_lock
+from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.config.files import read_file
+from flaxformer_mt.errors import UserError, name_full_disk, warn_user
+from flaxformer_mt.object_store import remote_runs
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_FORMAT = 1
+
+_WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
+# How often what was built is found damaged before the disk is held to be.
+_ATTEMPTS = 5
+# Seconds between two looks at the build of another process.
+_WAIT = 0.1
+# The folder of a killed build is removed after this time without a change in it.
+_STALE_SECONDS = 24 * 3600
+
+Result = TypeVar("Result")
+
+
+class FileDigest(TypedDict):
+    """Size and digest of a file, as a manifest lists them."""
+
+    bytes: int
+    blake2b: str
+
+
+class BuildStopped(Exception):
+    """The `stop` event of a build is set."""
+
+
+def artifact(
+    folder: Path,
+    build: Callable[[Path], Any],
+    load: Callable[[Path, Any], Result] = lambda folder, metadata: metadata,
+    *,
+    resume: bool = False,
+    stop: threading.Event | None = None,
+) -> Result:
+    """Load `folder`; if it is absent or damaged, `build` writes its files and returns metadata.
+
+    While it is built it is `.writing-NAME`, which its builder locks: other processes wait for it. What a
+    killed builder has left is removed, or with `resume` given to the next one. When another thread sets
+    `stop`, a process that waits raises `BuildStopped`.
+    """
+    for _ in range(_ATTEMPTS):
+        if metadata := read_artifact(folder):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it meanwhile
+                return load(folder, *metadata)
+            continue
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(folder.parent)
+        with _claim(folder, stop) as partial:
+            if partial is None:
+                continue
+            for path in partial.iterdir():
+                if not resume or path.name == MANIFEST_NAME or path.name.startswith("."):
+                    _delete(path)
+            try:
+                with name_full_disk(folder):
+                    seal_folder(partial, build(partial), sync=False)
+                os.rename(partial, folder)
+            except BaseException as error:
+                # Nobody goes on after an error; somebody may after a signal.
+                if isinstance(error, Exception) or not resume:
+                    shutil.rmtree(partial, ignore_errors=True)
+                if not (isinstance(error, OSError) and folder.is_dir()):  # built by another, without locks
+                    raise
+    raise UserError(f"{folder} is damaged again whenever it is written; use a cache folder on another disk")
+
+
+def read_artifact(folder: Path) -> tuple[Any] | None:
+    """The metadata of a cached folder, in a tuple; None if it is absent, or was damaged and is removed."""
+    if not os.path.lexists(folder):
+        return None
+    if damage := find_damage(folder):
+        warn_user(f"{folder} is damaged: {damage}; it is built again")
+        discard(folder)
+        return None
+    with contextlib.suppress(ValueError):  # another process has removed it meanwhile
+        return (read_metadata(folder),)
+    return None
+
+
+def discard(folder: Path) -> None:
+    """Remove a cached folder, or what is in its place; it is renamed first, so that it disappears at once."""
+    doomed = folder.with_name(f"{_REMOVED}{folder.name}-{secrets.token_hex(4)}")
+    with contextlib.suppress(FileNotFoundError):  # another process was faster
+        os.rename(folder, doomed)
+        _delete(doomed)
+
+
+@contextlib.contextmanager
+def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
+    """Yield the hidden folder that this process alone writes to; None once another one has finished it.
+
+    Where the file system has no locks, the folder has a name of its own, and nobody goes on with it.
+    """
+    partial = folder.with_name(_WRITING + folder.name)
+    while True:
+        partial.mkdir(exist_ok=True)
+        try:
+            file = os.open(partial, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # its builder has just renamed it
+        try:
+            try:
+                file_lock.lock(file)
+            except BlockingIOError:
+                if stop is not None and stop.is_set():
+                    raise BuildStopped from None
+                time.sleep(_WAIT)
+                continue
+            except file_lock.FileHasNoLock:
+                yield begin_folder(folder, unique=True)
+                return
+            if os.path.lexists(folder):  # it was finished in the meantime
+                with contextlib.suppress(OSError):
+                    partial.rmdir()  # empty, if it was made above
+                yield None
+                return
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), partial.stat()):
+                    yield partial
+                    return
+        finally:
+            os.close(file)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Remove the folders of builds that were killed more than a day ago."""
+    for path in itertools.chain(root.glob(f"{_WRITING}*"), root.glob(f"{_REMOVED}*")):
+        with contextlib.suppress(OSError):  # the build has just finished
+            changed = max(one.stat().st_mtime for one in (path, *path.iterdir()))
+            if time.time() - changed > _STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write files as np.save does, which does not say that the disk is full."""
+    for name, array in arrays.items():
+        array = np.ascontiguousarray(array)
+        with (folder / f"{name}.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+            file.write(array.data)
+
+
+def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
+    """The arrays of `save_arrays`, which are read when they are used."""
+    return {
+        path.stem: np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        for path in folder.glob("*.npy")
+    }
+
+
+def begin_folder(final: Path, *, unique: bool = False) -> Path:
+    """Create the empty hidden folder in which `final` is written; a `unique` name is used only once."""
+    suffix = f"-{secrets.token_hex(8)}" if unique else ""
+    temporary = final.with_name(_WRITING + final.name + suffix)
+    _delete(temporary)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def digest_files(
+    folder: Path, *, wanted: Callable[[str], bool] = lambda name: True, sync: bool = True
+) -> dict[str, FileDigest]:
+    """Flush the files to disk; return their digests by their names relative to `folder`."""
+    files: dict[str, FileDigest] = {}
+    for name, path in _walk_files(folder):
+        if wanted(name):
+            with name_full_disk(path), path.open("rb") as file:
+                if sync:
+                    os.fsync(file.fileno())
+            files[name] = {"bytes": path.stat().st_size, "blake2b": digest_file(path)}
+    return files
+
+
+def seal_folder(
+    folder: Path,
+    metadata: Any,
+    *,
+    wanted: Callable[[str], bool] = lambda name: True,
+    written: Mapping[str, FileDigest] = MappingProxyType({}),
+    sync: bool = True,
+) -> None:
+    """Flush all `wanted` files to disk, then write the manifest, with JSON values, that lists them.
+
+    `written` are files that another process has flushed, with what it has written.
+    """
+    files = dict(written) | digest_files(
+        folder, wanted=lambda name: wanted(name) and name not in written, sync=sync
+    )
+    files = dict(sorted(files.items()))
+    _write_manifest(folder, {"format": MANIFEST_FORMAT, "facts": metadata, "files": files}, sync=sync)
+    if not sync:
+        return
+    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        _sync_directory(directory)
+
+
+def publish_folder(final: Path, written: Path | None = None) -> None:
+    """Rename the sealed folder `written`, by default `.writing-NAME`, to `final`, replacing that."""
+    temporary = final.with_name(_WRITING + final.name) if written is None else written
+    replaced = final.with_name(_REPLACED + final.name)
+    if os.path.lexists(final):
+        _delete(replaced)
+        os.rename(final, replaced)
+    os.rename(temporary, final)
+    _sync_directory(final.parent)
+    _delete(replaced)
+    remote_runs.publish(final)
+
+
+def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    """Give a sealed folder other metadata, at once; its files stay as they are."""
+    _write_manifest(folder, {**_read_manifest(folder), "facts": metadata})
+    _sync_directory(folder)
+    remote_runs.publish(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete `folder` after hiding it, so that a process killed meanwhile leaves only a hidden folder."""
+    removed = folder.with_name(_REMOVED + folder.name)
+    _delete(removed)
+    os.rename(folder, removed)
+    _delete(removed)
+    remote_runs.withdraw(folder)
+
+
+def sweep_folders(parent: Path) -> None:
+    """Remove the hidden folders that a killed process left; only the writer of `parent` may call it.
+
+    Restores a folder that was renamed to be replaced, but whose replacement was never published.
+    """
+    if not parent.is_dir():
+        return
+    for path in sorted(parent.iterdir()):
+        if path.name.startswith(_REPLACED):
+            final = path.with_name(path.name.removeprefix(_REPLACED))
+            if not os.path.lexists(final):
+                os.rename(path, final)
+                continue
+        if path.name.startswith((_WRITING, _REPLACED, _REMOVED)):
+            _delete(path)
+
+
+def read_metadata(folder: Path) -> Any:
+    """The `metadata` given to `seal_folder`; raises ValueError if the manifest is absent or damaged."""
+    return _read_manifest(folder)["facts"]
+
+
+def find_damage(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> str:
+    """Compare the `wanted` files with the manifest; return the first difference as text, "" if none."""
+    remote_runs.fetch(folder, wanted)
+    try:
+        manifest = _read_manifest(folder)
+    except ValueError as error:
+        return str(error)
+    for name, expected in manifest["files"].items():
+        if not wanted(name):
+            continue
+        path = folder / name
+        if not path.is_file():
+            return f"file {name} is missing"
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            return f"file {name} has {size} bytes instead of {expected['bytes']}"
+        if digest_file(path) != expected["blake2b"]:
+            return f"file {name} has changed since it was written (its digest differs)"
+    return ""
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir() and os.path.lexists(folder):
+        raise ValueError("it is not a folder")
+    try:
+        text = read_file(folder / MANIFEST_NAME)
+    except FileNotFoundError:
+        raise ValueError(f"file {MANIFEST_NAME} is missing") from None
+    except PermissionError:
+        raise  # not damage: the file may be whole
+    except (OSError, ValueError):  # such as a folder of that name
+        raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
+    return _parse_manifest(text)
+
+
+def _write_manifest(folder: Path, body: dict[str, Any], *, sync: bool = True) -> None:
+    write_atomically(folder / MANIFEST_NAME, _manifest_bytes(body), sync=sync)
+
+
+@functools.lru_cache(maxsize=16)
+def _parse_manifest(text: bytes) -> dict[str, Any]:
+    """Not to be changed: a command reads the same manifest several times."""
+    changed = f"file {MANIFEST_NAME} has changed since it was written (its digest differs)"
+    try:
+        body = json.loads(text)
+        written = body.pop("blake2b")
+    # not UTF-8, not JSON, no digest, or nested too deeply
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise ValueError(f"file {MANIFEST_NAME} is not readable") from None
+    if written != digest(body):
+        raise ValueError(changed)
+    if body.get("format") != MANIFEST_FORMAT:
+        raise ValueError(
+            f"file {MANIFEST_NAME} has format {body.get('format')}, "
+            f"but this version of flaxformer_mt reads format {MANIFEST_FORMAT}"
+        )
+    # The digest covers the values; the bytes between them, and a lost last byte, show here.
+    if text != _manifest_bytes(body):
+        raise ValueError(changed)
+    return body
+
+
+def _manifest_bytes(body: dict[str, Any]) -> bytes:
+    return f"{json.dumps({**body, 'blake2b': digest(body)}, indent=1, sort_keys=True)}\n".encode()
+
+
+def _walk_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path
+
+
+def digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def digest(values: Any) -> str:
+    """Hex digest of JSON values, 32 digits, the same in every process."""
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
