@@ -1,7 +1,7 @@
 """Comparison of a run with other systems: paired significance tests on translations of the same set."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -165,7 +165,8 @@ def translate_compared_systems(
             rivals.append(Rival({"name": system.name}, from_files[system.name]))
             continue
         own: dict[str, Any] = {"checkpoint": system.checkpoint, "search": system.search}
-        translator = Translator.load(system.run, options, shortlist=None, quantization=None, **own)
+        own |= {"shortlist": None, "quantization": None}
+        translator = Translator.load(system.run, replace(options, **own))
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
         translated = translator.translate(sources, **(languages if several else {}))

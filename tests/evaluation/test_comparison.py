@@ -127,7 +127,7 @@ def runs(tmp_path, monkeypatch, systems, references):
     monkeypatch.setattr(
         Translator,
         "load",
-        lambda run, *, checkpoint, search, **options: FakeTranslator(run, checkpoint, search),
+        lambda run, options: FakeTranslator(run, options.checkpoint, options.search),
     )
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(sources, references, strict=True)]
     sets = {"toy_de_en": pairs, "shorter": pairs[:-1]}

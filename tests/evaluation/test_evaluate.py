@@ -51,9 +51,9 @@ class FakeTranslator:
 def run_dir(tmp_path, monkeypatch):
     save_config(Config(), tmp_path / "config.json")
 
-    def load(run_dir, *, checkpoint, search, **options):
-        fake = FakeTranslator(search)
-        fake.checkpoint = checkpoint or "best"
+    def load(run_dir, options):
+        fake = FakeTranslator(options.search)
+        fake.checkpoint = options.checkpoint or "best"
         return fake
 
     monkeypatch.setattr(Translator, "load", load)
