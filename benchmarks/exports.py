@@ -72,8 +72,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         scores = score_translations([export.target.decode(one) for one in pieces], references)
         found[name] = {
             "megabytes": round(export.bytes / 1e6, 1),
-            "bleu": round(scores.bleu, 2),
-            "signature": scores.bleu_signature,
+            "bleu": round(scores["bleu"], 2),
+            "signature": scores.signatures["bleu"],
             "lines_a_second": [],
             "tokens_a_second": [],
         }

@@ -101,7 +101,7 @@ def main() -> None:
     report: dict[str, object] = {
         "run": str(options.run),
         "sentences": len(sources),
-        "ours": {"bleu": round(score_translations(ours, references).bleu, 2)},
+        "ours": {"bleu": round(score_translations(ours, references)["bleu"], 2)},
     }
     for name, quantization in exports.items():
         folder = options.work / name.replace(" ", "_")
@@ -115,7 +115,7 @@ def main() -> None:
         start = time.monotonic()
         theirs = systems[name](folder, sources)
         report[name] = {
-            "bleu": round(score_translations(theirs, references).bleu, 2),
+            "bleu": round(score_translations(theirs, references)["bleu"], 2),
             "different": sum(a != b for a, b in zip(ours, theirs, strict=True)),
             "of_these": explain(options.run, sources, ours, theirs),
             "largest_logit_difference": result["largest_difference"],

@@ -1,6 +1,6 @@
 """Table of recipes times targets: what compilers make of an update for devices that are not at hand.
 
-    pip install '.[tpu,gpu]'
+    pip install '.[tpu,cuda13]'
     PYTHONPATH=. python benchmarks/targets.py --output=targets.jsonl
     # for at most an hour; then, or later, the table of what has been compiled
     PYTHONPATH=. python benchmarks/targets.py --output=targets.jsonl --minutes=60

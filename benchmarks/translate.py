@@ -245,7 +245,7 @@ def score(translations: list[list[int]], material: Material) -> dict[str, float]
     if material.references is None:
         return {}
     texts = [material.weights.vocabs.target.detokenize(ids) for ids in translations]
-    return {"bleu": round(score_translations(texts, material.references).bleu, 2)}
+    return {"bleu": round(score_translations(texts, material.references)["bleu"], 2)}
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:

@@ -13,8 +13,8 @@ matrix. The original's switches:
     -scale_emb_or_prj none: both False
 
 Trained as its README trains (batches of 256 pairs, 400 epochs of Multi30k, factor 2 of the Noam schedule
-with 128,000 warm-up steps, all matrices tied, label smoothing), with BPE, for which the README has the same
-options. Its published curves are of a second recipe, without BPE, on tokenised lower-cased text:
+with 128,000 warm-up steps, all matrices tied, label smoothing), with BPE (same options in the README of the
+original). Its published curves are of a second recipe, without BPE, on tokenized lower-cased text:
 
     --config.train.steps=22_800 --config.optim.learning_rate=0.5 --config.optim.warmup_steps=4000
     --config.vocab.kind=word --config.vocab.joint=False --config.vocab.byte_fallback=False

@@ -5,7 +5,7 @@
 DIR contains train, valid and test, each as .en and .de, lower-cased and split into Moses tokens (test is
 test_2016_flickr). BLEU counts these tokens as they are.
 
-Measured on two cores of an AMD EPYC: 117 minutes, 41.5 BLEU (docs/results.md).
+Measured on two cores of an AMD EPYC: 117 minutes under load, 41.5 BLEU (docs/results.md).
 """
 
 import dataclasses

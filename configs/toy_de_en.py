@@ -2,7 +2,7 @@
 
     python train.py
 
-Measured on two cores of an AMD EPYC: 4.7 minutes of processor time, 97.1 BLEU (docs/results.md).
+Measured on two cores of an AMD EPYC: 5.8 minutes of processor time, 96.9 BLEU (docs/results.md).
 """
 
 from flaxformer_mt.config import (

@@ -1,6 +1,6 @@
 """Transformer-big on WMT 2014 English to German (wmt14_en_de_big.py) on a machine with eight H100 GPUs.
 
-    pip install '.[gpu,tfds-build]'
+    pip install '.[cuda13,tfds-build]'
     python -m flaxformer_mt prepare --config=wmt14_en_de_big_h100_8
     python train.py --config=wmt14_en_de_big_h100_8
 

@@ -8,9 +8,9 @@ Compiled for, not run (no TPU is needed for it):
 `python -m flaxformer_mt show --config=wmt14_en_de_big_tpu_v5e_16 --target=v5e:4x4`.
 
 Four times the tokens of wmt14_en_de_big.py per update and a fourth of the updates, with twice its learning
-rate (the square root of four): 768 rows of 128 tokens, 48 on each chip, where the batch of that config would
-leave 12. Lengths are multiples of 16, the rows of a bfloat16 tile. Every chip has all parameters. The loss
-computes the logits of 1,536 tokens of a chip at a time.
+rate (the square root of four): 768 rows of 128 tokens, 48 on each chip (12 with the batch size of
+wmt14_en_de_big.py). Lengths are multiples of 16, the rows of a bfloat16 tile. Every chip has all parameters.
+The loss computes the logits of 1,536 tokens of a chip at a time.
 """
 
 import dataclasses

@@ -28,7 +28,7 @@ def slow_bfloat16_reason() -> str | None:
     if not instructions:
         return f"it has none of {', '.join(BFLOAT16_INSTRUCTIONS)}"
     if instructions == ["avx512_bf16"] and _read_cpuinfo().get("vendor_id") == "GenuineIntel":
-        # Two units there multiply float32, one bfloat16: 72 GFLOP/s against 105 (docs/performance.md).
+        # Two units there multiply float32, one bfloat16: 72 GFLOP/s against 105 (benchmarks/README.md).
         return "avx512_bf16 of Intel's processors is slower than float32, and it has no amx_bf16"
     return None
 

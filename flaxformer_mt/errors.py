@@ -15,7 +15,7 @@ import shutil
 import sys
 import tomllib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 _DISTRIBUTION = "flaxformer-mt"
@@ -119,8 +119,13 @@ def name_urls(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an error, at most 200 characters of it."""
-    return str(error).strip().partition("\n")[0][:200]
+    """Return the first line of the message of an error, at most 300 characters of it."""
+    return str(error).strip().partition("\n")[0][:300]
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type of an error with its first line, as in "ValueError: bad magic number"."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def warn_user(message: str) -> None:
@@ -128,12 +133,18 @@ def warn_user(message: str) -> None:
     warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)
 
 
+def suggest(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
+    """Return "; did you mean NAME?" with the known name that is most similar, or else "; OTHERWISE"."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {prefix}{near[0]}?" if near else otherwise
+    return hint and f"; {hint}"
+
+
 def suggest_sibling(path: Path, *, holds: str = "") -> str:
     """Return "; did you mean PATH?" if something beside a path, which `holds` a file, has a similar name."""
-    siblings = path.parent.glob(f"*/{holds}" if holds else "*")
-    names = [one.parent.name if holds else one.name for one in siblings]
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
+    files = path.parent.glob(f"*/{holds}" if holds else "*")
+    names = [file.parent.name if holds else file.name for file in files]
+    return suggest(path.name, names, prefix=str(path.parent / "x")[:-1])
 
 
 def command_line(*arguments: object) -> str:

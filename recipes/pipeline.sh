@@ -27,7 +27,7 @@ data=$1 mono=$2 work=$3
 : "${DISTIL_FLAGS:=}"                # such as --targets=best
 : "${MORE_SOURCES:=}"                # more that the teacher translates for the student: a file of source text, or
                                      # backtranslated, the sources that the reverse model made of MONO
-: "${SCORES:=}"                      # word-level distillation: probabilities of so many tokens, such as 8; empty: none
+: "${SCORES:=}"                      # word-level distillation: store the teacher's SCORES most probable tokens, such as 8; empty: off
 : "${TEACHER_WEIGHT:=0.5}"           # with SCORES, the teacher's weight in the loss of the student
 : "${QUANTIZATION:=int8}"            # of the student's export; empty: no export
 

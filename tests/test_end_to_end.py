@@ -131,6 +131,7 @@ def test_translate_and_evaluate(command, run_dir, tiny_config, tmp_path, capsysb
     assert_close(ours, quick, "evaluation")
 
 
+@pytest.mark.slow
 def test_export_to_torch(command, run_dir, tmp_path, capsysbinary):
     safetensors = pytest.importorskip("safetensors.numpy")
     pytest.importorskip("torch")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Multi30k German-English after Tatoeba: full fine-tuning, LoRA, and guided alignment ("After Tatoeba" in docs/results.md).
+# Multi30k German-English after Tatoeba: full fine-tuning, LoRA, and guided alignment ("Transfer from a larger corpus" in benchmarks/ablations.md).
 # Needs data/multi30k, data/tatoeba (German-English, its validation set as test set), and both.model, a vocabulary of
 # both corpora. Run names are those of the page.
 set -euo pipefail

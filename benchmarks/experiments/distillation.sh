@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Students of Multi30k German-English ("Distillation" in docs/results.md). Needs data/multi30k and runs/multi30k, the
+# Students of Multi30k German-English ("Knowledge distillation" in benchmarks/ablations.md). Needs data/multi30k and runs/multi30k, the
 # recipe in bfloat16 (runs/multi30k_2: with --config.seed=2). Folders of distilled data get valid and test as they are.
 set -euo pipefail
 STUDENT="--config=multi30k_de_en --config.model.dtype=bfloat16 --config.model.num_encoder_layers=6 --config.model.num_decoder_layers=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Multi30k German-English with guided alignment ("Guided alignment" in docs/results.md). Needs data/multi30k.
+# Multi30k German-English with guided alignment ("Guided alignment" in benchmarks/ablations.md). Needs data/multi30k.
 set -euo pipefail
 python -m flaxformer_mt align --config=multi30k_de_en --config.data.text_dir=data/multi30k --output=multi30k.align
 python train.py --config=multi30k_de_en --config.data.text_dir=data/multi30k --config.model.dtype=bfloat16 \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Multi30k German-English from 10,000 pairs: back-translation and minimum Bayes risk ("10,000 pairs" in docs/results.md).
+# Multi30k German-English from 10,000 pairs: back-translation and minimum Bayes risk ("Low-resource" in benchmarks/ablations.md).
 # Needs low/, the first 10,000 training pairs of Multi30k with valid and test as they are, and mono.en, the English
 # side of the other 19,000 pairs.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Noise in training text ("Noise" in docs/results.md). Needs data/multi30k. The test sets with noise: typos by
+# Noise in training text ("Noise" in benchmarks/ablations.md). Needs data/multi30k. The test sets with noise: typos by
 # OpusTrainer 0.5's TypoModifier(1.0) with its own probabilities and random.seed(7), case by Python's upper and lower.
 set -euo pipefail
 NARROW="--config=configs/multi30k_de_en.py --config.data.text_dir=data/multi30k --config.model.dtype=bfloat16 --config.vocab.size=4000

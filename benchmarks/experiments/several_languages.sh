@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# German and French to English, English to both ("Several languages" in docs/results.md). Needs data/tatoeba_deu_eng and
+# German and French to English, English to both ("Multilingual models" in benchmarks/ablations.md). Needs data/tatoeba_deu_eng and
 # data/tatoeba_fra_eng, whose test.* are links to valid.*, and pip install lingua-language-detector.
 set -euo pipefail
 SMALL="--config=tatoeba_many --config.model.dtype=bfloat16 --config.model.model_dim=128 --config.model.ffn_dim=512

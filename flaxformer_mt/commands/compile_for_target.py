@@ -32,7 +32,7 @@ from flaxformer_mt.data.batch_array import to_array
 from flaxformer_mt.decoding.compiled_programs import SearchPrograms
 from flaxformer_mt.decoding.sentences import SentenceArrays
 from flaxformer_mt.decoding.sizes import MOST_TOKENS, StateSizes, make_length_rule
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, first_line, install_command
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.search import Symbols
@@ -210,7 +210,7 @@ _COMPILERS = {
     "cuda": (
         ("jax_cuda13_plugin", "jax_cuda12_plugin"),
         "JAX's CUDA compiler (jax-cuda13-plugin)",
-        "gpu",
+        "cuda13",
     ),
 }
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -278,7 +278,7 @@ def find_devices(target: Target) -> list[jax.Device]:
     except RuntimeError as error:
         raise UserError(
             f"--target={target.name}: the installed compiler does not know these devices "
-            f"({_first_line(error)}); install its newest version: "
+            f"({first_line(error)}); install its newest version: "
             f"{install_command(extra=extra)} --upgrade"
         ) from error
 
@@ -322,7 +322,7 @@ class TargetCompiler:
         if not step.of_sums:
             return [self._compile("update", step.by_shape, inputs)]
         add, update = step.of_sums
-        shapes = jax.eval_shape(step.by_shape, *inputs)
+        shapes = jax.eval_shape(step.by_shape.jitted, *inputs)
         sums = _with_shardings(shapes, parallel.partial_shardings(shapes))
         times, state_bytes = config.optim.accumulation, _bytes_on_device(state)
         # Beside the parameters, which it reads: the rest of the state, and the sum of the batches before.
@@ -407,7 +407,7 @@ class TargetCompiler:
             needed = find_needed_memory(str(error))
             if needed is None:
                 raise UserError(
-                    f"--target={self.target.name}: the {name} does not compile ({_first_line(error)})"
+                    f"--target={self.target.name}: the {name} does not compile ({first_line(error)})"
                     f"{_missing_library(str(error))}"
                 ) from error
             return Compiled(name, needed, time.monotonic() - start, times=times, held=held)
@@ -476,7 +476,7 @@ def name_missing_library(target: Target) -> Iterator[None]:
             raise
         raise UserError(
             f"--target={target.name}: attention on these devices is cuDNN's, which is not installed "
-            f"({_first_line(error)}){remedy}"
+            f"({first_line(error)}){remedy}"
         ) from error
 
 
@@ -519,7 +519,3 @@ def _bytes_on_device(tree: Any) -> int:
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]

@@ -2,7 +2,7 @@
 
 `Compiled.as_text()` is the scheduled program. On a GPU, each instruction of the entry and of its loops is a
 kernel with the shapes that it reads and writes. Nothing runs: the costs are a model, held against measured
-updates in docs/performance.md.
+updates in benchmarks/README.md.
 """
 
 import collections
@@ -59,9 +59,6 @@ def read_collectives(text: str) -> tuple[dict[str, Traffic], int]:
     """Return the collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
 
     Also returns the number of loops whose iterations the text does not tell; they are counted once.
-
-    Args:
-      text: of the program, as `Compiled.as_text()` returns it.
     """
     computations, entry = _read_computations(text)
     partitions = _PARTITIONS.search(text.partition("\n")[0])
@@ -209,7 +206,7 @@ class Rates(NamedTuple):
     launch: float
 
 
-# Fitted to updates of Transformer-big in bfloat16 that were measured on an H100 (docs/performance.md).
+# Fitted to updates of Transformer-big in bfloat16 that were measured on an H100 (benchmarks/README.md).
 MEASURED_RATES = {"h100": Rates(700e12, 2.8e12, 2e-6)}
 # Attention by cuDNN over rows of 100 takes so many times as long as its bytes: they fill its tiles of 128
 # badly.

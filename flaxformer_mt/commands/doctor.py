@@ -14,7 +14,7 @@ from typing import Any
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.cpu import bfloat16_instructions, core_count, slow_bfloat16_reason
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, describe_error, install_command
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
 REQUIRED = {
@@ -43,10 +43,10 @@ REQUIRED = {
 }
 
 # Extra -> its purpose and its distributions. The same names as the extras in pyproject.toml, which also has
-# other names for some (cuda, cuda12, cuda13).
+# other names for some (cuda, gpu, gpu-cuda12).
 EXTRAS = {
-    "gpu": ("NVIDIA GPUs with a driver for CUDA 13", ("jax-cuda13-plugin",)),
-    "gpu-cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
+    "cuda13": ("NVIDIA GPUs with a driver for CUDA 13", ("jax-cuda13-plugin",)),
+    "cuda12": ("NVIDIA GPUs with an older driver", ("jax-cuda12-plugin",)),
     "tpu": ("Google TPUs", ("libtpu",)),
     "torch": ("export to PyTorch and Hugging Face", ("torch", "safetensors", "transformers")),
     "huggingface": ("models of Hugging Face's Hub", ("huggingface_hub", "tokenizers")),
@@ -155,7 +155,7 @@ def _check_packages() -> tuple[dict[str, str | None], list[str]]:
         except Exception as error:  # a broken installation can raise anything, which is reported
             versions[distribution] = None
             problems.append(
-                f"{distribution} cannot be imported ({type(error).__name__}: {error}); "
+                f"{distribution} cannot be imported ({describe_error(error)}); "
                 f"install it with: {sys.executable} -m pip install --force-reinstall {distribution}"
             )
     return versions, problems
@@ -182,7 +182,7 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
     if devices[0].platform == "cpu" and has_nvidia_gpu:
         problems.append(
             "this machine has an NVIDIA GPU, but JAX runs on the CPU; "
-            f"install JAX's GPU plugin with: {install_command(extra='gpu')} (gpu-cuda12 for an older driver)"
+            f"install JAX's GPU plugin with: {install_command(extra='cuda13')} (cuda12 for an older driver)"
         )
     return {
         "platform": devices[0].platform,

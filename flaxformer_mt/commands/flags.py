@@ -26,7 +26,13 @@ from flaxformer_mt.commands.options import (
     PlotOptions,
 )
 from flaxformer_mt.config import Config, StageConfig
-from flaxformer_mt.config.field_values import find_wrong_values, read_value, replace_fields
+from flaxformer_mt.config.field_values import (
+    KnownAs,
+    find_marks,
+    find_wrong_values,
+    read_value,
+    replace_fields,
+)
 from flaxformer_mt.config.files import (
     DEFAULT_CONFIG,
     choose_config,
@@ -34,13 +40,8 @@ from flaxformer_mt.config.files import (
     read_config,
     split_checkpoint,
 )
-from flaxformer_mt.config.foreign_names import find_our_option
 from flaxformer_mt.errors import UserError, find_url, local_path
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, open_output, publish_output
-
-_BOOLS = {"true": True, "false": False}
-_NOUNS = {int: "whole number", float: "number"}
-
 
 # Flags that name a file or a folder to read.
 _INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
@@ -51,30 +52,22 @@ _CONFIG_HELP = f"""
 --config=FILE sets the defaults of the --config.* flags. FILE is a Python file with get_config() -> Config, or
 the name of a recipe ({{recipes}}). Without --config, the defaults are the config stored in --run=DIR if that
 run exists, and otherwise the recipe {DEFAULT_CONFIG}."""
+# What is done by itself, or otherwise than by a flag -> what other toolkits call their flags for it.
+_OTHERWISE = {
+    "train goes on with a run by itself: give its --run again": (
+        "resume resume_from_checkpoint load_checkpoint"
+    ),
+    "all devices are used by themselves; set CUDA_VISIBLE_DEVICES or JAX_PLATFORMS to choose among them": (
+        "device devices gpu gpus gpuid gpu_ranks use_cuda world_size n_gpu"
+    ),
+    "the network is that of the config: --config=NAME, or --config.model.*": "arch encoder_type type",
+    "pieces are joined by themselves": "remove_bpe post_process bpe_symbol",
+    "delete the run directory, or give another --run": "overwrite overwrite_output_dir",
+    "prepare and train make the vocabulary; --config.vocab.* says how": (
+        "srcdict joined_dictionary src_vocab vocab_file"
+    ),
+}
 _SHELLS = ("bash", "zsh", "fish")
-
-
-def parse_text(text: str, kind: Any, flag: str) -> Any:
-    """Convert the text of a flag: "1,2" for tuple[float, ...] is (1.0, 2.0); a choice stays as it is."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        wanted = next(argument for argument in arguments if argument is not types.NoneType)
-        is_choice = "none" in typing.get_args(wanted)  # as sacreBLEU's tokenizer of that name
-        return None if text.lower() == "none" and not is_choice else parse_text(text, wanted, flag)
-    if kind == tuple[StageConfig, ...]:
-        return _read_stages(text)
-    if origin is tuple:
-        return tuple(parse_text(part, arguments[0], flag) for part in text.split(",") if part.strip())
-    if kind is bool and text.lower() not in _BOOLS:
-        raise UserError(f"{flag} is {text!r} (allowed: True, False)")
-    if kind is bool or (origin is typing.Literal and _BOOLS.get(text.lower()) in arguments):
-        return _BOOLS[text.lower()]
-    if kind is Path and not text:  # Path("") would be the working folder
-        raise UserError(f"{flag} has no value; give {flag}=PATH")
-    try:
-        return kind(text) if kind in _NOUNS else text
-    except ValueError:
-        raise UserError(f"{flag} is {text!r}, which is not a {_NOUNS[kind]}") from None
 
 
 def _read_stages(path: str) -> tuple[StageConfig, ...]:
@@ -137,6 +130,9 @@ def parse_flags(
     topic = by_flag.pop("--help", None)
     if topic is not None:  # help is shown whatever flags are unknown or have no value
         by_flag = {flag: items for flag, items in by_flag.items() if flag in known and items}
+    for flag in by_flag:
+        if flag not in known:
+            _refuse_unknown(flag, list(known), kind)
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
     texts = _take_checkpoint(
         {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}, known
@@ -173,11 +169,11 @@ def parse_flags(
     changes = {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
-        value = parse_text(text, known[flag], flag)
+        of_stages = known[flag] == tuple[StageConfig, ...]
+        value = _read_stages(text) if of_stages else read_value(text, known[flag], flag, from_text=True)
         if field:
             changes[field] = value
         elif name not in values:
-            value = read_value(value, known[flag], flag)
             values[name] = expand_path(name, value) if isinstance(value, Path) else value
     if changes:
         values["config"] = replace_fields(values["config"], changes, "--config")
@@ -265,8 +261,6 @@ def _has_several(flag: str, known: Mapping[str, Any]) -> bool:
 
 
 def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> str:
-    if flag not in known:
-        _refuse_unknown(flag, list(known))
     if not texts and _is_switch(flag, known):
         return "True"
     if not texts and flag in BARE_FLAGS:
@@ -277,11 +271,7 @@ def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> s
 
 
 def _take_checkpoint(texts: dict[str, str], known: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts with RUN and its checkpoint instead of RUN@CHECKPOINT, for a command that takes both.
-
-    Raises:
-      UserError: --checkpoint names another one.
-    """
+    """Return the texts with RUN and its checkpoint in place of RUN@CHECKPOINT, if the command takes both."""
     run, checkpoint = split_checkpoint(texts.get("--run", ""))
     if checkpoint is None or "--checkpoint" not in known or _has_several("--run", known):
         return texts
@@ -296,15 +286,30 @@ def _find_run_config(run: str | None) -> Config | None:
     return read_config(path) if run and path.is_file() else None
 
 
-def _refuse_unknown(flag: str, known: Sequence[str]) -> NoReturn:
+def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:
     if fields := [name for name in known if name.startswith(f"{flag}.")]:
         raise UserError(f"{flag} has several values; give one of them, as {fields[0]}=VALUE")
     field = flag.removeprefix("--").rpartition(".")[2].replace("-", "_")
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
-    foreign = None if same_field else find_our_option(flag, set(known))
-    similar = same_field or difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
-    hint = foreign or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
+    section = flag.rpartition(".")[0] + "."
+    near = difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
+    near += [name for name in known if name.startswith(section) and name.endswith(f"_{field}")]
+    similar = same_field or list(dict.fromkeys(near))
+    hint = "" if same_field else _find_meaning(field, kind)
+    hint = hint or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")
+
+
+def _find_meaning(name: str, kind: type) -> str:
+    """Say what an option of another toolkit is called here: "here it is --config.train.steps"."""
+    meant = {
+        flag: mark for flag, mark in find_marks(kind, KnownAs, "--").items() if name in mark.names.split()
+    }
+    if meant:
+        own = [flag for flag in meant if "." not in flag]  # the last one is the command's own
+        flag = own[-1] if own else next(iter(meant))
+        return f"here it is {flag}" + (f", {meant[flag].unit}" if meant[flag].unit else "")
+    return next((text for text, names in _OTHERWISE.items() if name in names.split()), "")
 
 
 def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from flaxformer_mt.commands.options import BARE_FLAGS, GeneralOptions
 from flaxformer_mt.config import Config, StageConfig
+from flaxformer_mt.config.field_values import Usual, find_marks
 from flaxformer_mt.errors import UserError
 
 # Columns: the most that a line takes, and the indentation of explanations and of further lines.
@@ -23,15 +24,6 @@ _MAX_WIDTH = 100
 _INDENT = 26
 _DEEPER = " " * 6
 _GENERAL = "general"
-
-# Fields of the config that most experiments set.
-_USUAL = (
-    *("data.dataset", "data.text_dir", "data.source_language", "data.target_language", "data.batch_tokens"),
-    *("vocab.size", "model.num_encoder_layers", "model.num_decoder_layers", "model.model_dim"),
-    *("model.num_heads", "model.ffn_dim", "model.dropout_rate", "optim.learning_rate"),
-    *("optim.warmup_steps", "train.steps", "train.evaluate_every", "train.checkpoint_every"),
-    *("parallel.data", "parallel.fsdp", "search.beam_size"),
-)
 
 # The last sentence of a comment that says what None, or an empty value, stands for.
 _UNSET = re.compile(r"(?:^|(?<=[.;]) )(?:None|Empty): (?P<meaning>(?:(?!\. ).)+)\.$")
@@ -119,10 +111,9 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
     for base in reversed(kind.__mro__):
         if section := base.__dict__.get("DECLARED_IN"):
             declared = read_comments(section)
-            unset = "None: as in the run's config."
+            unset = base.__dict__.get("UNSET", "")
             comments |= {
-                name: FieldComment(f"{comment.text} {unset}", comment.group)
-                for name, comment in declared.items()
+                name: FieldComment(comment.text + unset, comment.group) for name, comment in declared.items()
             }
         elif dataclasses.is_dataclass(base):
             comments |= _read_own_comments(base)
@@ -156,7 +147,7 @@ def _spell_option(field: dataclasses.Field[Any]) -> str:
     flag, kind = f"--{field.name}", field.type
     if flag == "--help":
         return "-h, --help"
-    value = _spell_type(kind).removesuffix("|none")
+    value = _spell_type(kind).replace("|none", "").replace("PATH|STR", "PATH")
     if kind is bool and field.default is False:
         return flag
     optional = kind in (bool, bool | None) or flag in BARE_FLAGS
@@ -219,7 +210,7 @@ def _list_usual(config: Config) -> list[str | FlagHelp]:
     sections = dict(list_sections(config))
     flags = [flag for name, section in sections.items() for flag in list_settings(section, f"config.{name}")]
     by_name = {flag.flag.partition("=")[0]: flag for flag in flags}
-    usual = [by_name[f"--config.{path}"] for path in _USUAL]
+    usual = [by_name[name] for name in find_marks(Config, Usual, "--config.")]
     names = ", ".join(f"--help={name}" for name in sections if "." not in name)
     title = "settings of the experiment that are usually changed:"
     return ["", title, *usual, "", f"All settings: --help=all, or one section: {names}."]

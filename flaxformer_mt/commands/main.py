@@ -6,7 +6,6 @@ modules are imported when the command runs, so that `--help` is fast.
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import functools
 import os
@@ -43,8 +42,10 @@ from flaxformer_mt.errors import (
     find_url,
     name_full_disk,
     name_urls,
+    suggest,
     warn_user,
 )
+from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.text_io.lines import check_output, open_output
 
 # The options that have an effect on a language model, or are refused where it is evaluated.
@@ -107,8 +108,8 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         progress=sys.stderr,
         **({} if language_model else _comparison(options) | read_languages(options)),
     )
-    if table := describe_evaluation(result, name=name_urls(str(options.run))):
-        print(table, file=sys.stderr)
+    if tables := describe_evaluation(result, name=name_urls(str(options.run))):
+        print(write_text(tables, indent=""), file=sys.stderr)
     return result
 
 
@@ -542,9 +543,9 @@ def _run(arguments: list[str]) -> None:
         _print(format_completion(flags, kinds, prog=PROGRAM))
         return
     if name not in COMMANDS:
-        similar = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"; did you mean {similar[0]}?" if similar else ""
-        raise UserError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
+        raise UserError(
+            f"unknown command {name!r}{suggest(name, COMMANDS)} (commands: {', '.join(COMMANDS)})"
+        )
     command = COMMANDS[name]
     options = parse_flags(
         command.options, flags, prog=_program(name), words=command.words, examples=command.examples

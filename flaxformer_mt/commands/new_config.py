@@ -152,8 +152,9 @@ def _check_file(name: str) -> Path:
         raise UserError(f"{name} is in an object store; copy the file here first")
     path = Path(name).expanduser()
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else f"does not exist{suggest_sibling(path)}"
-        raise UserError(f"{name} {what}; give the files of the corpus, as in corpus.fr corpus.en")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        hint = suggest_sibling(path) or "; give the files of the corpus, as in corpus.fr corpus.en"
+        raise UserError(f"{name} {what}{hint}")
     return path.resolve()
 
 

@@ -7,9 +7,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, at_least, between
+from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, KnownAs, at_least, between
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
+from flaxformer_mt.config.schema import BATCH_NAMES
 from flaxformer_mt.text_io.pair_table import PairRules
+
+# Options of several commands, with what other toolkits call them.
+RunPath = Annotated[Path, KnownAs("save_dir save_model model_dir restore_file model path models output_dir")]
+_Output = KnownAs("output_dir out output_file results_path")
+_NBest = KnownAs("nbest num_return_sequences")
+_Source, _Target = KnownAs("src input_file"), KnownAs("tgt ref refs references")
+_SourceLanguage = Annotated[str | None, KnownAs("source_lang src_lang")]
+_TargetLanguage = Annotated[str | None, KnownAs("target_lang tgt_lang")]
 
 
 def make_flags(section: type, *names: str) -> Any:
@@ -20,17 +30,24 @@ def make_flags(section: type, *names: str) -> Any:
     """
     declared = section.__dict__["__annotations__"]  # before those of its base classes
     fields = [
-        (field.name, _drop_bounds(field.type) | None, dataclasses.field(default=None, kw_only=True))
+        (field.name, typing.Optional[field.type], dataclasses.field(default=None, kw_only=True))  # noqa: UP045
         for field in sorted(dataclasses.fields(section), key=lambda field: field.name not in declared)
         if not names or field.name in names
     ]
-    namespace = {"DECLARED_IN": section}
+    namespace = {"DECLARED_IN": section, "UNSET": " None: as in the run's config."}
     return dataclasses.make_dataclass(f"{section.__name__}Flags", fields, frozen=True, namespace=namespace)
 
 
-def _drop_bounds(kind: Any) -> Any:
-    """Annotated[int, at_least(1)] is int: bounds are checked for the whole section."""
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+def take_fields(section: type, *names: str) -> Any:
+    """Return a dataclass of some fields of another, with their comments."""
+    fields = [
+        (field.name, field.type, dataclasses.field(default=field.default, kw_only=True))
+        for field in dataclasses.fields(section)
+        if field.name in names
+    ]
+    return dataclasses.make_dataclass(
+        section.__name__, fields, frozen=True, namespace={"DECLARED_IN": section}
+    )
 
 
 def find_declaration(kind: type, name: str) -> type | None:
@@ -41,8 +58,15 @@ def find_declaration(kind: type, name: str) -> type | None:
     return None
 
 
-# Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
+# Any, because type checkers do not know the fields of classes made at run time.
 _EnsembleFlags: Any = make_flags(SearchConfig, "ensemble_mean")
+_EnsembleOptions: Any = take_fields(LoadOptions, "ensemble")
+CheckpointOptions: Any = take_fields(LoadOptions, "checkpoint")
+NonfiniteOptions: Any = take_fields(LoadOptions, "allow_nonfinite")
+DtypeOptions: Any = take_fields(LoadOptions, "dtype")
+SearchModelOptions: Any = take_fields(LoadOptions, "dtype", "quantization", "split_sentences")
+ShortlistOptions: Any = take_fields(LoadOptions, "shortlist")
+_LongLinesOptions: Any = take_fields(LoadOptions, "long_lines")
 
 
 @dataclass(frozen=True)
@@ -58,68 +82,6 @@ class GeneralOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointOptions:
-    """The checkpoint of a run."""
-
-    # Checkpoint: best, last, average or a step number. None: train.final_checkpoint of the run's config.
-    checkpoint: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NonfiniteOptions:
-    """What is refused of checkpoints."""
-
-    # ---- model ----
-
-    # Use checkpoints although parameters of them are NaN or infinite.
-    allow_nonfinite: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class DtypeOptions:
-    """How a model computes."""
-
-    # ---- model ----
-
-    # Data type of activations and products. None: as trained, but float32 on a CPU without bfloat16.
-    dtype: Literal["float32", "bfloat16"] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchModelOptions(DtypeOptions):
-    """How a model that searches computes, and what it takes for a sentence."""
-
-    # ---- model ----
-
-    # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: not so.
-    quantization: Literal["int8"] | None = None
-    # Lines of several sentences: always translates each sentence apart and joins the results, never the line
-    # as a whole; auto: apart, unless 10% of the training lines had several sentences.
-    split_sentences: Literal["auto", "always", "never"] = "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShortlistOptions:
-    """The target pieces that are considered."""
-
-    # ---- model ----
-
-    # File of the target pieces that may translate each source piece, as prepare --shortlist=FILE or
-    # CTranslate2's vmap has it: faster on CPUs. Other pieces are not considered. None: all pieces.
-    shortlist: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnsembleOptions(_EnsembleFlags):
-    """Several models that search together."""
-
-    # ---- ensemble ----
-
-    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
-    ensemble: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class LanguageOptions:
     """The languages of lines, for models of several."""
 
@@ -127,9 +89,9 @@ class LanguageOptions:
 
     # Language to translate into, of a model of several. None: the one that the model has, or that the tag of
     # each line names.
-    target_language: str | None = None
+    target_language: _TargetLanguage = None
     # Language of the lines, of a model with data.source_tags. None: the one that the model has.
-    source_language: str | None = None
+    source_language: _SourceLanguage = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +118,7 @@ class ExperimentOptions:
 
     # Run directory, or its URL (gs://, s3://): config, checkpoints, results. Without --config, the config of
     # an existing run is used; without --run, --config=FOLDER/NAME.py is for runs/NAME.
-    run: Path
+    run: RunPath
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
 
@@ -202,7 +164,7 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; the network and the vocabulary are
     # its own, other settings only without --config. None: random parameters.
-    init: str | None = None
+    init: Annotated[str | None, KnownAs("train_from finetune_from_model pretrained_model load_model")] = None
     # With --init: make the vocabulary from the new data. Pieces that both vocabularies have keep their
     # parameters.
     new_vocab: bool = False
@@ -236,7 +198,7 @@ class AlignOptions(ExperimentOptions):
     """Aligns the words of the training pairs (IBM model 1 and an HMM), for guided alignment."""
 
     # File for the alignments, one line `0-0 1-2` for each training pair. None: the file of data.alignments.
-    output: str | None = None
+    output: Annotated[str | None, _Output] = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +230,7 @@ class SearchOptions(CheckpointOptions, _SearchFlags):
     """Options of all commands that search for translations."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: Path
+    run: RunPath
 
 
 @dataclass(frozen=True)
@@ -280,21 +242,24 @@ class EvaluateOptions(ProcessOptions, SearchOptions, SearchModelOptions, Shortli
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
     # File of source sentences to evaluate on, one a line; needs --reference. None: a split.
-    source: str | None = None
+    source: Annotated[str | None, _Source] = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: a split.
-    reference: str | None = None
+    reference: Annotated[str | None, _Target] = None
     # Evaluate only translations into this language, of a model of several. None: all; with --source and
     # --reference, the one that the model has.
-    target_language: str | None = None
+    target_language: _TargetLanguage = None
     # Evaluate only translations from this language. None: all.
-    source_language: str | None = None
+    source_language: _SourceLanguage = None
     # ---- scores and significance tests ----
 
     # Whether to ignore case in the scores. None: as in the run's config.
     lowercase: bool | None = None
     # sacreBLEU's tokenizer for BLEU. auto: the one for the target language. None: as in the run's config.
-    bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None = None
+    bleu_tokenize: Annotated[
+        Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None,
+        KnownAs("metrics"),
+    ] = None
     # Bootstrap samples for 95% confidence intervals and paired bootstrap tests. 0: no intervals. None: 1000.
     bootstrap: int | None = None
     # Systems to compare the run with in paired significance tests, separated by commas: RUN, RUN@CHECKPOINT,
@@ -316,18 +281,20 @@ class TranslateOptions(
     SearchModelOptions,
     ShortlistOptions,
     NonfiniteOptions,
-    EnsembleOptions,
+    _EnsembleOptions,
+    _EnsembleFlags,
     EncodingOptions,
     LanguageOptions,
+    _LongLinesOptions,
 ):
     """Translates text line by line, and writes one line for each input line in the same order."""
 
     # ---- input and output ----
 
     # UTF-8 text file to translate. `-`: standard input.
-    input: str = "-"
+    input: Annotated[str, _Source] = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
-    output: str = "-"
+    output: Annotated[str, _Output] = "-"
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
@@ -340,7 +307,7 @@ class TranslateOptions(
 
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
     # only the best, as text alone.
-    n_best: int | None = None
+    n_best: Annotated[int | None, _NBest] = None
     # With --n_best: leave out translations with the text of a better one, so that there may be fewer than n.
     unique: bool = False
     # Write `score<TAB>text`; the score is the log-probability divided by the length penalty.
@@ -367,9 +334,6 @@ class TranslateOptions(
     # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
     # the input is a terminal.
     window: Annotated[int | None, at_least(1)] = None
-    # What is longer than data.max_source_length tokens: split translates it in parts and joins the results,
-    # cut translates only the beginning.
-    long_lines: Literal["split", "cut"] = "split"
     # First prepare the programs for few sentences, and keep them for later commands: these then start faster.
     warm_up: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
@@ -386,14 +350,14 @@ class ScoreOptions(
     """Scores given translations line by line, with the score by which the search ranks hypotheses."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: Path
+    run: RunPath
     # File of the translations to score, one a line (for a language model, the text). `-`: standard input.
-    target: str
+    target: Annotated[str, _Target]
     # File of the source sentences, one line for each line of --target. `-`: standard input. None: for a
     # language model, which has no source.
-    source: str | None = None
+    source: Annotated[str | None, _Source] = None
     # File for the scores, named FILE.partial until it is complete. `-`: standard output.
-    output: str = "-"
+    output: Annotated[str, _Output] = "-"
     # ---- what is written ----
 
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens` instead of the score alone.
@@ -404,7 +368,7 @@ class ScoreOptions(
 
     # Maximum number of source and target tokens scored at a time, padding included. Halved automatically if
     # the device runs out of memory. None: as in the run's config.
-    batch_tokens: int | None = None
+    batch_tokens: Annotated[int | None, KnownAs(BATCH_NAMES, "in tokens")] = None
     # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
 
@@ -414,11 +378,11 @@ class GenerateOptions(CheckpointOptions, _GenerateFlags):
     """Writes texts by a language model (a run without data.source_language), one a line."""
 
     # Run directory of a trained language model.
-    run: Path
+    run: RunPath
     # Beginning of every text. Empty: texts from their beginning.
     prompt: str = ""
     # Number of texts: samples, or the best of a beam search.
-    n_best: int = 1
+    n_best: Annotated[int, _NBest] = 1
     # Maximum tokens of a text, with prompt and end symbol. None: data.max_target_length of the run's config.
     length: int | None = None
     # Random sampling, greedy search or beam search.
@@ -430,7 +394,7 @@ class AverageOptions(NonfiniteOptions):
     """Averages the parameters of the last checkpoints and writes them to RUN/checkpoints/average."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: Path
+    run: RunPath
     # Number of newest checkpoints to average.
     last: int
 
@@ -440,13 +404,13 @@ class PlotOptions(CheckpointOptions):
     """Plots position encodings and metrics of a run, and attention weights of a sentence, as PNG files."""
 
     # Run directory to plot.
-    run: Path | None = None
+    run: RunPath | None = None
     # Width of a sinusoidal position encoding to plot without a run.
     positions: int | None = None
     # Source sentence to translate and plot the attention of. Empty: no attention plots.
     source: str = ""
     # Folder for the PNG files. None: RUN/plots, or plots.
-    output: Path | None = None
+    output: Annotated[Path | None, _Output] = None
 
 
 @dataclass(frozen=True)
@@ -454,7 +418,7 @@ class DoctorOptions:
     """Reports versions, devices and missing packages, with the command that installs each."""
 
     # Run directory of a translation model: also list the programs that translate and serve compile for it.
-    run: Path | None = None
+    run: RunPath | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,7 +428,8 @@ class CorpusOptions(
     SearchOptions,
     SearchModelOptions,
     NonfiniteOptions,
-    EnsembleOptions,
+    _EnsembleOptions,
+    _EnsembleFlags,
     EncodingOptions,
 ):
     """Options of all commands that make training data."""
@@ -472,9 +437,9 @@ class CorpusOptions(
     # ---- input and output ----
 
     # UTF-8 text file, one sentence a line.
-    input: str
+    input: Annotated[str, _Source]
     # Folder for the pairs, train.tsv, which data.dataset=parallel_text@DIR reads.
-    output: Path
+    output: Annotated[Path, _Output]
     # Weight of each pair in the loss of training, as a third column. None: no such column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # Earlier name of --pair_length_ratio.
@@ -512,12 +477,12 @@ class DistilOptions(CorpusOptions):
 
     # File of the reference translations, one line for each line of --input, for --targets=nbest. None: no
     # references.
-    reference: str | None = None
+    reference: Annotated[str | None, _Target] = None
     # best: the best translation of each line. nbest: of the n best, the one closest to the reference (Kim and
     # Rush 2016).
     targets: Literal["best", "nbest"] = "best"
     # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
-    n_best: int | None = None
+    n_best: Annotated[int | None, _NBest] = None
     # With --targets=nbest, the score of a sentence by which the closest translation is chosen.
     metric: Literal["bleu", "chrf"] = "bleu"
     # Write train.scores as well: for each token of the targets, the teacher's probabilities of the k most
@@ -530,12 +495,12 @@ class ExportOptions(CheckpointOptions):
     """Writes a trained model in the format of another system and checks that its outputs agree."""
 
     # Run directory of a trained model, or its URL (gs://, s3://).
-    run: Path
+    run: RunPath
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the classes of
-    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm or ctranslate2.
+    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2 or marian-npz.
     format: str
     # Folder for the exported files; it must be empty or not exist.
-    output: Path
+    output: Annotated[Path, _Output]
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
     # int16, float16 or bfloat16. none: float32.
     quantization: str = "none"
@@ -555,9 +520,9 @@ class ImportOptions:
 
     # Folder of the model, or its file of weights; or the name of a model on Hugging Face's Hub, as in
     # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.
-    input: Path
+    input: Annotated[Path, _Source]
     # Run directory to create; it must be empty or not exist.
-    run: Path
+    run: RunPath
     # Format of the model: hf (of Hugging Face: BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5,
     # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
     # another toolkit: fairseq, opennmt-py, eole, marian-npz or joeynmt. None: found from the files.
@@ -584,7 +549,7 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
 
     # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. Several, of
     # other languages: --run=A --run=B.
-    run: tuple[Path, ...]
+    run: tuple[RunPath, ...]
     # ---- address ----
 
     # Port to listen at. 0: any free port.
@@ -624,11 +589,11 @@ class NewOptions:
     # (corpus.parquet). Text may be packed, as .gz or .zst.
     files: tuple[str, ...]
     # Run directory of the training to come. The config is written beside it, as RUN.py.
-    run: Path
+    run: RunPath
     # Language of the sources, such as fr. None: the ending of the first file.
-    source_language: str | None = None
+    source_language: _SourceLanguage = None
     # Language of the targets, such as en. None: the ending of the second file.
-    target_language: str | None = None
+    target_language: _TargetLanguage = None
     # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Path | None = None
     # Leave out pairs that are not UTF-8 and the surplus lines of the longer file, instead of refusing them.

@@ -1,6 +1,5 @@
 """`plot`: figures of a run's position encodings, training metrics and attention weights, as PNG files."""
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -181,22 +180,16 @@ def _draw_metrics(config: Config, run_dir: Path) -> Figures:
 def training_panels(
     records: Sequence[Mapping[str, Any]], label_smoothing: float
 ) -> dict[str, dict[str, plots.Curve]]:
-    """Return the curves of a run's metrics; of a step that is recorded twice, the later record counts."""
+    """Return the curves of a run's metrics."""
     smoothed = f", label smoothing {label_smoothing:g}" if label_smoothing else ""
     return {
         "loss": {
-            f"training{smoothed}": _curve(records, "train", "loss"),
-            "validation": _curve(records, "valid", "loss"),
+            f"training{smoothed}": plots.read_curve(records, "train", "loss"),
+            "validation": plots.read_curve(records, "valid", "loss"),
         },
-        "BLEU": {"validation": _curve(records, "valid", "bleu")},
-        "learning rate": {"training": _curve(records, "train", "learning_rate")},
+        "BLEU": {"validation": plots.read_curve(records, "valid", "bleu")},
+        "learning rate": {"training": plots.read_curve(records, "train", "learning_rate")},
     }
-
-
-def _curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> plots.Curve:
-    values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
-    steps = sorted(values)
-    return steps, [math.nan if values[step] is None else values[step] for step in steps]
 
 
 # ---- attention ----

@@ -46,11 +46,7 @@ def check_scores(options: DistilOptions) -> None:
 
 
 def write_scores(options: DistilOptions, *, record: Path) -> dict[str, Any]:
-    """Write the scores of all pairs of the table, unless that is done; return entries of the report.
-
-    Args:
-      record: file that says what the translations were made from.
-    """
+    """Write the scores of all pairs of the table, unless that is done; return entries of the report."""
     file = options.output / NAME
     parts = options.output / f".{NAME}.parts"
     if options.overwrite or options.teacher_scores is None:

@@ -29,10 +29,11 @@ from flaxformer_mt.commands.compiled_text import (
     sum_kernels,
 )
 from flaxformer_mt.commands.show import longest_batch, show
-from flaxformer_mt.commands.terminal_tables import align
+from flaxformer_mt.commands.terminal_tables import Parts
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.evaluation.tables import Table, make_table, write_text
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.shapes import Batch
@@ -388,94 +389,86 @@ def _gib(size: int) -> float:
 def summarize_target(target: Mapping[str, Any]) -> str:
     """Return the part `target` of the result, for a person."""
     batch, decoding, estimate = target["batch"], target["decoding_step"], target["estimate"]
+    columns = {
+        "program": "{name}",
+        "peak GiB": "{peak_gib:.2f}",
+        "seconds to compile": "{compile_seconds:.0f}",
+    }
     programs = [*target["programs"], decoding, decoding["prefill"]]
-    rows = [["program", "peak GiB", "seconds to compile"]] + [
-        [one["name"], f"{one['peak_gib']:.2f}", f"{one['compile_seconds']:.0f}"] for one in programs
-    ]
     fits = "fits into" if target["fits"] else "does NOT fit into"
     attention = target["attention"]
     calls = ", ".join(f"{count} x {name}" for name, count in attention["calls"].items())
-    lines = [
+    parts: Parts = [
         f"Compiled for, not run: {target['name']}, {target['devices']} x {target['device_kind']}, "
         f"{target['layout']}",
         f"An update of {batch['rows']} rows of {batch['source_length']} source and "
         f"{batch['target_length']} target tokens {fits} the {target['memory_gib']} GiB of a device: "
         f"{target['peak_gib']} GiB at its peak",
-        *align(rows),
+        make_table(columns, programs),
         f"  a search has {decoding['rows']} rows of {decoding['beams']} beams, "
         f"{decoding['source_length']} source and up to {decoding['capacity']} target tokens"
         + ("" if decoding["fits"] else "; it does NOT fit"),
         f"Attention: {attention['kernel']} ({attention['reason']})" + (f": {calls}" if calls else ""),
         *_summarize_traffic(target["collectives"]),
         *_summarize_estimate(estimate, target["programs"]),
-        *_summarize_kernels(decoding["step"], "A step of a search"),
-        *_summarize_kernels(decoding["refill"], "A refill of its rows"),
-        *_summarize_attempts(target["settings_tried"]),
+        *_summarize_kernels(decoding["step"], "A step of a search:"),
+        *_summarize_kernels(decoding["refill"], "A refill of its rows:"),
     ]
-    return "\n".join(lines)
+    if attempts := target["settings_tried"]:
+        fitting = any(attempt["fits"] for attempt in attempts)
+        head = (
+            "Settings that fit, nearest first, and others that were tried"
+            if fitting
+            else "No settings tried fit"
+        )
+        rows = [
+            [_flags(one["changes"]), f"{one['peak_gib']:.2f}", "fits" if one["fits"] else "does not fit"]
+            for one in attempts
+        ]
+        parts.append(Table((), rows, f"{head} (GiB at the peak):"))
+    return write_text(parts)
 
 
-def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _summarize_traffic(collectives: Mapping[str, Mapping[str, Any]]) -> Parts:
     if not collectives:
         return ["Collectives of an update: none"]
-    total, sent = (sum(one[name] for one in collectives.values()) for name in ("bytes", "sent"))
-    rows = [["collective", "number", "whole arrays", "sent", "beside kernels"]] + [
-        [
-            kind,
-            f"{one['count']:,}",
-            *(f"{one[name] / 2**20:,.1f} MiB" for name in ("bytes", "sent", "overlapped")),
-        ]
+    columns = {"collective": "{kind}", "number": "{count:,}", "whole arrays": "{bytes:,.1f} MiB"}
+    columns |= {"sent": "{sent:,.1f} MiB", "beside kernels": "{overlapped:,.1f} MiB"}
+    sizes = [
+        {"kind": kind, "count": one["count"]}
+        | {name: one[name] / 2**20 for name in ("bytes", "sent", "overlapped")}
         for kind, one in collectives.items()
     ]
-    return [
-        f"Collectives of an update, on each device: arrays of {total / 2**20:,.1f} MiB are gathered, "
-        f"scattered or added up; {sent / 2**20:,.1f} MiB are sent to other devices",
-        *align(rows),
-    ]
+    total, sent = (sum(size[name] for size in sizes) for name in ("bytes", "sent"))
+    caption = (
+        f"Collectives of an update, on each device: arrays of {total:,.1f} MiB are gathered, scattered or "
+        f"added up; {sent:,.1f} MiB are sent to other devices"
+    )
+    return [make_table(columns, sizes, caption)]
 
 
-def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[Any]) -> list[str]:
+def _summarize_estimate(estimate: Mapping[str, Any] | None, programs: Sequence[Any]) -> Parts:
     if estimate is None:
-        return [
-            "Time: not modelled; "
-            + (
-                "the peak rate is unknown; set train.peak_flops"
-                if all(program["compiled"] for program in programs)
-                else "the compiler has refused the update"
-            )
-        ]
-    once, lines = estimate["loops_counted_once"], [f"Time of an update: {estimate['basis']}"]
+        compiled = all(program["compiled"] for program in programs)
+        why = "the peak rate is unknown; set train.peak_flops"
+        return [f"Time: not modelled; {why if compiled else 'the compiler has refused the update'}"]
+    once, parts = estimate["loops_counted_once"], Parts([f"Time of an update: {estimate['basis']}"])
     if estimate["milliseconds"] is not None:
-        lines.append(
+        parts.append(
             f"  {estimate['milliseconds']:.1f} ms, {estimate['target_tokens_a_second']:,} target tokens a "
             f"second, MFU {estimate['mfu']:.1%}; all steps of such batches: {estimate['hours']:g} hours"
         )
     if estimate["million_cycles"]:
-        lines.append(f"  {estimate['million_cycles']:,.1f} million cycles")
-    lines += _summarize_kernels(estimate["kernels"], "Kernels of an update")
-    return [*lines, *([f"  {once} loops of unknown length are counted once"] if once else [])]
+        parts.append(f"  {estimate['million_cycles']:,.1f} million cycles")
+    parts += _summarize_kernels(estimate["kernels"], "Kernels of an update:")
+    return [*parts, *([f"  {once} loops of unknown length are counted once"] if once else [])]
 
 
-def _summarize_kernels(kinds: Sequence[Mapping[str, Any]], title: str) -> list[str]:
+def _summarize_kernels(kinds: Sequence[Mapping[str, Any]], title: str) -> Parts:
     if not kinds:
         return []
-    columns = {"kernels": ",", "gigabytes": ",.2f", "teraflops": ",.2f", "milliseconds": ",.1f"}
-    columns = {name: form for name, form in columns.items() if kinds[0][name] is not None}
-    total = {"kind": "all"} | {name: sum(row[name] for row in kinds) for name in columns}
-    table = [
-        [row["kind"], *(format(row[name], form) for name, form in columns.items())] for row in (*kinds, total)
-    ]
-    return [f"{title}:", *align([["kind", *columns], *table])]
-
-
-def _summarize_attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    if attempts is None:
-        return []
-    rows = [
-        [_flags(a["changes"]), f"{a['peak_gib']:.2f}", "fits" if a["fits"] else "does not fit"]
-        for a in attempts
-    ]
-    head = "No settings tried fit"
-    if any(attempt["fits"] for attempt in attempts):
-        head = "Settings that fit, nearest first, and others that were tried"
-    return [f"{head} (GiB at the peak):", *align(rows)]
+    forms = {"kernels": ",", "gigabytes": ",.2f", "teraflops": ",.2f", "milliseconds": ",.1f"}
+    forms = {name: form for name, form in forms.items() if kinds[0][name] is not None}
+    total = {"kind": "all"} | {name: sum(row[name] for row in kinds) for name in forms}
+    columns = {"kind": "{kind}"} | {name: f"{{{name}:{form}}}" for name, form in forms.items()}
+    return [make_table(columns, [*kinds, total], title)]

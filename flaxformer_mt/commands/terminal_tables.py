@@ -1,9 +1,13 @@
-"""Results as tables on a terminal, in place of JSON: those of `prepare` and `show`, and any other values."""
+"""Results as people read them on a terminal, in place of JSON: of `prepare`, of `show`, and any other."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flaxformer_mt.evaluation.tables import Table, make_table, write_text
+
 _MORE = "All values: --json."
+# Lines and tables, one below the other.
+Parts = list[str | Table]
 
 
 def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
@@ -21,46 +25,52 @@ def summarize_values(values: Mapping[str, Any], indent: str = "") -> str:
 
 def summarize_preparation(report: Mapping[str, Any]) -> str:
     """Return what became of the pairs of each split, the vocabulary, and the batches."""
-    rows = [["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]]
-    for split in ("train", "valid", "test"):
-        if report[split] is not None:
-            for part in report[split]["parts"]:
-                rows += _describe_part(split, part)
-    vocabulary = report["vocabulary"]
-    sides = [f"{vocabulary[f'{side}_size']:,} {side}" for side in ("source", "target")]
-    size = f"{vocabulary['target_size']:,}, shared by both languages"
-    if not vocabulary["source_size"]:
-        size = f"{vocabulary['target_size']:,}"
-    elif not vocabulary["joint"]:
-        size = " and ".join(sides)
-    lines = [
-        "Pairs",
-        *align(rows),
-        "",
-        *_describe_mixture(report.get("mixture")),
-        *_describe_stages(report.get("stages")),
-        *_describe_overlap(report.get("overlap")),
-        f"Vocabulary: {vocabulary['kind']} pieces, {size}",
-        *_describe_lost(report.get("lost_text")),
-        "",
-        *_describe_lengths(report.get("target_lengths")),
-        *_describe_batches(report["batches"]),
-        "",
-        _MORE,
-    ]
-    return "\n".join(lines)
+    splits = [split for split in ("train", "valid", "test") if report[split] is not None]
+    rows = [row for split in splits for part in report[split]["parts"] for row in _describe_part(split, part)]
+    heading = ["split", "data set", "read", "kept", "problem", "pairs", "action", "first at"]
+    parts: Parts = [Table(heading, rows, "Pairs"), ""]
+    if mixture := report.get("mixture"):
+        columns = {"mixture": "{name}", "pairs": "{pairs:,}", "weight": "{weight:.4g}"}
+        parts += [make_table(columns | {"share of an epoch": "{share:.1%}"}, mixture, "Mixture"), ""]
+    parts += _describe_stages(report.get("stages"))
+    if overlap := report.get("overlap"):
+        columns = {"also in the training set": "{name}", "pairs": "{pairs:,}", "sources": "{sources:,}"}
+        records = [{"name": name, **counts} for name, counts in overlap.items()]
+        parts += [make_table(columns | {"of": "{of:,}"}, records, "Overlap"), ""]
+    vocabulary, size = report["vocabulary"], "{target_size:,}"
+    if vocabulary["source_size"]:
+        both = "{source_size:,} source and {target_size:,} target"
+        size = "{target_size:,}, shared by both languages" if vocabulary["joint"] else both
+    parts.append(f"Vocabulary: {vocabulary['kind']} pieces, {size.format_map(vocabulary)}")
+    if lost := report.get("lost_text"):
+        produced, lines = lost["lines"] - lost["lost"], lost["lines"]
+        parts.append(f"  It can produce {produced:,} of {lines:,} targets of the validation set exactly")
+    parts.append("")
+    if lengths := report.get("target_lengths"):
+        numbers = {name: f"{{{name}:,}}" for name in ("pairs", "median", "99%")}
+        columns = {"source tokens": "{to}", **numbers, "99.9%": "{rare:,}", "longest target": "{longest:,}"}
+        groups = [
+            # A name with a point would be an attribute in a format.
+            {**group, "to": f"to {group.get('longest_source')}", "rare": group["99.9%"]}
+            for group in lengths["groups"]
+        ]
+        groups[-1]["to"] = groups[-1]["to"] if "longest_source" in groups[-1] else "more"
+        caption = (
+            f"Target lengths: {lengths['share']:.1%} of the pairs have at most {lengths['ratio']:g} x source "
+            f"tokens {'+' if lengths['offset'] >= 0 else '-'} {abs(lengths['offset']):g}"
+        )
+        parts += [make_table(columns, groups, caption), ""]
+    return write_text([*parts, *_describe_batches(report["batches"]), "", _MORE])
 
 
 def summarize_experiment(result: Mapping[str, Any]) -> str:
     """Return the result of `show`: parameters, the shapes, the memory and the time of a step."""
     parameters, step, batch = result["parameters"], result["step"], result["longest_batch"]
-    vocabulary = result["vocabulary"]
-    memory, peak = step["memory_mib"], result["at_peak"]
-    total = memory["without_activations"]
-    parts = [[name.replace("_", " "), f"{memory[name]:,.1f}"] for name in memory]
-    lines = [
+    vocabulary, memory, peak = result["vocabulary"], step["memory_mib"], result["at_peak"]
+    shares = [[name.replace("_", " "), f"{size:,.1f}"] for name, size in memory.items()]
+    parts: Parts = [
         f"Parameters: {parameters['total']:,}, of which {parameters['embeddings']:,} in embeddings",
-        *align([[name, f"{count:,}"] for name, count in parameters["modules"].items()]),
+        Table((), [[name, f"{count:,}"] for name, count in parameters["modules"].items()]),
         "",
         f"Vocabulary: {vocabulary['source_size']:,} source and {vocabulary['target_size']:,} target entries"
         + ("" if result["batches"] else " (by the config; the data is not prepared)"),
@@ -70,37 +80,20 @@ def summarize_experiment(result: Mapping[str, Any]) -> str:
         f"A step: {step['target_tokens']:,} target tokens, {step['teraflops']:.4g} teraflops "
         f"({step['megaflops_a_target_token']:,.1f} megaflops a token)",
         "",
-        f"Memory on each device: {total:,.1f} MiB and what activations need",
-        *align(parts[:-1]),
+        f"Memory on each device: {memory['without_activations']:,.1f} MiB and what activations need",
+        Table((), shares[:-1]),
         "",
     ]
     if peak is None:
-        lines.append("Time: the peak rate of this device is unknown; give --config.train.peak_flops=NUMBER")
+        parts.append("Time: the peak rate of this device is unknown; give --config.train.peak_flops=NUMBER")
     else:
-        lines.append(
+        parts.append(
             f"Time at the peak rate of {peak['device']} ({peak['teraflops_a_second']:g} teraflops/s): "
             f"{peak['seconds_a_step']:g} s a step, {peak['device_hours']:g} device hours in all"
         )
     if result["batches"]:
-        lines += ["", *_describe_stages(result.get("stages")), *_describe_batches(result["batches"])]
-    return "\n".join([*lines, "", f"{_MORE[:-1]} (the whole config too)."])
-
-
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the rows of a table in columns, indented by two; numbers are aligned on the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    number = [
-        all(cell == "" or cell[0].isdigit() for cell in column[len(rows) > 1 :])
-        for column in zip(*rows, strict=True)
-    ]
-    return [
-        "  "
-        + "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, number, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+        parts += ["", *_describe_stages(result.get("stages")), *_describe_batches(result["batches"])]
+    return write_text([*parts, "", f"{_MORE[:-1]} (the whole config too)."])
 
 
 def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
@@ -112,50 +105,21 @@ def _describe_part(split: str, part: Mapping[str, Any]) -> list[list[str]]:
         first = problem["examples"][0]["where"] if problem["examples"] else ""
         words = PROBLEM_WORDS.get(name, name)
         problems.append([words, f"{problem['count']:,}", ACTION_WORDS[problem["action"]], first])
-    if split == "train" and (held := part.get("held_out")):
-        parts = {
-            "held out for validation": "valid",
-            "held out for test": "test",
-            "shared with these": "aside",
-        }
-        problems += [
-            [words, f"{held[name]:,}", "left out", ""] for words, name in parts.items() if held[name]
-        ]
-    problems = problems or [[""] * 4]
-    return [(head if number == 0 else [""] * 4) + problem for number, problem in enumerate(problems)]
-
-
-def _describe_lengths(report: Mapping[str, Any] | None) -> list[str]:
-    if report is None:
-        return []
-    rows = [["source tokens", "pairs", "median", "99%", "99.9%", "longest target"]]
-    for group in report["groups"]:
-        longest = f"to {group['longest_source']}" if "longest_source" in group else "more"
-        lengths = (f"{group[name]:,}" for name in ("median", "99%", "99.9%", "longest"))
-        rows.append([longest, f"{group['pairs']:,}", *lengths])
+    held = part.get("held_out") if split == "train" else None
+    reasons = {"valid": "held out for validation", "test": "held out for test", "aside": "shared with these"}
+    problems += [
+        [words, f"{held[name]:,}", "left out", ""] for name, words in reasons.items() if held and held[name]
+    ]
     return [
-        f"Target lengths: {report['share']:.1%} of the pairs have at most {report['ratio']:g} x source "
-        f"tokens {'+' if report['offset'] >= 0 else '-'} {abs(report['offset']):g}",
-        *align(rows),
-        "",
+        (["" for _ in head] if number else head) + problem
+        for number, problem in enumerate(problems or [[""] * 4])
     ]
 
 
-def _describe_mixture(shares: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    if not shares:
-        return []
-    rows = [["mixture", "pairs", "weight", "share of an epoch"]]
-    rows += [
-        [part["name"], f"{part['pairs']:,}", f"{part['weight']:.4g}", f"{part['share']:.1%}"]
-        for part in shares
-    ]
-    return ["Mixture", *align(rows), ""]
-
-
-def _describe_stages(stages: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def _describe_stages(stages: Sequence[Mapping[str, Any]] | None) -> Parts:
     if not stages:
         return []
-    rows = [["stage", "from update", "updates", "epochs", "data set", "share", "noise"]]
+    rows = []
     for stage in stages:
         updates = "to the end" if stage["updates"] is None else f"{stage['updates']:,}"
         epochs = "" if stage["epochs"] is None else f"{stage['epochs']:,} of {stage['epoch_of']}"
@@ -165,36 +129,15 @@ def _describe_stages(stages: Sequence[Mapping[str, Any]] | None) -> list[str]:
         for number, part in enumerate(stage["mix"]):
             cells = [part["name"], f"{part['share']:.1%}"]
             rows.append([*head, *cells, noise] if number == 0 else [""] * 4 + cells + [""])
-    return ["Stages (numbers of updates are exact where a stage ends after steps)", *align(rows), ""]
+    heading = ["stage", "from update", "updates", "epochs", "data set", "share", "noise"]
+    return [Table(heading, rows, "Stages (numbers of updates are exact where a stage ends after steps)"), ""]
 
 
-def _describe_overlap(overlap: Mapping[str, Any] | None) -> list[str]:
-    if not overlap:
-        return []
-    rows = [["also in the training set", "pairs", "sources", "of"]]
-    rows += [
-        [name, f"{counts['pairs']:,}", f"{counts['sources']:,}", f"{counts['of']:,}"]
-        for name, counts in overlap.items()
-    ]
-    return ["Overlap", *align(rows), ""]
-
-
-def _describe_lost(lost_text: Mapping[str, Any] | None) -> list[str]:
-    if not lost_text:
-        return []
-    produced = lost_text["lines"] - lost_text["lost"]
-    return [f"  It can produce {produced:,} of {lost_text['lines']:,} targets of the validation set exactly"]
-
-
-def _describe_batches(plan: Mapping[str, Any]) -> list[str]:
-    axes = ["rows", "source", "target", "batches"]
-    rows = [axes, *([f"{shape[axis]:,}" for axis in axes] for shape in plan["shapes"])]
-    skipped = (
-        [f"  {plan['skipped']:,} pairs have too many tokens and are left out"] if plan["skipped"] else []
-    )
-    return [
+def _describe_batches(plan: Mapping[str, Any]) -> Parts:
+    said = (
         f"Batches: {plan['batches']:,} an epoch, {plan['padding']:.1%} padding; "
-        f"{plan['pairs']:,} pairs, {plan['target_tokens']:,} target tokens",
-        *skipped,
-        *align(rows),
-    ]
+        f"{plan['pairs']:,} pairs, {plan['target_tokens']:,} target tokens"
+    )
+    skipped = f"  {plan['skipped']:,} pairs have too many tokens and are left out"
+    columns = {axis: f"{{{axis}:,}}" for axis in ("rows", "source", "target", "batches")}
+    return [said, *([skipped] if plan["skipped"] else []), make_table(columns, plan["shapes"])]

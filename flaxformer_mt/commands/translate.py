@@ -76,13 +76,7 @@ def describe_output(
     inputs: Iterable[str],
     languages: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the options that must be equal to resume an output file, as JSON values.
-
-    Args:
-      describe: returns what translations depend on besides the options.
-      inputs: the names of the inputs in the record.
-      languages: those of the flags.
-    """
+    """Return the options that must be equal to resume an output file, as JSON values."""
     form, annotations = choose_format(options)
     description = {name: value for name, value in describe().items() if name != "device_kind"}
     return {
@@ -122,11 +116,6 @@ def open_one_output(
 ) -> Iterator[ResumableOutput | PlainOutput]:
     """Return the output; of several processes, only the first one writes it, and all start after the same
     line.
-
-    Args:
-      origin: returns what must be equal to resume a file; called only where one is written.
-      window: the number of lines between two records.
-      keep: see `open_resumable`.
     """
     from flaxformer_mt.parallel.processes import exchange, is_first
 
@@ -178,13 +167,7 @@ class BlockTranslator:
         form: "TranslationFormat",
         unique: bool = False,
     ) -> None:
-        """Make the engine.
-
-        Args:
-          make_engine: takes what receives warnings; can be sent to another process.
-          form: of the output lines.
-          unique: whether hypotheses with the text of a better one are left out.
-        """
+        """Make the engine."""
         self.engine, self._warn, self._form, self._unique = make_engine(warn), warn, form, unique
 
     def describe(self) -> dict[str, Any]:
@@ -340,14 +323,7 @@ def write_translations(
     languages: Mapping[str, str],
     keep_record: bool,
 ) -> None:
-    """Translate --input by blocks of lines, and write the output of each in order.
-
-    Args:
-      make: makes the work on a block, as `BlockTranslator`.
-      fields: of all requests.
-      languages: those of the flags, as `read_languages` returns them.
-      keep_record: see `open_resumable`.
-    """
+    """Translate --input by blocks of lines, and write the output of each in order."""
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.requests import make_requests
     from flaxformer_mt.workers.worker_pool import InProcess, open_pool

@@ -1,7 +1,10 @@
-"""Values of config fields: from nested dicts or dotted paths to the declared types, and bounds of numbers."""
+"""Values of config fields: what stands beside a field, and the reader of values from files, flags and Python.
 
+A field is declared as Annotated[int, at_least(1), USUAL, MayChange("..."), KnownAs("layers num_layers")].
+"""
+
+import contextlib
 import dataclasses
-import difflib
 import math
 import reprlib
 import sys
@@ -12,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from flaxformer_mt.config.foreign_names import find_our_field
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, suggest
 
 # Larger whole numbers overflow arithmetic with floats and arrays.
 LARGEST_INT = (1 << 63) - 1
@@ -24,91 +26,9 @@ SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 
 # Fields of earlier versions, which their runs and exports still have.
 _REMOVED = ("config.train.prng",)
-
-
-def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    built = {}
-    for name, value in values.items():
-        if f"{where}.{name}" in _REMOVED:
-            continue
-        built[name] = read_value(value, _find_type(hints, name, where), f"{where}.{name}")
-    return kind(**built)
-
-
-def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """Return a section with other values of some fields, which are named by their dotted paths."""
-    values: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    hints = typing.get_type_hints(type(section))
-    for path, value in changes.items():
-        name, dot, rest = path.partition(".")
-        kind = _find_type(hints, name, where)
-        if dot and dataclasses.is_dataclass(kind):
-            inner.setdefault(name, {})[rest] = value
-        elif dot:
-            raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
-        else:
-            values[name] = read_value(value, kind, f"{where}.{name}")
-    for name, part in inner.items():
-        values[name] = replace_fields(values.get(name, getattr(section, name)), part, f"{where}.{name}")
-    return dataclasses.replace(section, **values)
-
-
-def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
-    if name in hints:
-        return hints[name]
-    near = difflib.get_close_matches(name, hints, n=1)
-    hint = f"; did you mean {where}.{near[0]}?" if near else f"; known: {', '.join(hints)}"
-    if foreign := find_our_field(name):
-        hint = f"; here it is {foreign}"
-    raise UserError(f"unknown config field {where}.{name}{hint}")
-
-
-def show_value(value: Any) -> str:
-    """Shorten a value of any kind and size for a message."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python writes no number of so many digits
-        return "a number of thousands of digits"
-
-
-def read_value(value: Any, hint: Any, where: str) -> Any:
-    """Return a JSON value as the declared type: a list as a tuple, a text as a path, 1 as 1.0 for a float."""
-    shown = show_value(value)
-    if dataclasses.is_dataclass(hint):
-        if isinstance(value, typing.cast(type, hint)):
-            return value
-        if not isinstance(value, dict):
-            raise UserError(f"{where} should be an object, got {shown}")
-        return make_section(typing.cast(type, hint), value, where)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        if not any(type(value) is type(choice) and value == choice for choice in args):  # 1 is not True
-            choices = list(map(str, args))
-            near = difflib.get_close_matches(value.lower(), choices, n=1) if isinstance(value, str) else []
-            similar = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"{where} is {shown}{similar} (allowed: {', '.join(choices)})")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise UserError(f"{where} should be a list, got {shown}")
-        return tuple(read_value(item, args[0], where) for item in value)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        return read_value(value, next(a for a in args if a is not type(None)), where)
-    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
-        return float(value)
-    if hint is Path and isinstance(value, str | Path):
-        return Path(value)
-    if type(value) is not hint:
-        raise UserError(f"{where} should be {hint.__name__}, got {shown} ({type(value).__name__})")
-    if hint is int and abs(value) > LARGEST_INT:
-        raise UserError(f"{where} is {shown}; the largest accepted value is {LARGEST_INT}")
-    if hint is float and not math.isfinite(value):
-        raise UserError(f"{where} is {value}; it must be a finite number")
-    return value
+_BOOLS = {"true": True, "false": False}
+# Names of other toolkits -> our field; schema.py fills it from what stands beside the fields.
+FOREIGN_NAMES: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -152,42 +72,188 @@ def share() -> Bounds:
     return Bounds(0, 1, high_open=True)
 
 
+@dataclass(frozen=True)
+class MayChange:
+    """A run that has begun may be resumed with another value; what changes in its results. "": nothing."""
+
+    effect: str = ""
+
+
+@dataclass(frozen=True)
+class KnownAs:
+    """What other toolkits call the field: names without dashes, and what a value means here."""
+
+    names: str
+    unit: str = ""
+
+
+class Usual:
+    """Most experiments set the field: `--help` lists it without being asked for all."""
+
+
+USUAL = Usual()
+
+
+def find_marks(section: type, mark: type, where: str = "", of_all: Any = None) -> dict[str, Any]:
+    """Return what stands beside fields, by their dotted names: {"train.steps": MayChange("...")}.
+
+    What stands beside a section is true of all its fields.
+    """
+    marks: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(section, include_extras=True).items():
+        notes = [note for one in (hint, *typing.get_args(hint)) for note in getattr(one, "__metadata__", ())]
+        value = next((note for note in notes if isinstance(note, mark)), of_all)
+        kind = _split_hint(hint)[0]
+        if dataclasses.is_dataclass(kind):
+            marks |= find_marks(typing.cast(type, kind), mark, f"{where}{name}.", value)
+        elif value is not None:
+            marks[f"{where}{name}"] = value
+    return marks
+
+
+def _split_hint(hint: Any) -> tuple[Any, Bounds | None]:
+    """Annotated[int, at_least(1), USUAL] is int and at_least(1)."""
+    if typing.get_origin(hint) is not typing.Annotated:
+        return hint, None
+    return hint.__origin__, next((note for note in hint.__metadata__ if isinstance(note, Bounds)), None)
+
+
+def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    built = {}
+    for name, value in values.items():
+        if f"{where}.{name}" in _REMOVED:
+            continue
+        built[name] = read_value(value, _find_type(hints, name, where), f"{where}.{name}")
+    return kind(**built)
+
+
+def replace_fields(section: Any, changes: Mapping[str, Any], where: str) -> Any:
+    """Return a section with other values of some fields, which are named by their dotted paths."""
+    values: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    hints = typing.get_type_hints(type(section))
+    for path, value in changes.items():
+        name, dot, rest = path.partition(".")
+        kind = _find_type(hints, name, where)
+        if dot and dataclasses.is_dataclass(kind):
+            inner.setdefault(name, {})[rest] = value
+        elif dot:
+            raise UserError(f"{where}.{name} is no section, so that there is no {where}.{path}")
+        else:
+            values[name] = read_value(value, kind, f"{where}.{name}")
+    for name, part in inner.items():
+        values[name] = replace_fields(values.get(name, getattr(section, name)), part, f"{where}.{name}")
+    return dataclasses.replace(section, **values)
+
+
+def _find_type(hints: Mapping[str, Any], name: str, where: str) -> Any:
+    if name in hints:
+        return hints[name]
+    hint = suggest(name, hints, prefix=f"{where}.", otherwise=f"known: {', '.join(hints)}")
+    if name in FOREIGN_NAMES:
+        hint = f"; here it is config.{FOREIGN_NAMES[name]}"
+    raise UserError(f"unknown config field {where}.{name}{hint}")
+
+
+def show_value(value: Any) -> str:
+    """Shorten a value of any kind and size for a message."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of so many digits
+        return "a number of thousands of digits"
+
+
+def read_value(
+    value: Any, hint: Any, where: str, bounds: Bounds | None = None, *, from_text: bool = False
+) -> Any:
+    """Return a value as the declared type, within its bounds: a list as a tuple, 1 as 1.0 for a float.
+
+    The value is of JSON or of Python, or, with `from_text`, what a flag says: "1,2" for tuple[float, ...] is
+    (1.0, 2.0), and "none" is None.
+    """
+    kind, own_bounds = _split_hint(hint)
+    bounds = own_bounds or bounds
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        inner = next(one for one in args if one is not types.NoneType)
+        is_choice = "none" in typing.get_args(inner)  # as sacreBLEU's tokenizer of that name
+        none = from_text and value.lower() == "none" and not is_choice
+        if types.NoneType in args and (none or value is None):
+            return None
+        return read_value(value, inner, where, bounds, from_text=from_text)
+    if origin is tuple:
+        items = [part for part in value.split(",") if part.strip()] if from_text else value
+        if isinstance(items, list | tuple):
+            return tuple(read_value(item, args[0], where, bounds, from_text=from_text) for item in items)
+    elif origin is Literal or kind is bool:
+        choices = args or (True, False)
+        if from_text and True in choices:
+            value = _BOOLS.get(value.lower(), value)
+        if not any(type(value) is type(choice) and value == choice for choice in choices):  # 1 is not True
+            texts = list(map(str, choices))
+            similar = suggest(str(value).lower(), texts)
+            raise UserError(f"{where} is {show_value(value)}{similar} (allowed: {', '.join(texts)})")
+        return value
+    elif dataclasses.is_dataclass(kind):
+        if isinstance(value, dict):
+            return make_section(typing.cast(type, kind), value, where)
+        if isinstance(value, typing.cast(type, kind)):
+            return value
+    elif kind is Path and value != "" and isinstance(value, str | Path):  # Path("") is the working folder
+        return Path(value)
+    elif kind in (int, float):
+        number, limits = _read_number(value, kind, from_text=from_text), _limits(kind, bounds)
+        if number is not None and limits.contain(number):
+            return number
+        if number is not None:
+            broken = bounds if bounds and not bounds.contain(number) else limits
+            shown = show_value(number if from_text else value)
+            raise UserError(f"{where} is {shown}; it must be {broken.describe()}")
+    elif isinstance(value, kind):
+        return value
+    raise UserError(f"{where} is {show_value(value)}; it must be {_describe(kind, bounds)}")
+
+
+def _read_number(value: Any, kind: type, *, from_text: bool) -> Any:
+    if from_text:
+        with contextlib.suppress(ValueError):
+            value = kind(value)
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        return None
+    # A whole number may be larger than any float; Python then refuses to convert it.
+    if kind is float:
+        return float(value) if abs(value) <= sys.float_info.max else None
+    return value
+
+
+def _limits(kind: type, bounds: Bounds | None) -> Bounds:
+    if kind is int and bounds is not None and bounds.high == math.inf:
+        return dataclasses.replace(bounds, high=LARGEST_COUNT)
+    largest = LARGEST_INT if kind is int else math.inf
+    return bounds or Bounds(-largest, largest)
+
+
+def _describe(kind: Any, bounds: Bounds | None) -> str:
+    """What a field takes: "a whole number, at least 1", "a list", "an object"."""
+    if dataclasses.is_dataclass(kind):
+        return "an object"
+    names = {int: "a whole number", float: "a finite number", str: "text", Path: "a path"}
+    return names.get(kind, "a list") + (f", {bounds.describe()}" if bounds else "")
+
+
 def find_wrong_values(section: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, problem) for each number outside its bounds, and each value of a wrong type."""
+    """Yield (dotted name, problem) for each value of a wrong type or outside its bounds."""
     hints = typing.get_type_hints(type(section), include_extras=True)
     for field in dataclasses.fields(section):
-        name, value, hint = f"{where}{field.name}", getattr(section, field.name), hints[field.name]
-        if dataclasses.is_dataclass(hint) and isinstance(value, typing.cast(type, hint)):
+        name, value = f"{where}{field.name}", getattr(section, field.name)
+        kind = _split_hint(hints[field.name])[0]
+        if dataclasses.is_dataclass(kind) and isinstance(value, typing.cast(type, kind)):
             yield from find_wrong_values(value, f"{name}.")
-        elif typing.get_origin(hint) is typing.Annotated:
-            if problem := _find_problem(value, *typing.get_args(hint)):
-                too_long = isinstance(value, int) and value.bit_length() > 128
-                shown = f"a number of {value.bit_length()} bits" if too_long else value
-                yield name, f"{name} is {shown}; {problem}"
-        else:
-            try:
-                read_value(value, hint, name)
-            except UserError as error:
-                yield name, str(error)
-
-
-def _find_problem(value: Any, kind: Any, bounds: Bounds) -> str:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return "" if value is None else _find_problem(value, arguments[0], bounds)
-    if origin is tuple:
-        if not isinstance(value, tuple | list):
-            return f"it must be a list of numbers, each {bounds.describe()}"
-        problems = (_find_problem(item, arguments[0], bounds) for item in value)
-        return next((f"each number {problem.removeprefix('it ')}" for problem in problems if problem), "")
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if not numeric or (kind is int and not isinstance(value, int)):
-        return f"it must be a {'whole ' if kind is int else ''}number, {bounds.describe()}"
-    # A whole number may be larger than any float; Python then refuses to convert it.
-    if abs(value) > sys.float_info.max or value != value:
-        return f"it must be a finite number, {bounds.describe()}"
-    if not bounds.contain(value):
-        return f"it must be {bounds.describe()}"
-    if kind is int and value > LARGEST_COUNT and bounds.high == math.inf:
-        return f"it must be {dataclasses.replace(bounds, high=LARGEST_COUNT).describe()}"
-    return ""
+            continue
+        try:
+            read_value(value, hints[field.name], name)
+        except UserError as error:
+            yield name, str(error)

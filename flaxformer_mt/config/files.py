@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import functools
 import hashlib
@@ -19,7 +18,15 @@ from typing import Any
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import make_section, show_value
-from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, suggest_sibling, warn_user
+from flaxformer_mt.errors import (
+    UserError,
+    describe_error,
+    folder_of_arrays,
+    local_path,
+    suggest,
+    suggest_sibling,
+    warn_user,
+)
 
 # Larger files are not read as JSON.
 _JSON_BYTES = 1 << 26
@@ -42,9 +49,7 @@ def _load_config_file(path: str | Path) -> Config:
     if path.is_dir():
         raise UserError(f"config {path} is a folder, not a config file; give the path of a Python file")
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise UserError(f"config file {path} does not exist{hint}")
+        raise UserError(f"config file {path} does not exist{suggest_sibling(path)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"config file {path} is not a Python file; it should define get_config() -> Config")
@@ -59,7 +64,7 @@ def _load_config_file(path: str | Path) -> Config:
     except UserError:
         raise
     except Exception as error:  # any exception in the user's file is a user error: one line, no traceback
-        raise UserError(f"config file {path} fails: {type(error).__name__}: {error}") from error
+        raise UserError(f"config file {path} fails: {describe_error(error)}") from error
     if not isinstance(config, Config):
         raise UserError(
             f"get_config() of {path} returns {type(config).__name__}, not flaxformer_mt.config.Config"
@@ -188,9 +193,8 @@ def find_config(name: str) -> Path:
         return local
     if path.suffix in ("", ".py") and path.stem in recipes:
         return recipes[path.stem]
-    near = difflib.get_close_matches(path.stem, recipes, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known recipes: {', '.join(recipes)}"
-    raise UserError(f"config {name} is neither a file nor a recipe; {hint}")
+    hint = suggest(path.stem, recipes, otherwise=f"known recipes: {', '.join(recipes)}")
+    raise UserError(f"config {name} is neither a file nor a recipe{hint}")
 
 
 def load_config(name: str | Path) -> Config:

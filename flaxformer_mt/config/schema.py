@@ -1,7 +1,7 @@
 """Config of an experiment: frozen dataclasses with every field, its type and its default. Imports no JAX.
 
-A field's comment is its `--help` text, and its annotation bounds it (config/field_values.py). Checks that
-span fields are in config/checks.py.
+A field's comment is its `--help` text; its annotation has its bounds, whether a run that has begun may change
+it, and its names in other toolkits (config/field_values.py). Rules between fields are in config/checks.py.
 """
 
 import dataclasses
@@ -9,9 +9,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from flaxformer_mt.config.field_values import above, at_least, between, replace_fields, share
+from flaxformer_mt.config.field_values import (
+    FOREIGN_NAMES,
+    USUAL,
+    KnownAs,
+    MayChange,
+    above,
+    at_least,
+    between,
+    find_marks,
+    replace_fields,
+    share,
+)
 from flaxformer_mt.config.tag_styles import TagStyle
 
+# What other toolkits call options that both the config and commands have.
+BATCH_NAMES = "max_tokens batch_size mini_batch_words per_device_train_batch_size mini_batch"
+DTYPE_NAMES = KnownAs("fp16 bf16 compute_dtype amp", "which has bfloat16 and float32")
+# What changes in a run that computes in another way.
+_ROUNDING = "further updates are the same up to rounding"
 # Kinds of noise that change sources alone.
 SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos")
 # Kinds of noise that change sources and targets.
@@ -163,7 +179,7 @@ class DataConfig:
     # DIR), a TFDS set such as wmt14_translate/de-en, or hf:OWNER/NAME[/CONFIG] of the Hugging Face Hub.
     # Several sets with commas are a mixture; each may name its direction, as in parallel_text@DIR:de-fr, for
     # a model of several languages.
-    dataset: str = "toy_de_en"
+    dataset: Annotated[str, USUAL] = "toy_de_en"
     # For each set in dataset, how often an epoch contains each of its pairs, as in 1,2.5. Empty: as
     # temperature says.
     weights: Annotated[tuple[float, ...], above(0, at_most=1_000_000)] = ()
@@ -187,7 +203,7 @@ class DataConfig:
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence a line, such as train.de and
     # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Text may be packed,
     # as .gz or .zst. It may be a URL, gs:// or s3://.
-    text_dir: str = ""
+    text_dir: Annotated[str, USUAL, KnownAs("train_data train_sets data_path")] = ""
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` for each; a name
     # without folder, as train.align, is looked for in text_dir. For several sets: names with commas.
     alignments: tuple[str, ...] = ()
@@ -196,14 +212,14 @@ class DataConfig:
     # names with commas.
     teacher_scores: tuple[str, ...] = ()
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
-    cache_dir: str = ""
+    cache_dir: Annotated[str, MayChange()] = ""
     # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.
-    tfds_data_dir: str = ""
+    tfds_data_dir: Annotated[str, MayChange()] = ""
     # Source language, as the data set or the file extension names it, of sets that name no direction. Empty:
     # no source, to train a language model of target_language (needs model.architecture=decoder_only).
-    source_language: str = "de"
+    source_language: Annotated[str, USUAL, KnownAs("source_lang src_lang src")] = "de"
     # Target language, as the data set or the file extension names it, of sets that name no direction.
-    target_language: str = "en"
+    target_language: Annotated[str, USUAL, KnownAs("target_lang tgt_lang tgt")] = "en"
     # Name of the training split; for TFDS sets also a slice, such as train[:10%].
     train_split: str = "train"
     # Name of the validation split, evaluated during training; valid and validation mean the same split.
@@ -219,14 +235,16 @@ class DataConfig:
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
-    max_source_length: Annotated[int, at_least(2)] = 128
+    max_source_length: Annotated[int, at_least(2), KnownAs("max_source_positions max_length")] = 128
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
-    max_target_length: Annotated[int, at_least(2)] = 128
+    max_target_length: Annotated[int, at_least(2), KnownAs("max_target_positions")] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs, kept
     # apart by segment masks, so there is one batch shape and little padding. shuffle: pairs of any lengths.
     batching: Literal["bucket", "pack", "shuffle"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
-    batch_tokens: Annotated[int, at_least(1)] = 4096
+    batch_tokens: Annotated[
+        int, at_least(1), USUAL, KnownAs(BATCH_NAMES, "in tokens, on all devices together")
+    ] = 4096
     # Without packing, maximum pairs in a batch, a multiple of row_multiple. 0: limited by batch_tokens.
     batch_pairs: Annotated[int, at_least(0)] = 0
     # Without packing, maximum number of batch shapes. More shapes: less padding, more compilations.
@@ -237,9 +255,9 @@ class DataConfig:
     # otherwise each batch gets rows of padding on the devices.
     row_multiple: Annotated[int, at_least(1)] = 8
     # Host threads that build batches in the background. 0: none; each batch is built when needed.
-    loader_threads: Annotated[int, between(0, 1024)] = 2
+    loader_threads: Annotated[int, between(0, 1024), MayChange()] = 2
     # Number of batches that loader_threads keep ready ahead of the training step. 0: none.
-    prefetch: Annotated[int, between(0, 100_000)] = 8
+    prefetch: Annotated[int, between(0, 100_000), MayChange()] = 8
 
 
 @dataclass(frozen=True)
@@ -251,7 +269,7 @@ class VocabConfig:
     kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
     # Number of pieces, special symbols and byte pieces included; with joint=False of each vocabulary. 0: all
     # words (kind=word) or characters (kind=char) of the training text.
-    size: Annotated[int, at_least(0)] = 8000
+    size: Annotated[int, at_least(0), USUAL, KnownAs("vocab_size nwordssrc dim_vocabs bpe")] = 8000
     # With joint=False, number of pieces of the source vocabulary; 0 as in size. None: the value of size.
     source_size: Annotated[int | None, at_least(0)] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
@@ -318,29 +336,49 @@ class ModelConfig:
     # followed by the target, or over the target alone (language model).
     architecture: Literal["encoder_decoder", "decoder_only"] = "encoder_decoder"
     # Number of encoder layers, usually 6; unused with architecture=decoder_only.
-    num_encoder_layers: Annotated[int, at_least(0)] = 6
+    num_encoder_layers: Annotated[
+        int, at_least(0), USUAL, KnownAs("layers num_layers encoder_layers enc_layers enc_depth")
+    ] = 6
     # Number of decoder layers, usually 6; with architecture=decoder_only, of the single stack.
-    num_decoder_layers: Annotated[int, at_least(1)] = 6
+    num_decoder_layers: Annotated[int, at_least(1), USUAL, KnownAs("decoder_layers dec_layers dec_depth")] = 6
     # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
     # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length. Not in decoder_only.
     decoder_self_attention: Literal["attention", "ssru"] = "attention"
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
-    model_dim: Annotated[int, at_least(1)] = 512
+    model_dim: Annotated[
+        int,
+        at_least(1),
+        USUAL,
+        KnownAs("encoder_embed_dim decoder_embed_dim hidden_size dim_emb d_model rnn_size"),
+    ] = 512
     # Number of attention heads in each layer.
-    num_heads: Annotated[int, at_least(1)] = 8
+    num_heads: Annotated[
+        int,
+        at_least(1),
+        USUAL,
+        KnownAs("encoder_attention_heads decoder_attention_heads heads transformer_heads n_heads"),
+    ] = 8
     # Width of the queries and keys of one attention head. None: model_dim / num_heads.
     key_dim: Annotated[int | None, at_least(1)] = None
     # Width of the values of one attention head. None: model_dim / num_heads.
     value_dim: Annotated[int | None, at_least(1)] = None
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
-    ffn_dim: Annotated[int, at_least(1)] = 2048
+    ffn_dim: Annotated[
+        int,
+        at_least(1),
+        USUAL,
+        KnownAs("encoder_ffn_embed_dim transformer_ff ff_size transformer_dim_ffn d_ff"),
+    ] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation;
     # swiglu (of silu) and geglu_tanh (of gelu_tanh, as in T5 1.1) add a gate with a third weight matrix.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu_tanh"] = "relu"
     # Feed-forward layers as dense layers, or as convolutions of kernel size 1 that compute the same.
     ffn_layer: Literal["dense", "convolution"] = "dense"
     # pre: normalize the input of each sublayer. post: normalize after the residual sum (Vaswani et al. 2017).
-    norm_position: Literal["pre", "post"] = "pre"
+    norm_position: Annotated[
+        Literal["pre", "post"],
+        KnownAs("encoder_normalize_before decoder_normalize_before layer_norm transformer_preprocess"),
+    ] = "pre"
     # Type of normalization: layer normalization, or RMS normalization (no mean subtraction).
     norm: Literal["layer", "rms"] = "layer"
     # Constant added to the variance (rms: to the mean square) in normalization, against division by zero.
@@ -379,7 +417,10 @@ class ModelConfig:
     embedding_bias: bool = False
     # Which matrices are shared: none; embeddings (source and target embedding); target_output (target
     # embedding and output matrix); all (all three). embeddings and all need vocab.joint=True.
-    tying: Literal["none", "embeddings", "target_output", "all"] = "all"
+    tying: Annotated[
+        Literal["none", "embeddings", "target_output", "all"],
+        KnownAs("share_all_embeddings share_embeddings tied_embeddings tied_embeddings_all"),
+    ] = "all"
     # Padding that attention masks: in the source, in both source and target, or none (padding is read as
     # text; encoder_decoder keeps its initial embedding). Causal attention hides target padding from real
     # tokens, so source and both differ only in the outputs at padding.
@@ -387,6 +428,9 @@ class ModelConfig:
     # Whether the network reads the end symbol of sources. False for models of OpenNMT-py and eole, whose
     # sources have none: attention masks it.
     source_end: bool = True
+    # What targets begin with: the embedding of the start symbol (symbol), or a vector of zeros (zeros), as in
+    # Marian, to which only such models are exported. Not in decoder_only.
+    target_start: Literal["symbol", "zeros"] = "symbol"
     # Whether the query, key, value and output projections of attention have biases.
     attention_bias: bool = True
     # Whether the feed-forward layers have biases.
@@ -395,7 +439,7 @@ class ModelConfig:
     output_bias: bool = False
     # Dropout rate of embeddings and of sublayer outputs before the residual sum: 0.1, or 0.3 with little
     # data. 0: none. It is the default of the embedding, attention and feed-forward dropout rates.
-    dropout_rate: Annotated[float, share()] = 0.1
+    dropout_rate: Annotated[float, share(), USUAL, KnownAs("dropout transformer_dropout")] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
     # Dropout rate of attention weights. None: the value of dropout_rate.
@@ -413,18 +457,18 @@ class ModelConfig:
     # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
     # apply, else plain. Attention dropout and relative positions have pallas on GPUs alone; plots of
     # attention weights always use plain.
-    attention: Literal["auto", "plain", "xla", "cudnn", "pallas"] = "auto"
+    attention: Annotated[Literal["auto", "plain", "xla", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
     # norms, loss, parameters and the gradients of parameters are always float32.
-    dtype: Dtype = "float32"
+    dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
     # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
     # or all but the results of matrix products (dots).
-    remat: Literal["none", "full", "dots"] = "none"
+    remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
     # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers:
     # True, False, or auto: on GPUs, from three layers on, if this saves more seconds of compiling than it
     # costs the updates of the run, a fifth of their rate. Training takes more memory with it. Checkpoints do
     # not depend on it.
-    scan_layers: Literal["auto", True, False] = "auto"
+    scan_layers: Annotated[Literal["auto", True, False], MayChange()] = "auto"
     # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
     alignment: GuidedAlignmentConfig = field(default_factory=GuidedAlignmentConfig)
 
@@ -464,13 +508,18 @@ class OptimConfig:
     # Optimizer; muon orthogonalizes the updates of weight matrices and uses Adam for all other parameters.
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
     # Peak learning rate. With schedule=noam, factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
-    learning_rate: Annotated[float, above(0, at_most=1000)] = 1e-3
+    learning_rate: Annotated[float, above(0, at_most=1000), USUAL, KnownAs("lr learn_rate")] = 1e-3
     # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
     # falls with 1/sqrt(update) (inverse_sqrt; noam: equation 3 of Vaswani et al. 2017).
-    schedule: Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"] = "inverse_sqrt"
+    schedule: Annotated[
+        Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"],
+        KnownAs("lr_scheduler decay_method scheduling"),
+    ] = "inverse_sqrt"
     # Number of updates in which the learning rate rises linearly to its peak. 0: none. Half of train.steps if
     # schedule is cosine or linear and train.steps is not more than this.
-    warmup_steps: Annotated[int, at_least(0)] = 4000
+    warmup_steps: Annotated[
+        int, at_least(0), USUAL, KnownAs("warmup warmup_updates lr_warmup learning_rate_warmup")
+    ] = 4000
     # Final learning rate of schedules cosine and linear, as a fraction of learning_rate. 0: down to zero.
     final_fraction: Annotated[float, between(0, 1)] = 0.0
     # Beta 1 of adam (decay rate of the mean of gradients) and lion, and momentum of muon; 0.9 is usual.
@@ -482,12 +531,18 @@ class OptimConfig:
     # Decoupled weight decay of matrices (not of biases and norms), for adamw, lion and muon. 0: none.
     weight_decay: Annotated[float, between(0, 100)] = 0.0
     # Maximum global norm of the gradient; larger gradients are scaled down to it. 0: no clipping.
-    clip_norm: Annotated[float, at_least(0)] = 1.0
+    clip_norm: Annotated[float, at_least(0), KnownAs("clip max_grad_norm clip_grad_norm")] = 1.0
     # Number of batches whose gradients are added up for one update (gradient accumulation). 1: off.
-    accumulation: Annotated[int, at_least(1)] = 1
+    accumulation: Annotated[
+        int,
+        at_least(1),
+        KnownAs("update_freq accum_count batch_multiplier optimizer_delay gradient_accumulation_steps"),
+    ] = 1
     # Decay rate of an exponential moving average of the parameters, which evaluation and translation then use
     # instead of the parameters; 0.999 is usual. 0: off.
-    ema_decay: Annotated[float, share()] = 0.0
+    ema_decay: Annotated[
+        float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay")
+    ] = 0.0
     # Parameters that are not trained, as patterns of their paths: encoder,*_embedding freezes the encoder and
     # all embeddings. Empty: all are trained.
     freeze: tuple[str, ...] = ()
@@ -500,7 +555,16 @@ class TrainConfig:
     """Training loop: duration, loss, evaluation, checkpoints and logging."""
 
     # Number of parameter updates to train for.
-    steps: Annotated[int, at_least(1)] = 100_000
+    steps: Annotated[
+        int,
+        at_least(1),
+        USUAL,
+        MayChange("training ends at another step"),
+        KnownAs(
+            "epochs after_epochs max_epoch num_train_epochs max_update train_steps after max_steps",
+            "which counts updates; `show` says how many an epoch has",
+        ),
+    ] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
     # Word-level distillation: weight of the cross-entropy with the teacher's distribution in
@@ -511,28 +575,42 @@ class TrainConfig:
     rdrop_weight: Annotated[float, at_least(0)] = 0.0
     # Number of tokens of a device whose logits are computed at a time for the loss, in training and
     # evaluation, to save memory. 0: all at once. About 256 is best on CPUs, 6,000 or more on GPUs and TPUs.
-    loss_chunk_tokens: Annotated[int, at_least(0)] = 0
+    loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
     # Which tokens the layers compute that need no sentences: with auto, on a CPU that is one device, those of
     # a batch without its padding; none: with padding, as on all other devices.
-    unpad: Literal["auto", "none"] = "auto"
+    unpad: Annotated[Literal["auto", "none"], MayChange(_ROUNDING)] = "auto"
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
     # Batch shapes that are compiled before the first update, several at a time, instead of when they first
     # occur: none, all that the remaining updates will use, or auto: all on GPUs and TPUs, none on CPUs.
-    compile_ahead: Literal["auto", "all", "none"] = "auto"
+    compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
-    log_every: Annotated[int, at_least(1)] = 50
+    log_every: Annotated[int, at_least(1), MayChange()] = 50
     # Number of updates between two evaluations (loss, BLEU) on the validation set; one more at the end.
-    evaluate_every: Annotated[int, at_least(1)] = 1000
+    evaluate_every: Annotated[
+        int,
+        at_least(1),
+        USUAL,
+        MayChange("other steps are evaluated, of which the best is chosen"),
+        KnownAs("valid_steps valid_interval validate_interval_updates validation_freq valid_freq"),
+    ] = 1000
     # Number of updates between two checkpoints. Each evaluation also saves one.
-    checkpoint_every: Annotated[int, at_least(1)] = 1000
+    checkpoint_every: Annotated[
+        int,
+        at_least(1),
+        USUAL,
+        MayChange("other steps are saved, of which train.average_last takes the mean"),
+        KnownAs("save_checkpoint_steps save_interval save_interval_updates save_freq save_steps"),
+    ] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
-    keep_checkpoints: Annotated[int, at_least(1)] = 5
+    keep_checkpoints: Annotated[int, at_least(1), MayChange()] = 5
     # Validation metric that selects the best checkpoint and that early stopping observes; of scores that are
     # equal with two digits, the lower loss is better.
     best_metric: Literal["bleu", "chrf", "loss"] = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
-    patience: Annotated[int, at_least(0)] = 0
+    patience: Annotated[
+        int, at_least(0), MayChange("training may stop at another step"), KnownAs("early_stopping")
+    ] = 0
     # Number of newest checkpoints (at most keep_checkpoints) averaged when training ends. 0: no average.
     average_last: Annotated[int, at_least(0)] = 0
     # Checkpoint for the test score and, by default, for `translate`; average needs average_last.
@@ -540,16 +618,19 @@ class TrainConfig:
     # Updates with a NaN or infinite gradient are skipped; this many in a row end training with an error.
     max_nonfinite_steps: Annotated[int, at_least(1)] = 20
     # Whether to write TensorBoard files in addition to metrics.jsonl.
-    tensorboard: bool = True
+    tensorboard: Annotated[bool, MayChange()] = True
     # Services that record the training as well (each an extra, set up by its own environment variables):
     # wandb, mlflow, or both with a comma. Empty: none.
-    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
+    trackers: Annotated[tuple[Literal["wandb", "mlflow"], ...], MayChange()] = ()
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
     # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
-    peak_flops: Annotated[float, at_least(0)] = 0.0
+    peak_flops: Annotated[float, at_least(0), MayChange()] = 0.0
     # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab if the target language is Chinese, Japanese or
     # Korean, char for others without spaces between words, else 13a; none: text that is tokenized already.
-    bleu_tokenize: Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] = "auto"
+    bleu_tokenize: Annotated[
+        Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"],
+        MayChange("BLEU is of other tokens, and so may be the best checkpoint"),
+    ] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False
 
@@ -569,10 +650,10 @@ class ParallelConfig:
     # Number of devices to use, which must equal data * fsdp * tensor. 0: all devices.
     devices: Annotated[int, at_least(0)] = 0
     # Data parallelism: number of groups that each hold all parameters. 0: devices / (fsdp * tensor).
-    data: Annotated[int, at_least(0)] = 0
+    data: Annotated[int, at_least(0), USUAL] = 0
     # Fully sharded data parallelism: number of devices that split each batch, the parameters, the optimizer
     # state and the moving average among them. 1: off.
-    fsdp: Annotated[int, at_least(1)] = 1
+    fsdp: Annotated[int, at_least(1), USUAL] = 1
     # With fsdp above 1, how often devices gather the matrices of a layer. once: in the forward pass, and they
     # keep them for the backward pass. twice: in each, which takes less memory and sends more. auto: twice on
     # CPUs, whose simulated devices share one memory; once on accelerators.
@@ -628,10 +709,10 @@ class SearchConfig(MbrConfig, LengthConfig):
     # minimum Bayes risk (mbr): of several candidates, the one that is most like the others.
     method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
-    beam_size: Annotated[int, at_least(1)] = 4
+    beam_size: Annotated[int, at_least(1), USUAL, KnownAs("beam num_beams")] = 4
     # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
     # translations; 0.6 to 1 is usual. 0: none.
-    length_penalty: Annotated[float, between(0, 100)] = 1.0
+    length_penalty: Annotated[float, between(0, 100), KnownAs("lenpen alpha beam_alpha normalize")] = 1.0
     # gnmt: length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
     # ---- beam search ----
@@ -666,7 +747,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- content and length of translations ----
 
     # No sequence of this many tokens occurs twice in a translation. 0: repetition is allowed.
-    no_repeat_ngram: Annotated[int, at_least(0)] = 0
+    no_repeat_ngram: Annotated[int, at_least(0), KnownAs("no_repeat_ngram_size block_ngram_repeat")] = 0
     # Pieces of the target vocabulary, or token ids, that translations never contain; on the command line, a
     # comma itself is given by its id.
     suppress: tuple[str, ...] = ()
@@ -681,7 +762,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
     # Halved automatically if the device runs out of memory. Without a value: as its memory allows; on CPUs,
     # 8192.
-    batch_tokens: Annotated[int | None, at_least(1)] = None
+    batch_tokens: Annotated[int | None, at_least(1), KnownAs(BATCH_NAMES, "in tokens")] = None
 
 
 @dataclass(frozen=True)
@@ -701,10 +782,17 @@ class Config:
     # Training loop: duration, loss, evaluation, checkpoints and logging.
     train: TrainConfig = field(default_factory=TrainConfig)
     # Distribution of training over devices.
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    parallel: Annotated[ParallelConfig, MayChange(_ROUNDING)] = field(default_factory=ParallelConfig)
     # Decoding: search method, scoring and limits of translations.
-    search: SearchConfig = field(default_factory=SearchConfig)
+    search: Annotated[SearchConfig, MayChange("later translations and their scores differ")] = field(
+        default_factory=SearchConfig
+    )
 
     def replace(self, changes: Mapping[str, Any]) -> "Config":
         """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}."""
         return replace_fields(self, changes, "config")
+
+
+for _path, _mark in find_marks(Config, KnownAs).items():
+    for _name in _mark.names.split():
+        FOREIGN_NAMES.setdefault(_name, _path)

@@ -1,6 +1,6 @@
 """Exports a run directory to a foreign format, and verifies that both systems compute the same outputs.
 
-Row 13 of the data path. Also writes README.md of an export, the model card of Hugging Face's Hub.
+Also writes README.md of an export, the model card of Hugging Face's Hub.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("."{source_language})
 model = AutoModelForSeq2SeqLM.from_pretrained(".")
 batch = tokenizer([{text}], return_tensors="pt", padding=True)
-{first}found = model.generate(**batch{forced}){rest}
+{first}found = model.generate(**batch{forced}{limit}){rest}
 print(tokenizer.batch_decode(found, skip_special_tokens=True))"""
 
 _CTRANSLATE2 = """\
@@ -44,7 +44,7 @@ import sentencepiece
 
 pieces = sentencepiece.SentencePieceProcessor(model_file="source.spm")
 translator = ctranslate2.Translator(".")
-result = translator.translate_batch([pieces.encode({text}, out_type=str)], beam_size=4)
+result = translator.translate_batch([pieces.encode({text}, out_type=str)], beam_size=4{limit})
 target = sentencepiece.SentencePieceProcessor(model_file="target.spm")
 print(target.decode(result[0].hypotheses[0]))"""
 
@@ -60,7 +60,7 @@ names = json.loads(Path("shared_vocabulary.json").read_text(encoding="utf-8"))
 tokenizer = AutoTokenizer.from_pretrained("vocab/tokenizer"{source_language})
 translator = ctranslate2.Translator(".")
 ids = tokenizer({text}).input_ids[:-1]  # CTranslate2 adds the end symbol itself
-{cut}result = translator.translate_batch([[names[number] for number in ids]], beam_size=4{prefix})
+{cut}result = translator.translate_batch([[names[number] for number in ids]], beam_size=4{prefix}{limit})
 ids = [names.index(name) for name in result[0].hypotheses[0]{rest}]
 {restore}print(tokenizer.decode(ids, skip_special_tokens=True))"""
 
@@ -78,7 +78,15 @@ state = torch.load("{file}", weights_only=True)
 print({{name: tuple(array.shape) for name, array in state.items()}})"""
 
 
+_MARIAN = """\
+import pymarian
+
+translator = pymarian.Translator("--config decoder.yml --cpu-threads 1")
+print(translator.translate([{text}]))"""
+
 TOLERANCE = 1e-4
+# The most tokens of a translation by a card: CTranslate2's default, where transformers' is 20.
+_CARD_LENGTH = 256
 # The formats whose folders are models on Hugging Face's Hub.
 _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
@@ -93,12 +101,18 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
             return _TORCH.format(call="model(torch.zeros((1, 0), dtype=torch.long), torch.tensor([[1]]))")
         ids = [5, 6, 7, 2] if vocabs is None else vocabs.source.tokenize(text)
         return _TORCH.format(call=f"model.greedy(torch.tensor([{ids}]), max_length=20)")
+    if format_name == "marian-npz":
+        return _MARIAN.format(text=json.dumps(text))
     if format_name not in (*_TRANSFORMERS, "ctranslate2"):
         return _STATE_DICT.format(file="target.pt" if format_name == "embeddings" else "state_dict.pt")
+    names = "source_language first forced rest prefix cut restore limit"
+    values = dict.fromkeys(names.split(), "")
+    option = "max_decoding_length" if format_name == "ctranslate2" else "max_length"
+    if format_name == "ctranslate2" or isinstance(vocab, PretrainedVocab):  # others: generation_config.json
+        values["limit"] = f", {option}={min(config.model.longest_input or _CARD_LENGTH, _CARD_LENGTH)}"
     if not isinstance(vocab, PretrainedVocab):
         code = _CTRANSLATE2 if format_name == "ctranslate2" else _HF
-        return code.format(text=json.dumps(text), source_language="", first="", forced="", rest="")
-    values = dict.fromkeys(("source_language", "first", "forced", "rest", "prefix", "cut", "restore"), "")
+        return code.format(text=json.dumps(text), **values)
     if tag := choose_target_tag(config.data, direction):  # the tokenizer puts the tag of the source
         (source,) = choose_tags(config.data, direction)
         text = "A sentence."
@@ -124,9 +138,11 @@ def make_card(
 ) -> str:
     report, name = report or {}, export["format"]
     directions = find_directions(config.data)
-    library = {**dict.fromkeys(_TRANSFORMERS, "transformers"), "ctranslate2": "ctranslate2"}.get(
-        name, "pytorch"
-    )
+    library = {
+        **dict.fromkeys(_TRANSFORMERS, "transformers"),
+        "ctranslate2": "ctranslate2",
+        "marian-npz": "marian",
+    }.get(name, "pytorch")
     names = ", ".join(direction.name for direction in directions)
     header = {
         "language": list(dict.fromkeys(code for direction in directions for code in direction if code)),
@@ -153,7 +169,7 @@ def make_card(
         which = f"Test set, checkpoint {tested}, {search}."
         lines += ["", "## Scores", "", which, "", *scores]
     lines += ["", "## How to load it", ""]
-    if name not in (*_TRANSFORMERS, "ctranslate2", "torch"):
+    if name not in (*_TRANSFORMERS, "ctranslate2", "torch", "marian-npz"):
         lines += [f"The parameters have the names of the classes of `{name}`.", ""]
     lines += ["```python", _write_code(config, name, vocabs), "```"]
     return "\n".join(lines) + "\n"

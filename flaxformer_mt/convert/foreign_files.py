@@ -5,7 +5,7 @@ the files, which hold at least one byte for each parameter.
 """
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,8 +97,10 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
             raise UserError(f"{path}: {name} is {str(stored[name])[:80]}, but the config implies {value}")
 
 
-def check_fields(fields: dict[str, Any], kinds: dict[str, tuple[type, float, float]], path: Path) -> None:
-    """Check fields of config.json: None, or a number of a kind (int or float) between two bounds."""
+def check_fields(
+    fields: Mapping[str, Any], kinds: Mapping[str, tuple[type, float, float]], path: Path
+) -> None:
+    """Check options that are None, or numbers of a kind (int or float) between two bounds."""
     problems = []
     for name, (kind, low, high) in kinds.items():
         value = fields.get(name)

@@ -5,11 +5,10 @@ All formats exchange `Weights`, and write the entry of this package into config.
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +17,9 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, ModelConfig, SearchConfig
-from flaxformer_mt.config.files import flatten, from_dict, read_json_object, to_dict
-from flaxformer_mt.convert.name_table import Leaves, Shapes
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.config.files import from_dict, read_json_object, to_dict
+from flaxformer_mt.convert.name_table import Constant, Leaves, Rule, Shapes, Table
+from flaxformer_mt.errors import UserError, install_command, suggest
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.shapes import Batch
@@ -31,13 +30,6 @@ CONFIG_NAME = "config.json"
 VOCAB_NAME = "vocab"
 # Key of the entry of this package in config.json, the same in every format.
 OUR_KEY = "flaxformer_mt"
-# model.tying -> whether both sides share embeddings, and whether the output matrix is the target's embedding.
-TYING = {
-    "all": (True, True),
-    "embeddings": (True, False),
-    "target_output": (False, True),
-    "none": (False, False),
-}
 
 
 @dataclass(frozen=True)
@@ -73,11 +65,7 @@ class ImportOverrides:
     vocabs: Vocabs | None = None
 
 
-def find_tying(*, embeddings: object, output: object) -> Any:
-    """Return model.tying; the arguments are the two flags of `TYING`."""
-    return next(name for name, flags in TYING.items() if flags == (bool(embeddings), bool(output)))
-
-
+Rules = Iterable[Rule | Constant]
 # Maps a batch to float32 logits [B, T, V], to log-probabilities [B, T] of target_out, or to the vectors
 # [B, T, D] that the decoder begins with.
 Outputs = Callable[[Batch], np.ndarray]
@@ -137,6 +125,23 @@ class Format:
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
     # Exported trees have one subtree per layer, even if training stacks the layers (model.scan_layers).
     return dict(_trace_shapes(dataclasses.replace(config, scan_layers=False), source_size, target_size))
+
+
+def absent_shapes(model: ModelConfig, fields: Iterable[str], *, source_size: int, target_size: int) -> Shapes:
+    """Return the shapes of parameters that a network lacks because of these fields, which are False."""
+    changes: dict[str, Any] = {"scan_layers": False, **dict.fromkeys(fields, True)}
+    own = shapes_of(model, source_size=source_size, target_size=target_size)
+    whole = _trace_shapes(dataclasses.replace(model, **changes), source_size, target_size)
+    return {path: shape for path, shape in whole.items() if path not in own}
+
+
+def make_table(
+    model: ModelConfig, vocabs: Vocabs, rules: Rules, what: str, absent: Iterable[str] = ()
+) -> Table:
+    """Make the name table of a network; `absent` are fields whose parameters the foreign one always has."""
+    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+    lacking = absent_shapes(model, absent, **sizes)
+    return Table(shapes_of(model, **sizes), rules, what=what, absent=lacking)
 
 
 @functools.lru_cache(maxsize=128)
@@ -223,6 +228,13 @@ def size_fields(config: Config, vocabs: Vocabs) -> dict[str, int]:
     }
 
 
+def read_weights(
+    table: Table, tensors: Mapping[str, Any], config: Config, vocabs: Vocabs, origin: Path, **options: Any
+) -> Weights:
+    sizes = size_fields(config, vocabs)
+    return Weights(config, vocabs, table.to_flax(tensors, origin=str(origin), sizes=sizes, **options))
+
+
 def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
     """Return a config whose vocabulary section has the sizes and special ids of these vocabularies."""
     target = vocabs.target
@@ -242,16 +254,6 @@ def fit_vocabulary(config: Config, vocabs: Vocabs) -> Config:
         unk_id=target.unk_id,
     )
     return dataclasses.replace(config, vocab=vocab)
-
-
-def unsupported_fields(config: Config, allowed: dict[str, tuple[Any, ...]]) -> list[str]:
-    """List the fields that a format does not support: `model.norm_position is pre; supported: post`."""
-    fields, usual = flatten(config), {"model.attention_scale": (True,), "model.source_end": (True,)}
-    return [
-        f"{name} is {fields[name]}; supported: {', '.join(str(value) for value in values)}"
-        for name, values in (usual | allowed).items()
-        if fields[name] not in values
-    ]
 
 
 # Name -> module under flaxformer_mt.convert, and the name of the format in it where it is not FORMAT.
@@ -310,9 +312,8 @@ def naming_extras(what: str) -> Iterator[None]:
 
 def find_format(name: str) -> Format:
     if name not in _HOMES:
-        near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known formats: {', '.join(NAMES)}"
-        raise UserError(f"unknown format {name}; {hint}")
+        hint = suggest(_OTHER_NAMES.get(name, name), NAMES, otherwise=f"known formats: {', '.join(NAMES)}")
+        raise UserError(f"unknown format {name}{hint}")
     module, _, attribute = _HOMES[name].partition(":")
     with naming_extras(f"format {name}"):
         return getattr(importlib.import_module(f"flaxformer_mt.convert.{module}"), attribute or "FORMAT")

@@ -25,7 +25,7 @@ from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find
 from flaxformer_mt.convert.hub_store import fetch_model, find_hub_name
 from flaxformer_mt.convert.parity_check import OwnOutputs, Parity, check_tolerance, compare, compute_own
 from flaxformer_mt.convert.sentencepiece_file import Specials, make_word_model
-from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, publish
 from flaxformer_mt.runs.load_run import write_new_run
 from flaxformer_mt.text_io.lines import open_input, read_lines
@@ -118,7 +118,7 @@ def _refuse(path: Path, reason: str) -> UserError:
 def _read_names(file: Path) -> list[str]:
     with formats.naming_extras(str(file)):
         if file.suffix != ".safetensors":
-            from flaxformer_mt.convert.toolkits.pickled_checkpoint import load_checkpoint
+            from flaxformer_mt.convert.stored_tensors import load_checkpoint
 
             return list(load_checkpoint(file))
         from safetensors import SafetensorError, safe_open
@@ -338,5 +338,5 @@ def _compare(source: Format, ours: OwnOutputs, path: Path, overrides: ImportOver
     except UserError:
         raise
     except Exception as error:  # another system fails at files of another origin in many ways
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = describe_error(error)
         raise UserError(f"{path} cannot be opened as a {source.name} model: {reason}") from error

@@ -1,22 +1,24 @@
 """Strict name table between Flax parameters and the arrays of a foreign format, with both conversions.
 
-    Rule("encoder/layers_{n}/feedforward/input/kernel", "encoder.layers.{n}.fc1.weight", TRANSPOSED)
+`read_names` makes the rules of a toolkit from a text with a line for each part of the network:
 
-stands for one entry per layer. A foreign array may also be the concatenation of several Flax arrays (`Rule`
-with several paths), the slice of one head (`head_axis`), or a value without a Flax parameter (`Constant`).
+    (encoder|decoder)/layers_{n}/feedforward/(input|output)    (encoder|decoder).layers.{n}.fc(1|2)
+
+A foreign array may also be the concatenation of several Flax arrays (`query+key+value`), the slice of one
+head (`{h}`), or a value without a Flax parameter (`Constant`).
 """
 
+import functools
 import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 
 Shape = tuple[int, ...]
@@ -33,6 +35,8 @@ class Layout(NamedTuple):
 SAME = Layout(lambda a: a, lambda a, shape: a)
 # [in, out] -> [out, in], as in PyTorch's Linear.
 TRANSPOSED = Layout(lambda a: a.T, lambda a, shape: a.T)
+# [in, out], or a convolution [1, in, out] of kernel size 1 -> [out, in].
+LINEAR = Layout(lambda a: a.reshape(a.shape[-2:]).T, lambda a, shape: a.T.reshape(shape))
 # [D, H, K] -> [HK, D], as in PyTorch's Linear; the rows of one head are contiguous.
 HEADS_IN = Layout(lambda a: a.reshape(len(a), -1).T, lambda a, shape: a.T.reshape(shape))
 # [H, E, D] -> [D, HE], as in PyTorch's Linear.
@@ -45,8 +49,6 @@ FLAT_ROWS = Layout(lambda a: a.reshape(-1, a.shape[-1]), lambda a, shape: a.resh
 HEAD_STACKED = Layout(lambda a: a.transpose(1, 0, 2), lambda a, shape: a.transpose(1, 0, 2))
 # [1, in, out] -> [out, in, 1]: a Flax convolution to a PyTorch Conv1d.
 CONVOLUTION_BOTH = Layout(lambda a: a.transpose(2, 1, 0), lambda a, shape: a.transpose(2, 1, 0))
-# [1, in, out] -> [out, in]: a Flax convolution of kernel size 1 to a PyTorch Linear.
-CONVOLUTION_TO_LINEAR = Layout(lambda a: a[0].T, lambda a, shape: a.T[None])
 # [V] -> [1, V].
 ROW = Layout(lambda a: a[None], lambda a, shape: a[0])
 
@@ -67,6 +69,7 @@ _LISTED = 10
 # Bytes.
 _ALIGNMENT = 64
 _NO_SIZES: Mapping[str, int] = {}
+_NO_SHAPES: Shapes = {}
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ class Rule:
 
     ours: path of a Flax parameter, or several paths whose arrays are concatenated along the first foreign
       axis; {n} is the number of the layer.
-    theirs: name of the foreign array, with the same {n}.
+    theirs: name of the foreign array, with the same {n}, or {n+1} where layers are counted from 1.
+    unless: path of a parameter in whose place the foreign array has this one: an output matrix that is tied.
     head_axis: axis of the Flax array along which each head is a foreign array of its own; {h} in `theirs` is
       the number of the head.
     """
@@ -84,6 +88,7 @@ class Rule:
     theirs: str
     layout: Layout = SAME
     head_axis: int | None = None
+    unless: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,15 +130,25 @@ class _Entry:
 class Table:
     """All foreign arrays of one model by name, each with the Flax parameters that it is made of."""
 
-    def __init__(self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str) -> None:
+    def __init__(
+        self, shapes: Shapes, rules: Iterable[Rule | Constant], *, what: str, absent: Shapes = _NO_SHAPES
+    ) -> None:
+        """Make the table; `absent` has parameters of the foreign network alone: scales of 1, all others 0."""
         self._shapes, self._what = shapes, what
         self._entries: dict[str, _Entry] = {}
+        rules = list(rules)
         for rule in rules:
             if isinstance(rule, Constant):
                 self._add(rule.theirs, _Entry((), rule.value, rule.optional, rule.tolerance))
             else:
                 for name, entry in _expand(rule, shapes):
                     self._add(name, entry)
+        for name, entry in (
+            pair for rule in rules if isinstance(rule, Rule) for pair in _expand(rule, absent)
+        ):
+            arrays = [_to_foreign(part, _broadcast_zeros(absent[part.path])) for part in entry.parts]
+            value = np.concatenate(arrays) + np.float32(entry.parts[0].path.endswith("/scale"))
+            self._add(name, _Entry((), value))
         matched = {part.path for entry in self._entries.values() for part in entry.parts}
         if unmatched := [path for path in shapes if path not in matched]:
             raise UserError(f"{what} has no counterpart for {', '.join(unmatched)}")
@@ -153,13 +168,15 @@ class Table:
         shapes = [_to_foreign(part, _broadcast_zeros(self._shapes[part.path])).shape for part in entry.parts]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
-    def to_foreign(self, leaves: Leaves) -> Tensors:
-        """Convert Flax parameters to foreign arrays; tied names refer to one and the same array."""
+    def to_foreign(self, leaves: Leaves, *, tied: bool = True) -> Tensors:
+        """Convert Flax parameters to foreign arrays; tied names refer to the same array, or are left out."""
         tensors: Tensors = {}
         built: dict[tuple[_Part, ...], np.ndarray] = {}
         for name, entry in self._entries.items():
             if entry.constant is not None:
                 tensors[name] = entry.constant
+                continue
+            if entry.parts in built and not tied:
                 continue
             if entry.parts not in built:
                 arrays = [_to_foreign(part, leaves[part.path]) for part in entry.parts]
@@ -172,7 +189,7 @@ class Table:
         self,
         tensors: Mapping[str, Any],
         *,
-        tied: Sequence[str] = (),
+        may_omit_tied: bool = False,
         origin: str = "the file",
         sizes: Mapping[str, int] = _NO_SIZES,
     ) -> Leaves:
@@ -181,10 +198,10 @@ class Table:
         Args:
           tensors: numpy arrays, or what becomes one when it is asked for (`__array__`) and has a shape: each
             is asked for once.
-          tied: names that a file may omit because another name holds the same array.
+          may_omit_tied: whether a file may omit a name if another name holds the same array.
           sizes: fields of the config that are sizes, so that the message can name the one that differs.
         """
-        problems = self._compare(tensors, tied)
+        problems = self._compare(tensors, may_omit_tied)
         if problems:
             # Tables of positions have the length of a line, which is no size of the model.
             learnt = [name for name, entry in self._entries.items() if entry.constant is None]
@@ -218,12 +235,12 @@ class Table:
             )
         return leaves
 
-    def _compare(self, tensors: Mapping[str, Any], tied: Sequence[str]) -> list[str]:
+    def _compare(self, tensors: Mapping[str, Any], may_omit_tied: bool) -> list[str]:
         problems = []
         paths = {part.path for name in tensors if name in self._entries for part in self._entries[name].parts}
         for name, entry in self._entries.items():
             if name not in tensors:
-                is_tied = name in tied and all(part.path in paths for part in entry.parts)
+                is_tied = may_omit_tied and entry.parts and all(part.path in paths for part in entry.parts)
                 if not entry.optional and not is_tied:
                     problems.append(f"{name}: missing, expected shape {list(self.shape_of(name))}")
             elif np.shape(tensors[name]) != self.shape_of(name):
@@ -263,6 +280,8 @@ def _explain_shapes(pairs: Iterable[tuple[Shape, Shape]], sizes: Mapping[str, in
 
 def _expand(rule: Rule, shapes: Shapes) -> Iterable[tuple[str, _Entry]]:
     paths = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
+    if rule.unless in shapes:
+        return
     pattern = re.compile(re.escape(paths[0]).replace(r"\{n\}", r"(\d+)"))
     for path in shapes:
         match = pattern.fullmatch(path)
@@ -270,7 +289,7 @@ def _expand(rule: Rule, shapes: Shapes) -> Iterable[tuple[str, _Entry]]:
             continue
         layer = match[1] if match.groups() else ""
         layer_paths = [p.replace("{n}", layer) for p in paths]
-        name = rule.theirs.replace("{n}", layer)
+        name = rule.theirs.replace("{n}", layer).replace("{n+1}", str(int(layer or 0) + 1))
         if rule.head_axis is None:
             yield name, _Entry(tuple(_Part(p, rule.layout) for p in layer_paths))
             continue
@@ -298,74 +317,104 @@ def _broadcast_zeros(shape: Shape) -> np.ndarray:
     return np.broadcast_to(np.float32(0), shape)
 
 
-def rules_for(prefixes: Iterable[tuple[str, str]], rules: Sequence[Rule]) -> list[Rule]:
-    """Repeat rules under several pairs of a Flax path prefix and a foreign name prefix.
+# Parameter of a Flax module -> its name in PyTorch's layers.
+PYTORCH = {"kernel": ".weight", "scale": ".weight", "embedding": ".weight", "bias": ".bias"}
+# End of a path -> the layout of an array; the first one that fits.
+Layouts = Mapping[str, Layout]
+# Those of PyTorch's layers.
+LINEAR_LAYERS = {
+    "_attention/(query|key|value)/kernel": HEADS_IN,
+    "_attention/(query|key|value)/bias": FLAT,
+    "_attention/output/kernel": HEADS_OUT,
+    "kernel": LINEAR,
+    "": SAME,
+}
+# End of a path -> the axis that is the model's width.
+_WIDTH_AXES = {
+    "(query|key|value|input|gate)/bias|output_bias": None,
+    "(query|key|value)/kernel": 0,
+    "attention/output/kernel": 2,
+    "(input|gate)/kernel|output_kernel": -2,
+    "": -1,
+}
+_TARGET_EMBEDDINGS = ("target_embedding", "shared_embedding", "token_embedding")
+# Names of parts that are found under other names: embeddings of both languages may be one.
+_ALIASES = {
+    "source_embedding": ("source_embedding", "shared_embedding"),
+    "target_embedding": _TARGET_EMBEDDINGS,
+}
 
-    [("encoder/", "enc.")] and Rule("a", "b") give Rule("encoder/a", "enc.b").
+
+def read_names(
+    text: str,
+    *,
+    prefix: str = "",
+    parameters: Mapping[str, str] = PYTORCH,
+    layouts: Layouts = LINEAR_LAYERS,
+    half_width: bool = False,
+) -> list[Rule | Constant]:
+    """Return the rules of a text with lines of a part of the network (or a parameter) and its foreign name.
+
+    Groups (a|b) stand for a line each; those of both sides belong together in their order. `output` is the
+    matrix of the output layer, which may be tied to the target embedding.
+
+    Args:
+      prefix: what precedes all foreign names.
+      parameters: Flax name of a parameter -> what follows the foreign name of its module.
+      half_width: whether the foreign model has sines before cosines, and so permuted widths.
     """
-
-    def add_prefixes(ours: str, theirs: str, rule: Rule) -> Rule:
-        paths = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
-        return Rule(tuple(ours + path for path in paths), theirs + rule.theirs, rule.layout, rule.head_axis)
-
-    return [add_prefixes(*prefix, rule) for prefix, rule in itertools.product(prefixes, rules)]
-
-
-# The parameters of a norm, and of one that belongs to the sublayer before it.
-NORM = [Rule("/scale", ".weight"), Rule("/bias", ".bias")]
-RESIDUAL_NORM = rules_for([("_residual/norm", ".layer_norm")], NORM)
+    rules = []
+    for ours, theirs in (line.split() for line in text.split("\n") if line.strip()):
+        pairs = _expand_groups(ours, prefix + theirs)
+        rules += [rule for pair in pairs for rule in _read_line(*pair, parameters, layouts)]
+    return [half_split(rule) if half_width else rule for rule in rules]
 
 
-def attention_rules(projections: Sequence[str], output: str) -> list[Rule]:
-    names = [("query", "key", "value"), projections]
-    return [
-        *(
-            rule
-            for ours, theirs in zip(*names, strict=True)
-            for rule in (
-                Rule(f"/{ours}/kernel", f".{theirs}.weight", HEADS_IN),
-                Rule(f"/{ours}/bias", f".{theirs}.bias", FLAT),
+def expand_groups(text: str) -> list[str]:
+    """Return the texts that (a|b) stands for: `(enc|dec)_layers` is enc_layers and dec_layers."""
+    parts = [part.split("|") for part in re.split(r"[()]", text)]
+    return ["".join(choice) for choice in itertools.product(*parts)]
+
+
+def _expand_groups(ours: str, theirs: str) -> Iterable[tuple[str, str]]:
+    groups = [[part.split("|") for part in re.split(r"[()]", side)] for side in (ours, theirs)]
+    counts = [len(part) for part in groups[0][1::2]]
+    assert [len(part) for part in groups[1][1::2]] in (counts, []), (ours, theirs)
+    for choice in itertools.product(*map(range, counts)):
+        yield tuple(  # type: ignore[misc]
+            "".join(
+                part[choice[index // 2]] if index % 2 and len(side) > 1 else part[0]
+                for index, part in enumerate(side)
             )
-        ),
-        Rule("/output/kernel", f".{output}.weight", HEADS_OUT),
-        Rule("/output/bias", f".{output}.bias"),
-    ]
-
-
-def feedforward_rules(names: Mapping[str, str], layout: Layout = TRANSPOSED) -> list[Rule]:
-    """Return the rules of a feed-forward sublayer; `names` are those of its layers input, output and gate."""
-    return [
-        rule
-        for ours, theirs in names.items()
-        for rule in (
-            Rule(f"/{ours}/kernel", f".{theirs}.weight", layout),
-            Rule(f"/{ours}/bias", f".{theirs}.bias"),
+            for side in groups
         )
-    ]
 
 
-def linear_layout(model: ModelConfig) -> Layout:
-    """Return the layout of the feed-forward matrices of a model as those of PyTorch's Linear."""
-    return CONVOLUTION_TO_LINEAR if model.ffn_layer == "convolution" else TRANSPOSED
+def _read_line(ours: str, theirs: str, parameters: Mapping[str, str], layouts: Layouts) -> Iterable[Rule]:
+    if ours == "output":
+        kernel = theirs + parameters["kernel"]
+        yield make_rule("output_kernel", kernel, layouts)
+        for table in _TARGET_EMBEDDINGS:
+            yield Rule(f"{table}/embedding", kernel, unless="output_kernel")
+    elif re.fullmatch("(output_)?(kernel|bias|scale)|embedding", ours.rpartition("/")[2]):
+        yield make_rule(ours, theirs, layouts)
+    else:
+        for parameter, name in parameters.items():
+            for module in _ALIASES.get(ours, (ours,)):
+                yield make_rule(f"{module}/{parameter}", theirs + name, layouts)
 
 
-class TableNames(NamedTuple):
-    """Names of the embeddings of both sides, and of the matrix of the output layer."""
+def make_rule(ours: str, theirs: str, layouts: Layouts = LINEAR_LAYERS) -> Rule:
+    """Return a rule with the layout for this parameter."""
+    if "{h}" in theirs:
+        return Rule(ours, theirs, LINEAR, 1) if ours.endswith("kernel") else Rule(ours, theirs, SAME, 0)
+    joined = re.search(r"[^/]*\+[^/]*", ours)
+    paths = [ours.replace(joined[0], part) for part in joined[0].split("+")] if joined else [ours]
+    return Rule(tuple(paths) if joined else ours, theirs, _find(layouts, paths[0]))
 
-    source: str
-    target: str
-    output: str
 
-
-def embedding_rules(model: ModelConfig, names: TableNames) -> list[Rule]:
-    shared = model.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    output = (
-        Rule(f"{target}/embedding", names.output)
-        if model.tying in ("all", "target_output")
-        else Rule("output_kernel", names.output, TRANSPOSED)
-    )
-    return [Rule(f"{source}/embedding", names.source), Rule(f"{target}/embedding", names.target), output]
+def _find(values: Mapping[str, Any], path: str) -> Any:
+    return next(value for pattern, value in values.items() if re.search(f"({pattern})$", path))
 
 
 def half_split_order(width: int) -> np.ndarray:
@@ -373,9 +422,14 @@ def half_split_order(width: int) -> np.ndarray:
     return np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
 
 
-def half_split(layout: Layout, axis: int) -> Layout:
-    """Return a layout that also permutes the model width, which is axis `axis` of the Flax array."""
+def half_split(rule: Rule) -> Rule:
+    """Return a rule that also permutes the model's width."""
+    axis = _find(_WIDTH_AXES, rule.ours if isinstance(rule.ours, str) else rule.ours[0])
+    return rule if axis is None else replace(rule, layout=_permute(rule.layout, axis))
 
+
+@functools.cache  # equal layouts make tied names one array
+def _permute(layout: Layout, axis: int) -> Layout:
     def to_foreign(array: np.ndarray) -> np.ndarray:
         return layout.to_foreign(np.take(array, half_split_order(array.shape[axis]), axis))
 

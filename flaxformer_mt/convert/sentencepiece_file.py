@@ -1,5 +1,6 @@
 """SentencePiece models with the ids of another system: renumbered pieces, or a list of words."""
 
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -98,6 +99,18 @@ def make_word_model(words: Sequence[str], specials: Specials) -> bytes:
     proto.trainer_spec.model_type = proto.trainer_spec.WORD
     proto.normalizer_spec.name = "identity"
     return _serialize(proto, specials)
+
+
+def drop_fillers(model: bytes) -> tuple[bytes, int]:
+    """Return a model without the padding and the fillers at its end, and how many pieces it has then."""
+    proto = parse_model(model)
+    while re.fullmatch(r"<(pad|padding|nothing|unnamed \d+)>", proto.pieces[-1].piece):
+        del proto.pieces[-1]
+    size = len(proto.pieces)
+    if size == proto.trainer_spec.vocab_size:
+        return model, size
+    proto.trainer_spec.vocab_size, proto.trainer_spec.pad_id = size, -1
+    return proto.SerializeToString(deterministic=True), size
 
 
 def _serialize(proto: ModelProto, specials: Specials) -> bytes:

@@ -3,5 +3,3 @@
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.corpus.reader import has_split, read_pairs
 from flaxformer_mt.corpus.tfds_cache import cache_dir
-
-__all__ = ["Pair", "Pairs", "Part", "cache_dir", "has_split", "read_pairs"]

@@ -9,7 +9,7 @@ from typing import Any
 from flaxformer_mt.corpus.caches import digest, digest_file
 from flaxformer_mt.corpus.pairs import RawSplit, check_languages
 from flaxformer_mt.corpus.tfds_cache import match_split
-from flaxformer_mt.errors import UserError, importing
+from flaxformer_mt.errors import UserError, describe_error, importing
 
 PREFIX = "hf:"
 
@@ -107,5 +107,4 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{name} cannot be read: {type(error).__name__}: {reason}") from error
+        raise UserError(f"{name} cannot be read: {describe_error(error)}") from error

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from flaxformer_mt.config.tag_styles import find_codes
 from flaxformer_mt.corpus.caches import digest_file
-from flaxformer_mt.errors import UserError, importing
+from flaxformer_mt.errors import UserError, first_line, importing
 
 _LABEL = "__label__"
 
@@ -42,8 +42,9 @@ class LanguageIdentifier:
             self._model: Any = fasttext.load_model(str(file))
             labels = self._model.predict("a", k=1 << 16, threshold=-1.0)[0]
         except (ValueError, RuntimeError, MemoryError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"{path} is no fastText model of language identification: {reason}") from error
+            raise UserError(
+                f"{path} is no fastText model of language identification: {first_line(error)}"
+            ) from error
         self.digest = digest_file(file)
         self._labels = [label.removeprefix(_LABEL) for label in labels]
 

@@ -13,7 +13,7 @@ import yaml
 from flaxformer_mt.config import NoiseConfig, StageConfig, TypoConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.corpus.text_files import PACKINGS
-from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.errors import UserError, first_line, warn_user
 
 # OpusTrainer's modifiers -> fields of NoiseConfig.
 _MODIFIERS = {"UpperCase": "upper_case", "TitleCase": "title_case"}
@@ -44,7 +44,7 @@ def _load(path: Path) -> dict[str, Any]:
         ) from error
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where, reason = f" line {mark.line + 1}" if mark else "", problem or str(error).partition("\n")[0]
+        where, reason = f" line {mark.line + 1}" if mark else "", problem or first_line(error)
         raise UserError(f"data.stages: {path}{where} is not YAML: {reason}") from error
     if not isinstance(values, dict):
         raise UserError(f"data.stages: {path} is no curriculum; it has no datasets: and stages:")

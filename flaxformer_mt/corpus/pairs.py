@@ -1,7 +1,4 @@
-"""Sentence pairs with random access: one split of one data set as bytes, and the pairs of several sets.
-
-Row 1 of the data path.
-"""
+"""Sentence pairs with random access: one split of one data set as bytes, and the pairs of several sets."""
 
 import bisect
 import hashlib
@@ -14,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from flaxformer_mt.corpus.score_files import ScoreFile
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.unicode_text import is_blank, split_words
 
 # Pairs read at a time when iterating.
@@ -70,9 +67,8 @@ class RecordRows:
             rows = self._records.__getitems__(list(indices))
             return [(row[source] if source else b"", row[target]) for row in rows]
         except (RuntimeError, ValueError, IndexError, KeyError) as error:  # what ArrayRecord and TFDS raise
-            reason = str(error).split("\n")[0]
             raise UserError(
-                f"the prepared data set {self._name} is damaged ({type(error).__name__}: {reason}); remove "
+                f"the prepared data set {self._name} is damaged ({describe_error(error)}); remove "
                 "it from data.cache_dir (or tfds_data_dir): the next run prepares it again"
             ) from error
 

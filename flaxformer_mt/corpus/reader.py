@@ -1,7 +1,4 @@
-"""Entry point of the corpora: the syntax of `data.dataset`, mixtures, held-out pairs and fingerprints.
-
-Row 1 of the data path.
-"""
+"""Entry point of the corpora: the syntax of `data.dataset`, mixtures, held-out pairs and fingerprints."""
 
 import dataclasses
 import hashlib

@@ -101,22 +101,15 @@ def find_side_problems(
         for name, languages, blocks in parts:
             blocks_by_problem: dict[tuple[str, str], list[tuple[Block, int]]] = collections.defaultdict(list)
             for block in blocks:
-                if identifier is None:
-                    problems = [(problem, "") for problem in _compare(block, languages, known)]
+                if identifier is not None:
+                    problems = dict(_identify(block, languages, identifier))
+                elif split == "train" and _speak_reversed(block, languages):
+                    problems = {"swapped": languages[1]}
                 else:
-                    problems = list(_identify(block, languages, identifier))
-                for kind in problems:
+                    problems = dict.fromkeys(_compare(block, languages, known), "")
+                for kind in problems.items():
                     blocks_by_problem[kind].append((block, 0))
-                is_swapped = any(problem == "swapped" for problem, _ in problems)
-                if (
-                    split == "train"
-                    and identifier is None
-                    and not is_swapped
-                    and _speak_reversed(block, languages)
-                ):
-                    is_swapped = True
-                    blocks_by_problem["swapped", languages[1]].append((block, 0))
-                if languages[0] and not is_swapped and (shift := find_shift(block.pairs)):
+                if languages[0] and "swapped" not in problems and (shift := find_shift(block.pairs)):
                     blocks_by_problem["shifted", ""].append((block, shift))
             for (problem, language), where in blocks_by_problem.items():
                 block, shift = where[0]

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from flaxformer_mt.corpus.caches import digest_file, read_cached, write_cached
 from flaxformer_mt.corpus.pairs import check_languages
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.unicode_text import BEGINNING, check_encoding
 
 
@@ -73,8 +73,9 @@ def _open_table(path: Path) -> Iterator[Any]:
         with ParquetFile(path) as table:
             yield table
     except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} is no complete parquet file ({reason}); copy or write it again") from error
+        raise UserError(
+            f"{path} is no complete parquet file ({first_line(error)}); copy or write it again"
+        ) from error
 
 
 def _find_columns(path: Path, table: Any, languages: tuple[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from flaxformer_mt import file_lock
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.files import user_cache_dir
 from flaxformer_mt.corpus.caches import read_cached, write_cached
-from flaxformer_mt.errors import DISK_FULL, UserError, folder_of_arrays, local_path, warn_user
+from flaxformer_mt.errors import DISK_FULL, UserError, describe_error, folder_of_arrays, local_path, warn_user
 
 # The files that describe a set have some kilobytes.
 _DESCRIPTION_BYTES = 1 << 26
@@ -143,7 +143,7 @@ def _open_undamaged(make_builder: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # TFDS raises many types for files that describe no set
         raise UserError(
-            f"a prepared data set is damaged ({type(error).__name__}: {_first_line(error)}); remove it "
+            f"a prepared data set is damaged ({describe_error(error)}); remove it "
             "from data.cache_dir (or tfds_data_dir): the next run prepares it again"
         ) from error
     folder = Path(builder.data_dir)
@@ -167,10 +167,6 @@ def _remove_endless(root: Path) -> None:
         if is_huge or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             warn_user(f"{path} is no file of a prepared data set, but a pipe, a device or too large; removed")
             path.unlink()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _record(folder: Path) -> Path:

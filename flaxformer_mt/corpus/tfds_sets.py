@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.corpus.pairs import RawSplit, RecordRows, check_languages
 from flaxformer_mt.corpus.tfds_cache import build_once, match_split, open_split, quiet
-from flaxformer_mt.errors import UserError, command_line, install_command
+from flaxformer_mt.errors import UserError, command_line, describe_error, install_command
 
 # Data sets of sentence pairs, for suggestions; their configs are read from TFDS.
 _FAMILIES = (
@@ -113,9 +113,7 @@ def _build(name: str, folder: Path) -> Any:
     except UserError:
         raise
     except Exception as error:  # TFDS raises many types, for a download, an archive, a full disk
-        raise UserError(
-            f"TFDS could not build {name} in {folder}: {type(error).__name__}: {error}"
-        ) from error
+        raise UserError(f"TFDS could not build {name} in {folder}: {describe_error(error)}") from error
 
 
 def _make_builder(name: str, folder: Path) -> Any:

@@ -1,6 +1,6 @@
 """Epoch plans: which pairs form which batch, as a pure function of lengths, config, seed and epoch.
 
-Row 4 of the data path. Lengths [N] are numbers of tokens of each pair, end symbols included.
+Lengths [N] are numbers of tokens of each pair, end symbols included.
 """
 
 import dataclasses

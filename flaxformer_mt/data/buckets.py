@@ -1,6 +1,6 @@
 """The few array shapes of batches, chosen for the least padding over a histogram of sentence lengths.
 
-Row 4 of the data path. Lengths [N] are numbers of tokens of each pair; sources of a language model have 0.
+Lengths [N] are numbers of tokens of each pair; sources of a language model have 0.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Curriculum: which pairs an epoch of each stage of training has, and which epoch follows it.
 
-Row 4 of the data path. An epoch of a stage is one pass over the set that the stage counts; the others give as
+An epoch of a stage is one pass over the set that the stage counts; the others give as
 many pairs as their shares ask for, and go on in the next epoch of the stage where they have stopped.
 """
 

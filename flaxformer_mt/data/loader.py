@@ -1,7 +1,4 @@
-"""Batches as arrays, built ahead of the training step, from any position in the sequence of epochs.
-
-Row 5 of the data path.
-"""
+"""Batches as arrays, built ahead of the training step, from any position in the sequence of epochs."""
 
 import sys
 import threading

@@ -1,6 +1,6 @@
 """Noise in the text of training pairs, as a function of the seed and the number of the line.
 
-Row 2 of the data path, before the vocabulary. The nine typos have OpusTrainer's names and rates; its own code
+Before the vocabulary. The nine typos have OpusTrainer's names and rates; its own code
 needs SentencePiece 0.1.99, and draws from the random numbers that all threads of a process share.
 """
 

@@ -1,6 +1,6 @@
 """Token ids on disk: every pair is tokenized once, then memory-mapped.
 
-Row 3 of the data path. A store is built once for the same pairs, vocabularies and sampling, by workers,
+A store is built once for the same pairs, vocabularies and sampling, by workers,
 and appears complete or not at all, even when several processes build it at the same time.
 """
 

@@ -1,6 +1,6 @@
 """The search engine of one model, or of one ensemble: programs, sizes, length limits, memory, and states.
 
-Row 12 of the data path, from token ids to hypotheses of token ids. `scheduler.py` decides which sentences are
+From token ids to hypotheses of token ids. `scheduler.py` decides which sentences are
 searched when; each size of state has three programs (`compiled_programs.py`).
 """
 

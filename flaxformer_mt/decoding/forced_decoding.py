@@ -88,7 +88,7 @@ class PairScore(NamedTuple):
 class TokenScorer:
     """Scores pairs of token ids as the search does, with one model or an ensemble of one vocabulary.
 
-    Compiles once for each shape of a batch; other parameters of the same shapes need no new compilation.
+    Compiles once per batch shape; different parameters of the same shapes need no new compilation.
     """
 
     def __init__(

@@ -80,6 +80,12 @@ class Scheduler:
             if (key := self._keys.pop(name, None)) is not None:
                 self._slots[key].waiting.pop(name, None)
 
+    def compile(self) -> None:
+        """Compile the programs of the sentences so far, if no more are to come, and wait for them."""
+        self._assign(all_of_them=True)
+        for programs in [slots.programs for slots in self._slots.values()]:
+            programs.wait()
+
     def step(self, max_steps: int | None, *, more: bool = False) -> Iterator[Finished]:
         """Let the device go on; yield the names and results of sentences that are done.
 

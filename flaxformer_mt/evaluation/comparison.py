@@ -1,12 +1,12 @@
 """Comparison of a run with other systems: paired significance tests on translations of the same set."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.directions import Direction, find_directions, refuse_language_model
+from flaxformer_mt.config.directions import find_directions, refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.errors import UserError, find_url
@@ -17,7 +17,8 @@ from flaxformer_mt.evaluation.evaluation_set import (
     read_sentences,
     save_differences,
 )
-from flaxformer_mt.evaluation.metrics import resample_scores, score_sentences_chrf
+from flaxformer_mt.evaluation.metrics import METRICS, QUICK, resample_scores, score_sentences_chrf
+from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.translation.translator import Translator
 
@@ -33,7 +34,6 @@ _HEADING = (
     "translation",
     "translation against",
 )
-_TITLES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
 
 
 @dataclass(frozen=True)
@@ -148,28 +148,24 @@ class Rival(NamedTuple):
 
 def translate_compared_systems(
     systems: Sequence[ComparedSystem],
-    sources: Sequence[str],
+    scored: ScoredSet,
     from_files: Mapping[str, tuple[str, ...]],
-    options: LoadOptions,
-    *,
-    direction: Direction,
+    loading: LoadOptions,
 ) -> list[Rival]:
-    """Translations of all compared systems, in their order, whose models are loaded one after another.
-
-    A model of several directions translates in `direction`; `options` are those of the run, whose shortlist
-    and quantization are for itself alone.
-    """
-    rivals = []
+    """Translations of all compared systems, in their order, whose models are loaded one after another."""
+    rivals, direction = [], scored.direction
+    shared: dict[str, Any] = {
+        name: getattr(loading, name) for name in ("dtype", "allow_nonfinite", "split_sentences")
+    }
     for system in systems:
         if system.run is None:
             rivals.append(Rival({"name": system.name}, from_files[system.name]))
             continue
-        own: dict[str, Any] = {"checkpoint": system.checkpoint, "search": system.search}
-        own |= {"shortlist": None, "quantization": None}
-        translator = Translator.load(system.run, replace(options, **own))
+        options = LoadOptions(checkpoint=system.checkpoint, search=system.search, **shared)
+        translator = Translator.load(system.run, options)
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
-        translated = translator.translate(sources, **(languages if several else {}))
+        translated = translator.translate(scored.sources, **(languages if several else {}))
         description = {"name": system.name, "checkpoint": translator.checkpoint, "step": translator.step}
         description |= describe_search(translator.config.search)
         rivals.append(Rival(description, tuple(translation.text for translation in translated)))
@@ -219,7 +215,7 @@ def save_largest_differences(
 def compare(
     ours: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
 ) -> dict[str, Any]:
-    """TER, the slowest score, and the intervals and tests, which repeat all scores, as JSON values."""
+    """The slow metrics, and the intervals and tests, which repeat all scores, as JSON values."""
     resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
@@ -230,7 +226,9 @@ def compare(
         **score_options,
     )
     first, *others = resampled.systems
-    result: dict[str, Any] = {"ter": first["ter"].score, "ter_signature": resampled.plain_signatures["ter"]}
+    result: dict[str, Any] = {}
+    for metric in METRICS.keys() - QUICK:
+        result |= {metric: first[metric].score, f"{metric}_signature": resampled.plain_signatures[metric]}
     if resamples.samples:
         result["confidence"] = {"level": 95, "samples": resamples.samples} | {
             metric: {"mean": score.mean, "ci": score.ci, "signature": resampled.signatures[metric]}
@@ -249,23 +247,18 @@ def compare(
     return result
 
 
-def describe_scores(name: str, result: Mapping[str, Any]) -> str:
-    """Format the scores of a run and the compared systems as a table, with intervals and p-values.
+def describe_scores(name: str, result: Mapping[str, Any]) -> Table:
+    """The scores of a run and the compared systems, with intervals and p-values.
 
-                 BLEU                       chrF                        TER
-    runs/a      37.10 ± 1.05               58.20 ± 0.80               45.12 ± 0.90
-    runs/b      35.00 ± 1.10  p=0.0020     56.90 ± 0.80  p=0.0310     46.95 ± 1.04  p=0.0040
+                    BLEU                    chrF                     TER
+    runs/a  37.10 ± 1.05            58.20 ± 0.80            45.12 ± 0.90
+    runs/b  35.00 ± 1.10  p=0.0020  56.90 ± 0.80  p=0.0310  46.95 ± 1.04  p=0.0040
     """
-    confidence, systems = result.get("confidence", {}), result.get("against", [])
-    evaluated = {
-        metric: {"score": result[metric], "ci": confidence.get(metric, {}).get("ci")} for metric in _TITLES
-    }
-    rows = [(name, evaluated), *((_name_system(system), system) for system in systems)]
-    width = max(len(row) for row, _ in rows)
-    lines = [" " * width + "".join(f"{title:>10}{'':<17}" for title in _TITLES.values())]
-    for row, scores in rows:
-        lines.append(f"{row:<{width}}" + "".join(_cell(scores[metric]) for metric in _TITLES))
-    return "\n".join(line.rstrip() for line in lines)
+    confidence = result.get("confidence", {})
+    scores = {metric: {"score": result[metric], **confidence.get(metric, {})} for metric in METRICS}
+    rows = [[name, *_write_scores(scores)]]
+    rows += [[_name_system(system), *_write_scores(system)] for system in result.get("against", [])]
+    return Table(["", *(cell for metric in METRICS.values() for cell in (metric.title, ""))], rows)
 
 
 def _name_system(system: Mapping[str, Any]) -> str:
@@ -273,7 +266,7 @@ def _name_system(system: Mapping[str, Any]) -> str:
     return name if step is None or name.endswith(f"@{step}") else f"{name} (step {step:,})"
 
 
-def _cell(score: Mapping[str, Any]) -> str:
-    interval = "" if score["ci"] is None else f"± {score['ci']:.2f}"
-    chance = "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"
-    return f"{score['score']:>10.2f} {interval:<7} {chance:<8}"
+def _write_scores(scores: Mapping[str, Any]) -> Iterator[str]:
+    for score in (scores[metric] for metric in METRICS):
+        yield write_score(score["score"], score.get("ci"))
+        yield "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"

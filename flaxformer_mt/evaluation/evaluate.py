@@ -45,6 +45,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
     join_reports,
     score_by_length,
 )
+from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
@@ -74,17 +75,7 @@ def evaluate_lines(
     languages: Mapping[str, Any] | None = None,
     progress: TextIO | None = None,
 ) -> Evaluation:
-    """Translate sources and score the translations against one reference each.
-
-    Args:
-      lowercase: ignore case when scoring.
-      tokenize: sacreBLEU's tokenizer for BLEU.
-      languages: `source_language` and `target_language`, as `Translator.translate` takes them.
-      progress: the stream that shows progress to a human; None: nothing is shown.
-
-    Raises:
-      UserError: the numbers of sources and references differ, or are 0.
-    """
+    """Translate sources and score the translations against one reference each."""
     if len(sources) != len(references):
         raise UserError(
             f"{len(sources)} sources cannot be scored against {len(references)} references; "
@@ -161,15 +152,14 @@ def evaluate_run(
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
-    run_dir = open_copy(run_dir)
+    run_dir, loading = open_copy(run_dir), replace(options or LoadOptions(), **changes)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
-    options = replace(options or LoadOptions(), **changes)
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        return _evaluate_language_model(run_dir, config, split, reference, options, progress)
-    given: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
-    train = replace(config.train, **{name: value for name, value in given.items() if value is not None})
+        return _evaluate_language_model(run_dir, config, split, reference, loading, progress)
+    scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
+    train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
     comet_model = check_comet(comet) if comet else None
     sets = read_sets(
         config,
@@ -179,40 +169,29 @@ def evaluate_run(
         languages={"source_language": source_language, "target_language": target_language},
         vocab_tags=read_tags(run_dir / "vocab"),
     )
-    reports = {
-        scored.direction.name: _evaluate_set(
-            run_dir,
-            config,
-            scored,
-            choose_score_options(train, scored.direction.target, scored.references, warn=warn_user),
-            options=options,
-            compared=compared,
-            own_split=None if source else split,
-            comet_model=comet_model,
-            resamples=resamples or ResamplingOptions(1000 if compared else 0),
-            progress=progress,
-        )
-        for scored in sets
-    }
+    resamples = resamples or ResamplingOptions(1000 if compared else 0)
+    reports = {}
+    for scored in sets:
+        scoring = choose_score_options(train, scored.direction.target, scored.references, warn=warn_user)
+        from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
+        report, evaluation = _evaluate_set(run_dir, loading, scored, scoring, progress)
+        rivals = translate_compared_systems(compared, scored, from_files, loading)
+        if compared:
+            lower = scoring["lowercase"]
+            save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
+        if comet_model is not None:
+            texts = evaluation.sources, evaluation.hypotheses, evaluation.references
+            report |= {"comet": score_comet(comet_model, *texts), "comet_model": str(comet_model)}
+        report |= compare(evaluation, rivals, resamples, **scoring)
+        reports[scored.direction.name] = report | {"by_length": score_by_length(evaluation, **scoring)}
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
 
 
 def _evaluate_set(
-    run_dir: Path,
-    config: Config,
-    scored: ScoredSet,
-    scoring: dict[str, Any],
-    *,
-    options: LoadOptions,
-    compared: Sequence[ComparedSystem],
-    own_split: Literal["test", "valid"] | None,
-    comet_model: Path | None,
-    resamples: ResamplingOptions,
-    progress: TextIO | None,
-) -> dict[str, Any]:
-    """Evaluate the run and the compared systems on one set; save the translations of the run."""
-    from_files = read_compared_files(compared, (run_dir, config, scored), split=own_split)
-    translator = Translator.load(run_dir, options)
+    run_dir: Path, loading: LoadOptions, scored: ScoredSet, scoring: dict[str, Any], progress: TextIO | None
+) -> tuple[dict[str, Any], Evaluation]:
+    """Translate and score one set; save the translations. The model needs no memory afterwards."""
+    translator = Translator.load(run_dir, loading)
     evaluation = evaluate_lines(
         translator,
         scored.sources,
@@ -222,20 +201,10 @@ def _evaluate_set(
         **scoring,
     )
     save_translations(run_dir, scored.name, evaluation)
-    report: dict[str, Any] = {"name": scored.name, "checkpoint": translator.checkpoint}
-    report["step"] = translator.step
-    report |= _report_scores(evaluation, describe_search(translator.config.search), **scoring)
-    del translator  # its parameters need no memory when compared runs are loaded
-    rivals = translate_compared_systems(
-        compared, scored.sources, from_files, options, direction=scored.direction
-    )
-    if compared:
-        save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=scoring["lowercase"])
-    if comet_model is not None:
-        score = score_comet(comet_model, evaluation.sources, evaluation.hypotheses, evaluation.references)
-        report |= {"comet": score, "comet_model": str(comet_model)}
-    report |= compare(evaluation, rivals, resamples, **scoring)
-    return report | {"by_length": score_by_length(evaluation, **scoring)}
+    report = {"name": scored.name, "checkpoint": translator.checkpoint, "step": translator.step}
+    return report | _report_scores(
+        evaluation, describe_search(translator.config.search), **scoring
+    ), evaluation
 
 
 def _report_scores(
@@ -245,37 +214,39 @@ def _report_scores(
     other = score_translations(
         evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
     )
+    signatures = evaluation.scores.signatures
     cased, lowercased = (other, evaluation.scores) if lowercase else (evaluation.scores, other)
     return {
         "sentences": len(evaluation.sources),
-        "bleu": evaluation.scores.bleu,
-        "chrf": evaluation.scores.chrf,
-        "signature": evaluation.scores.bleu_signature,
-        "chrf_signature": evaluation.scores.chrf_signature,
+        **evaluation.scores,
+        **{"signature" if name == "bleu" else f"{name}_signature": text for name, text in signatures.items()},
         "bleu_detail": evaluation.scores.bleu_detail,
-        "cased": {"bleu": cased.bleu, "signature": cased.bleu_signature},
-        "lowercased": {"bleu": lowercased.bleu, "signature": lowercased.bleu_signature},
+        "cased": _report_bleu(cased),
+        "lowercased": _report_bleu(lowercased),
         **search,
         "truncated": evaluation.truncated,
         "seconds": round(evaluation.seconds, 1),
     }
 
 
-def describe_evaluation(result: Mapping[str, Any], *, name: str) -> str:
-    """Format the result of `evaluate_run` as tables: scores of all systems, and score by source length.
+def _report_bleu(scores: Scores) -> dict[str, Any]:
+    return {"bleu": scores["bleu"], "signature": scores.signatures["bleu"]}
 
-    `name` is the name of the run, which the tables give with its checkpoint. Returns "" for a language model.
+
+def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | Table]:
+    """The result of `evaluate_run` as tables: scores of all systems, and score by source length.
+
+    `name` is the name of the run, which the tables give with its checkpoint. A language model has no tables.
     """
     if "directions" in result:
-        tables = [
-            f"{direction}\n{describe_evaluation(report, name=name)}"
-            for direction, report in result["directions"].items()
-        ]
-        return "\n\n".join([*tables, describe_directions(result)])
+        parts: list[str | Table] = []
+        for direction, report in result["directions"].items():
+            parts += [direction, *describe_evaluation(report, name=name), ""]
+        return [*parts, describe_directions(result)]
     if "by_length" not in result:
-        return ""
+        return []
     scores = describe_scores(f"{name}@{name_checkpoint(result['checkpoint'], result.get('step'))}", result)
-    return "\n\n".join([scores, describe_by_length(result["by_length"])])
+    return [scores, "", describe_by_length(result["by_length"])]
 
 
 def _check_text_alone(

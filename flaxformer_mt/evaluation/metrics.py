@@ -1,4 +1,4 @@
-"""Scores of translations, by sacreBLEU: row 10 of the data path."""
+"""Scores of translations, by sacreBLEU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,42 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.bleu_tokenizers import choose_sentence_tokenizer, choose_tokenizer, make_bleu
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Corpus scores from 0 to 100, with the signatures that make them comparable."""
+class Metric(NamedTuple):
+    """A score of a corpus from 0 to 100: its name for people, sacreBLEU's metric, and whether it is quick."""
 
-    bleu: float
-    chrf: float
-    bleu_signature: str
-    chrf_signature: str
+    title: str
+    # From whether to ignore case, and the tokenizer for BLEU.
+    make: Callable[[bool, str], Any]
+    is_quick: bool = True
+
+
+def _make_chrf(lowercase: bool, tokenize: str = "") -> Any:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF(lowercase=lowercase)
+
+
+def _make_ter(lowercase: bool, tokenize: str) -> Any:
+    """TER always ignores case, and takes most time."""
+    from sacrebleu.metrics.ter import TER
+
+    return TER()
+
+
+# All that evaluations, reports and model cards show, by the names in JSON.
+METRICS = {
+    "bleu": Metric("BLEU", make_bleu),
+    "chrf": Metric("chrF", _make_chrf),
+    "ter": Metric("TER", _make_ter, is_quick=False),
+}
+# Those of validation during training, and of parts of a set.
+QUICK = tuple(name for name, metric in METRICS.items() if metric.is_quick)
+
+
+class Scores(dict[str, float]):
+    """Corpus scores by metric, with the signatures that make them comparable."""
+
+    signatures: dict[str, str]
     # Precisions of 1- to 4-grams, brevity penalty and length ratio, as sacreBLEU prints them.
     bleu_detail: str
 
@@ -24,18 +52,14 @@ class Scores:
 def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False, tokenize: str = "13a"
 ) -> Scores:
-    """Corpus BLEU, with sacreBLEU's tokenizer `tokenize`, and chrF of detokenized hypotheses."""
+    """The quick metrics of detokenized hypotheses, BLEU with sacreBLEU's tokenizer `tokenize`."""
     _check_lines(hypotheses, references)
-    bleu, chrf = make_bleu(lowercase, tokenize), _make_chrf(lowercase)
-    bleu_score = bleu.corpus_score(hypotheses, [references])
-    chrf_score = chrf.corpus_score(hypotheses, [references])
-    return Scores(
-        bleu=float(bleu_score.score),
-        chrf=float(chrf_score.score),
-        bleu_signature=str(bleu.get_signature()),
-        chrf_signature=str(chrf.get_signature()),
-        bleu_detail=str(bleu_score),
-    )
+    metrics = {name: METRICS[name].make(lowercase, tokenize) for name in QUICK}
+    results = {name: metric.corpus_score(hypotheses, [references]) for name, metric in metrics.items()}
+    scores = Scores({name: float(result.score) for name, result in results.items()})
+    scores.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+    scores.bleu_detail = str(results["bleu"])
+    return scores
 
 
 def score_sentences_chrf(
@@ -72,7 +96,7 @@ class ResampledScore(NamedTuple):
 
 @dataclass(frozen=True)
 class Resampling:
-    """Scores of several systems, with the results of resampling, by metric: bleu, chrf, ter."""
+    """Scores of several systems, with the results of resampling, by metric."""
 
     # One dict per system, in the given order.
     systems: tuple[dict[str, ResampledScore], ...]
@@ -91,24 +115,22 @@ def resample_scores(
     trials: int = 10_000,
     lowercase: bool = False,
     tokenize: str = "13a",
-    only: Sequence[str] = ("bleu", "chrf", "ter"),
+    only: Sequence[str] = tuple(METRICS),
 ) -> Resampling:
     """Scores and confidence intervals of all systems, and paired tests of the first against each other one.
 
     Uses sacreBLEU's implementations, with its seed 12345 or that of SACREBLEU_SEED. Scores that are exactly
     equal get the p-value 1: sacreBLEU counts only differences larger than the observed one, and would report
     its smallest p-value if no sample has a larger one. `samples` is 0 for no intervals, of a single system or
-    with approximate randomization, which has `trials`. TER always ignores case, and takes most time.
+    with approximate randomization, which has `trials`.
     """
-    from sacrebleu.metrics.ter import TER
     from sacrebleu.significance import PairedTest
 
     if samples < 2 and (samples != 0 or (paired == "bootstrap" and len(systems) > 1)):
         raise ValueError(f"samples is {samples}; {paired} needs at least 2")
     for hypotheses in systems.values():
         _check_lines(hypotheses, references)
-    metrics = {"bleu": make_bleu(lowercase, tokenize), "chrf": _make_chrf(lowercase), "ter": TER()}
-    metrics = {name: metrics[name] for name in only}
+    metrics = {name: METRICS[name].make(lowercase, tokenize) for name in only}
     # Randomization without a second system has nothing to swap: the scores remain. sacreBLEU replaces a count
     # of 0 by a default of its own; -1 means none.
     bootstrap = samples > 0 and (paired == "bootstrap" or len(systems) == 1)
@@ -158,9 +180,3 @@ def choose_score_options(
 ) -> dict[str, Any]:
     tokenize = choose_tokenizer(language, train.bleu_tokenize, references=references, warn=warn)
     return {"lowercase": train.lowercase, "tokenize": tokenize}
-
-
-def _make_chrf(lowercase: bool) -> Any:
-    from sacrebleu.metrics.chrf import CHRF
-
-    return CHRF(lowercase=lowercase)

@@ -1,9 +1,11 @@
-"""Figures from arrays: position tables, training curves and attention weights.
+"""Figures from arrays: position tables, training curves, scores and attention weights; as PNG, or in a page.
 
 Figures are made without pyplot, which would need a display and keep every figure in memory.
 """
 
+import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,10 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Dimensions of a table that are drawn as curves: of low enough frequency to be seen, high enough to vary.
-_CURVE_DIMENSIONS = range(4, 8)
-
-_DOTS_PER_INCH = 100
+_DOTS_PER_INCH = 150
 
 # Attention figures: the most heads of a figure, the inches that a label needs, the least inches of a head,
 # the most inches of all heads along one axis, and the most characters of a label.
@@ -30,6 +29,14 @@ _LABEL_INCHES = 0.14
 _MIN_HEAD_INCHES = 1.4
 _MAX_INCHES = 28.0
 _MAX_LABEL_LENGTH = 20
+
+# More points of a curve could not be told apart.
+_MOST_POINTS = 300
+# Inches of a chart: the view box of page.html.jinja has 72 units in each.
+_CHART = 4.2, 2.4
+# Colors that stand for those of a page: page.css has the light and the dark ones.
+_INK, _GRID = "#000001", "#000002"
+_RUN_COLORS = [f"#00010{number}" for number in range(6)]
 
 # The font that matplotlib ships.
 _SHIPPED_FONT = "DejaVu Sans"
@@ -58,13 +65,15 @@ def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
 def draw_position_curves(
     tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
 ) -> "Figure":
-    """Plot columns 4 to 7, or those that there are, of tables [P, D] over positions."""
+    """Plot four columns of tables [P, D] over positions: 4 to 7, or of more than 20 such frequencies."""
     figure = _make_figure(15, 5 * len(tables))
     for number, (name, table) in enumerate(tables.items(), start=1):
         axes = figure.add_subplot(len(tables), 1, number)
         positions = np.arange(first_position, first_position + len(table))
         width = table.shape[1]
-        for index in [i for i in _CURVE_DIMENSIONS if i < width] if width > 4 else range(width):
+        firsts = [2 * (max(width, 20) * share // 20) for share in (2, 3)]
+        columns = [index for first in firsts for index in (first, first + 1) if index < width]
+        for index in columns if width > 4 else range(width):
             axes.plot(positions, table[:, index], label=f"{column} {index}")
         axes.set(xlabel="position", ylabel="value", title=name if len(tables) > 1 else "")
         axes.margins(x=0.01)
@@ -101,6 +110,13 @@ def draw_position_tables(
 # ---- training ----
 
 
+def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> Curve:
+    """Return a metric of a run over its steps; of a step that is recorded twice, the later record counts."""
+    values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
+    steps = sorted(values)
+    return steps, [math.nan if values[step] is None else values[step] for step in steps]
+
+
 def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
     """Draw panels below each other over the same steps, each with its curves by the name of the data set.
 
@@ -124,11 +140,110 @@ def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
             _whole_numbers(axes.xaxis)
         else:
             axes.tick_params(labelbottom=False)
+    figure.align_ylabels()
     return figure
 
 
 def _finite(curve: Curve) -> bool:
     return bool(np.isfinite(np.asarray(curve[1], np.float64)).any())
+
+
+# ---- charts of a page ----
+
+
+class Line(NamedTuple):
+    """A curve: the number of its run, its name, its points, and whether it is drawn with dashes."""
+
+    run: int
+    name: str
+    points: Sequence[tuple[float, float]]
+    dashed: bool = False
+
+
+class Bar(NamedTuple):
+    """A value with the half width of its interval, or None."""
+
+    value: float
+    interval: float | None
+
+
+class Chart(NamedTuple):
+    """A drawing as the inside of an SVG element, and what is said to who does not see it."""
+
+    title: str
+    said: str
+    drawing: str
+    # Those that the legend names.
+    lines: Sequence[Line] = ()
+
+
+def chart_lines(lines: Sequence[Line], *, title: str, x_name: str) -> list[Chart]:
+    """Curves over the same axis; [] if no curve has two finite points."""
+    drawn = [line._replace(points=_choose_points(line.points)) for line in lines]
+    drawn = [line for line in drawn if len(line.points) > 1]
+    if not drawn:
+        return []
+    # Of all but the highest values, such as the losses of the first updates.
+    ys = [y for line in drawn for _, y in line.points]
+    highest = float(np.quantile(ys, 0.98, method="inverted_cdf"))
+    axes = _make_chart(x_name)
+    for line in drawn:
+        x, y = np.transpose(line.points)
+        style = "--" if line.dashed else "-"
+        axes.plot(x, np.minimum(y, highest), style, color=_RUN_COLORS[line.run], clip_on=False)
+    axes.set_xlim(left=0)
+    axes.locator_params("x", nbins=5, integer=True)
+    said = "; ".join(f"{line.name}: last value {line.points[-1][1]:.4g}" for line in drawn)
+    return [Chart(title, said, _write_svg(axes), drawn)]
+
+
+def chart_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x_name: str) -> list[Chart]:
+    """Groups of bars, one of each run, of scores up to 100, with whiskers for intervals; [] without any."""
+    if not any(groups.values()):
+        return []
+    axes = _make_chart(x_name)
+    for number, group in enumerate(groups.values()):
+        width = 0.8 / max(1, len(group))
+        for place, (run, bar) in enumerate(group):
+            middle = number - 0.4 + width * (place + 0.5)
+            axes.bar(middle, bar.value, 0.9 * width, color=_RUN_COLORS[run], clip_on=False)
+            if bar.interval:
+                interval = np.clip([bar.value - bar.interval, bar.value + bar.interval], 0, 100)
+                axes.plot([middle] * 2, interval, color=_INK, clip_on=False)
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set_ylim(0, min(100, axes.get_ylim()[1]))
+    return [Chart(title, f"{len(groups)} groups; the table has the values", _write_svg(axes))]
+
+
+def _choose_points(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Evenly spread finite points, the first and the last included."""
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    numbers = np.linspace(0, len(finite) - 1, min(len(finite), _MOST_POINTS)).round().astype(int)
+    return [finite[number] for number in numbers]
+
+
+def _make_chart(x_name: str) -> Any:
+    axes = _make_figure(*_CHART).add_subplot()
+    axes.set_xlabel(x_name, loc="right")
+    axes.grid(axis="y", color=_GRID, clip_on=False)
+    axes.set_axisbelow(True)
+    axes.tick_params(left=False, bottom=False)
+    axes.spines[:].set_visible(False)
+    return axes
+
+
+def _write_svg(axes: Any) -> str:
+    """Return what an SVG element of a page contains; the style sheet has its colors and its font."""
+    import matplotlib
+
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        axes.figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    svg = file.getvalue().partition("</defs>")[2].rpartition("</svg>")[0]
+    for name, color in [("ink", _INK), ("line", _GRID), *((f"run{i}", c) for i, c in enumerate(_RUN_COLORS))]:
+        svg = svg.replace(color, f"var(--{name})")
+    return re.sub(r' id="[^"]*"| font-family: [^;]*;|\n *', "", svg)
 
 
 # ---- attention ----

@@ -4,7 +4,7 @@ BLEU of different target languages counts different tokens, so that the scores o
 say little: the mean over directions gives each direction the same weight, whatever the sizes of its sets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
-from flaxformer_mt.evaluation.metrics import choose_score_options, score_translations
+from flaxformer_mt.evaluation.metrics import METRICS, QUICK, choose_score_options, score_translations
+from flaxformer_mt.evaluation.tables import Table, make_table
 from flaxformer_mt.translation.bleu_tokenizers import SCRIPT_SAMPLE
 
 
@@ -36,25 +37,22 @@ class DirectionScorer:
             start += part.size
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """The means `bleu` and `chrf`; of several directions also `bleu_de-en` and so on."""
+        """The means of quick metrics, such as `bleu`; of several directions also `bleu_de-en` and so on."""
         by_direction = {}
         for direction, start, stop, options in self._rows:
             part = translations.choose(range(start, stop))
             by_direction[direction.name] = score_translations(part.hypotheses, part.references, **options)
-        values = {
-            "bleu": fmean(scores.bleu for scores in by_direction.values()),
-            "chrf": fmean(scores.chrf for scores in by_direction.values()),
-        }
+        values = {name: fmean(one[name] for one in by_direction.values()) for name in QUICK}
         if len(by_direction) > 1:
-            for name, scores in by_direction.items():
-                values |= {f"bleu_{name}": scores.bleu, f"chrf_{name}": scores.chrf}
+            for name, one in by_direction.items():
+                values |= {f"{metric}_{name}": score for metric, score in one.items()}
         return values
 
 
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the report of several directions: means, sum, and the report of each under `directions`."""
     first = next(iter(reports.values()))
-    means = {metric: fmean(report[metric] for report in reports.values()) for metric in _METRICS}
+    means = {metric: fmean(report[metric] for report in reports.values()) for metric in METRICS}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
     same = {field: first[field] for field in ("checkpoint", "step", "method", "beam_size", "length_penalty")}
     return {
@@ -66,25 +64,23 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
     }
 
 
-_METRICS = ("bleu", "chrf", "ter")
 _SUMS = ("sentences", "truncated", "seconds")
 
 
-def describe_directions(report: Mapping[str, Any]) -> str:
-    """Format the scores of each direction, and their means, as a table.
+def describe_directions(report: Mapping[str, Any]) -> Table:
+    """The scores of each direction, and their means.
 
-    direction  sentences    BLEU    chrF     TER
-    en-de            500   30.10   52.20   55.00
-    en-fr            500   34.30   56.40   50.00
-    mean                   32.20   54.30   52.50
+    direction  sentences   BLEU   chrF    TER
+    en-de            500  30.10  52.20  55.00
+    mean                  30.10  52.20  55.00
     """
-    width = max(len("direction"), *map(len, report["directions"]))
-    lines = [f"{'direction':<{width}}  sentences    BLEU    chrF     TER"]
-    rows = [*report["directions"].items(), ("mean", {**report, "sentences": ""})]
-    for name, scores in rows:
-        numbers = "".join(f"{scores[metric]:>8.2f}" for metric in _METRICS)
-        lines.append(f"{name:<{width}}  {scores['sentences']:>9}{numbers}")
-    return "\n".join(lines)
+    records = [{**scores, "name": name} for name, scores in report["directions"].items()]
+    columns = {"direction": "{name}", "sentences": "{sentences}", **_name_columns(METRICS)}
+    return make_table(columns, [*records, {**report, "name": "mean", "sentences": None}])
+
+
+def _name_columns(metrics: Iterable[str]) -> dict[str, str]:
+    return {METRICS[metric].title: f"{{{metric}:.2f}}" for metric in metrics}
 
 
 # The longest source of each bucket, in words; one more bucket contains all longer sources.
@@ -107,8 +103,7 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
                 "from": start,
                 "to": end,
                 "sentences": len(part.sources),
-                "bleu": scores.bleu,
-                "chrf": scores.chrf,
+                **scores,
                 "hypothesis_length": round(fmean(map(_count_words, part.hypotheses)), 2),
                 "reference_length": round(fmean(map(_count_words, part.references)), 2),
             }
@@ -137,17 +132,13 @@ def name_bucket(start: int, end: int | None) -> str:
     return f"{start} or more" if end is None else f"{start}-{end}"
 
 
-def describe_by_length(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the buckets as a table, one per line.
+def describe_by_length(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The scores of each bucket.
 
-    source words  sentences    BLEU    chrF  words in translation  in reference
-            6-10         72   35.10   58.00                   8.2           8.4
+    source words  sentences   BLEU   chrF  words in translation  in reference
+            6-10         72  35.10  58.00                   8.2           8.4
     """
-    lines = ["source words  sentences    BLEU    chrF  words in translation  in reference"]
-    for row in rows:
-        words = name_bucket(row["from"], row["to"])
-        lines.append(
-            f"{words:>12}  {row['sentences']:>9}  {row['bleu']:>6.2f}  {row['chrf']:>6.2f}  "
-            f"{row['hypothesis_length']:>20.1f}  {row['reference_length']:>12.1f}"
-        )
-    return "\n".join(lines)
+    columns = {"source words": "{words}", "sentences": "{sentences}", **_name_columns(QUICK)}
+    columns["words in translation"] = "{hypothesis_length:.1f}"
+    columns["in reference"] = "{reference_length:.1f}"
+    return make_table(columns, [{**row, "words": name_bucket(row["from"], row["to"])} for row in rows])

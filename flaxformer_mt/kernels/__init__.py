@@ -6,5 +6,3 @@
 from flaxformer_mt.kernels.attention_kernels import Drop
 from flaxformer_mt.kernels.kernel_table import Kernels, choose_kernels
 from flaxformer_mt.kernels.masks import MaskRule, drop_ends
-
-__all__ = ["Drop", "Kernels", "MaskRule", "choose_kernels", "drop_ends"]

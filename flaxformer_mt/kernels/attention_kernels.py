@@ -5,7 +5,7 @@ Q, H, E]. `drop` drops weights [B, H, Q, M]; `see_weights` gets them before that
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -134,14 +134,21 @@ def attend_fused(
     scale: float | None = None,
     drop: Drop | None = None,
     see_weights: SeeWeights | None = None,
+    biases: Sequence[Array] = (),
 ) -> Array:
     """Attend by the first of some fused kernels that can, on the heads of each device; by `plain` if none
     can.
 
     No kernel can where somebody sees the weights, which it does not keep.
+
+    Args:
+      biases: none, or what was added to queries, keys and values as constants, [H, K] each: their gradients
+        are summed here.
     """
     options: dict[str, Any] = {"scale": scale, "drop": drop}
     changes = mask.bias is not None or scale is not None or drop is not None
+    if see_weights is not None or keys.shape[-1] != values.shape[-1] or changes:
+        query, keys, values = _leave_gradients((query, keys, values), biases)
     if see_weights is not None or keys.shape[-1] != values.shape[-1]:
         return plain(query, keys, values, mask, **options, see_weights=see_weights)
     if changes:
@@ -155,19 +162,37 @@ def attend_fused(
     }
 
     def attend_part(query: Array, keys: Array, values: Array, *own: Array) -> Array:
-        rule = dataclasses.replace(mask, **dict(zip(segments, own, strict=True)))
-        kind = next((kind for kind in kinds if fits(kind, query, keys)), "plain")
+        rule = dataclasses.replace(mask, **dict(zip(segments, own, strict=False)))
+        kind, added = next((kind for kind in kinds if fits(kind, query, keys)), "plain"), own[len(segments) :]
+        if kind == "pallas":
+            return attend_rows_on_tpu(query, keys, values, rule, added)
+        query, keys, values = _leave_gradients((query, keys, values), added)
         if kind == "plain":
             return plain(query, keys, values, rule)
         if kind == "triton":
             return attend_rows_on_gpu(query, keys, values, rule, None, None)
-        if kind == "pallas":
-            return attend_rows_on_tpu(query, keys, values, rule)
         return attend_by_jax(kind, query, keys, values, rule)
 
     inputs = [(heads, "BTHK") for heads in (query, keys, values)]
     inputs += [(jnp.asarray(array), "BT") for array in segments.values()]
+    inputs += [(bias, "HK") for bias in biases]
     return map_parts(attend_part, *inputs, result=(query.shape, "BTHK"))
+
+
+def _leave_gradients(heads: Sequence[Array], biases: Sequence[Array]) -> Sequence[Array]:
+    return [_leave_gradient(*pair) for pair in zip(heads, biases, strict=True)] if biases else heads
+
+
+@jax.custom_vjp
+def _leave_gradient(x: Array, bias: Array) -> Array:
+    """Return x [B, T, H, K], to which a bias [H, K] was added as a constant: it gets its gradient here."""
+    del bias
+    return x
+
+
+_leave_gradient.defvjp(
+    lambda x, bias: (x, None), lambda _, gradient: (gradient, gradient.astype(jnp.float32).sum((0, 1)))
+)
 
 
 def attend_rows_on_gpu(
@@ -214,12 +239,14 @@ def attend_by_jax(kind: Any, query: Array, keys: Array, values: Array, mask: Mas
     return jax.nn.dot_product_attention(query, keys, values, implementation=kind, **options)
 
 
-def attend_rows_on_tpu(query: Array, keys: Array, values: Array, mask: MaskRule) -> Array:
+def attend_rows_on_tpu(
+    query: Array, keys: Array, values: Array, mask: MaskRule, biases: tuple[Array, ...]
+) -> Array:
     """Attend by the kernel of pallas_attention.py."""
     flat = tuple(heads.reshape(*heads.shape[:2], -1) for heads in (query, keys, values))
     own, memory = mask.segments(query, keys)
     segments = Segments(own[:, None], memory[:, None])
-    return attend_rows(query.shape[2], mask.causal, False, flat, segments).reshape(query.shape)
+    return attend_rows(query.shape[2], mask.causal, False, flat, biases, segments).reshape(query.shape)
 
 
 def resolve_attention(preferred: Preference, platform: str) -> tuple[Kind, ...]:

@@ -22,6 +22,8 @@ class Kernels:
     product: `product(spec, x, y)`, an einsum with sums in float32. integer_product: the same of 8-bit
     integers, with sums in int32. attention: see `attend`. cross_entropy: see `CrossEntropy`. materialize: has
     arrays written to memory before they are used; a GPU's program would compute a row's mean for each entry.
+    sums_biases: whether attention takes the biases of queries, keys and values, which were added as
+    constants, and sums their gradients.
     """
 
     product: Product = Product()
@@ -29,6 +31,7 @@ class Kernels:
     attention: Callable[..., Array] = functools.partial(attend, Product())
     cross_entropy: CrossEntropy = CrossEntropy()
     materialize: Callable[[Any], Any] = lambda x: x
+    sums_biases: bool = False
 
 
 @functools.cache  # equal models have the same table, so that JAX compiles for them once
@@ -54,5 +57,6 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
         integer_product=int8.integer_product_on_cpu if on_cpu else int8.integer_product,
         attention=functools.partial(attend_unpadded, attention) if on_cpu else attention,
         cross_entropy=CrossEntropy(multiply, score),
+        sums_biases=kinds == ("pallas",),
         materialize=jax.lax.optimization_barrier if platform in ("gpu", "cuda") else Kernels.materialize,
     )

@@ -51,7 +51,12 @@ def fits_kernel(query_length: int, memory_length: int, *, heads: int, size: int)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def attend_rows(
-    heads: int, causal: bool, interpret: bool, projected: tuple[Array, Array, Array], segments: Segments
+    heads: int,
+    causal: bool,
+    interpret: bool,
+    projected: tuple[Array, Array, Array],
+    biases: tuple[Array, ...],
+    segments: Segments,
 ) -> Array:
     """Attend with queries over keys and values, with the scaling of equation 1: [B, Q, W], W = H * K.
 
@@ -61,24 +66,37 @@ def attend_rows(
     Args:
       interpret: whether to run on a CPU, slowly.
       projected: queries [B, Q, W], keys and values [B, M, W].
+      biases: none, or those that were added to each of these as constants. The backward kernel sums their
+        gradients, of numbers that it has at hand; to read them again takes as long as a product.
     """
+    del biases
     output = jax.ShapeDtypeStruct(projected[0].shape, projected[0].dtype)
     return _call(_forward, heads, causal, interpret, segments, projected, (), results=[output])[0]
 
 
 def _attend_forward(
-    heads: int, causal: bool, interpret: bool, projected: tuple[Array, Array, Array], segments: Segments
+    heads: int,
+    causal: bool,
+    interpret: bool,
+    projected: tuple[Array, Array, Array],
+    biases: tuple[Array, ...],
+    segments: Segments,
 ) -> tuple[Array, Any]:
-    return attend_rows(heads, causal, interpret, projected, segments), (projected, segments)
+    saved = projected, biases, segments
+    return attend_rows(heads, causal, interpret, *saved), saved
 
 
 def _attend_backward(
     heads: int, causal: bool, interpret: bool, saved: Any, gradient: Array
-) -> tuple[tuple[Array, ...], None]:
-    projected, segments = saved
+) -> tuple[tuple[Array, ...], tuple[Array, ...], None]:
+    projected, biases, segments = saved
     extra = (gradient.astype(projected[0].dtype),)
-    found = _call(_backward, heads, causal, interpret, segments, projected, extra, results=projected)
-    return tuple(found), None
+    batch, _, width = projected[0].shape
+    sums = [jax.ShapeDtypeStruct((batch, 1, width), jnp.float32) for _ in biases]  # of each row
+    results = [*projected, *sums]
+    found = _call(_backward, heads, causal, interpret, segments, projected, extra, results=results)
+    d_biases = (x.sum((0, 1)).reshape(bias.shape) for x, bias in zip(found[3:], biases, strict=True))
+    return tuple(found[:3]), tuple(d_biases), None
 
 
 attend_rows.defvjp(_attend_forward, _attend_backward)
@@ -245,7 +263,7 @@ def _backward(
     masks: Any, turns: Any, parts: Sequence[_Part], others: Sequence[_Part], *, scale: float
 ) -> None:
     query, keys, values = parts
-    gradient, *results = others
+    gradient, results, sums = others[0], others[1:4], others[4:]
 
     def weigh(row: int, group: _Group) -> tuple[Array, list[Any], list[Any]]:
         """Return the scaled queries, the weights, and the gradients of the scores."""
@@ -269,6 +287,8 @@ def _backward(
         )
         for result, numbers in zip(results, found, strict=True):
             result.write(row, group, numbers)
+        for total, numbers in zip(sums, found, strict=False):
+            total.write(row, group, numbers.sum(0, keepdims=True))
 
     _in_turns(turns, weigh, multiply)
 

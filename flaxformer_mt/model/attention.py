@@ -44,12 +44,17 @@ class MultiHeadAttention(nn.Module):
             "dtype": jnp.dtype(config.dtype),
             "kernels": self.kernels,
         }
+        # Of rotated queries and keys, attention would sum other gradients.
+        self.leaves_biases = (
+            self.kernels.sums_biases and config.attention_bias and config.positions != "rotary"
+        )
         make_projection = functools.partial(
             Projection,
             (config.model_dim,),
             axes="DHK",
             kernel_init=initializers.attention_input,
             bias_init=initializers.bias(config.model_dim),
+            bias_gradient=not self.leaves_biases,
             **shared,
         )
         self.query = make_projection((config.num_heads, key_dim))
@@ -78,6 +83,9 @@ class MultiHeadAttention(nn.Module):
             self.sow("intermediates", "attention_weights", weights)
             return weights
 
+        biases = {}
+        if self.leaves_biases:
+            biases = {"biases": [projection.bias for projection in (self.query, self.key, self.value)]}
         key = self.dropout.draw_key(deterministic=deterministic)
         sees = self.is_mutable_collection("intermediates")
         query, keys, values = (constrain(heads, "BTHK") for heads in (query, keys, values))
@@ -89,6 +97,7 @@ class MultiHeadAttention(nn.Module):
             scale=None if self.config.attention_scale else 1.0,
             drop=None if key is None else Drop(key, self.dropout.rate),
             see_weights=see_weights if sees else None,
+            **biases,
         )
         return self.output(heads)
 

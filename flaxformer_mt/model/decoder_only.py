@@ -1,6 +1,6 @@
 """The decoder-only Transformer: one causal stack over source and target, or over a target alone.
 
-Row 7 of the data path: token ids to logits, with the interface of EncoderDecoder. The start symbol of the
+Token ids to logits, with the interface of EncoderDecoder. The start symbol of the
 target separates source and target. Padding arrives as masks or segments; losses/ contains the losses.
 """
 

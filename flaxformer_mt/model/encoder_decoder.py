@@ -1,6 +1,6 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017), with its cached decoding step.
 
-Row 7 of the data path: token ids to logits. Padding arrives as masks or segments; losses/ contains the
+Token ids to logits. Padding arrives as masks or segments; losses/ contains the
 losses.
 """
 
@@ -85,8 +85,9 @@ class EncoderDecoder(CachedDecoder):
     def embed_target(self, batch: Batch) -> Array:
         """Compute the vectors [B, T, D] of target tokens and positions, the input of the first layer."""
         length = batch.target_in.shape[1]
-        embedded = self._embed_target(batch.target_in)
-        return self.decoder.start(embedded, jnp.arange(length)[None], length=length, deterministic=True)
+        positions = jnp.arange(length)[None]
+        embedded = self._embed_target(batch.target_in, positions)
+        return self.decoder.start(embedded, positions, length=length, deterministic=True)
 
     def encode(self, source: Array, source_mask: Array) -> Array:
         """Encode sources [B, S], one per row, to memory [B, S, D]."""
@@ -136,7 +137,8 @@ class EncoderDecoder(CachedDecoder):
     ) -> tuple[Array, list[Any]]:
         """Run tokens [B, W] at their positions, all < length; return hidden states and new caches."""
         bias = None if ages is None else self.decoder.relative_bias(bidirectional=False).of_ages(ages)
-        x = self.decoder.start(self._embed_target(tokens), positions, length=length, deterministic=True)
+        embedded = self._embed_target(tokens, positions)
+        x = self.decoder.start(embedded, positions, length=length, deterministic=True)
         cross_mask = self._padding_rule(cache.shared["source_mask"]).dense(1)
         per_beam = []
         for block, block_cache, memory in zip(
@@ -185,9 +187,12 @@ class EncoderDecoder(CachedDecoder):
             embedded = jnp.where(is_token[..., None], embedded, jax.lax.stop_gradient(embedded))
         return embedded
 
-    def _embed_target(self, ids: Array) -> Array:
+    def _embed_target(self, ids: Array, positions: Array) -> Array:
         shared = self.config.tying in ("all", "embeddings")
-        return self.shared_embedding(ids) if shared else self.target_embedding(ids)
+        embedded = self.shared_embedding(ids) if shared else self.target_embedding(ids)
+        if self.config.target_start == "zeros":
+            embedded = jnp.where((positions == 0)[..., None], 0, embedded)
+        return embedded
 
     def _encode(
         self, source: Array, is_token: Array, rule: MaskRule, *, positions: Array | None, deterministic: bool
@@ -212,7 +217,7 @@ class EncoderDecoder(CachedDecoder):
     ) -> Array:
         length, packed = target_in.shape[1], positions is not None
         positions = jnp.arange(length)[None] if positions is None else positions
-        embedded = self._embed_target(target_in)
+        embedded = self._embed_target(target_in, positions)
         x = self.decoder.start(embedded, positions, length=length, packed=packed, deterministic=deterministic)
         self_rule = self._add_bias(self_rule, self.decoder, bidirectional=False)
         x = self.decoder.run(x, memory, self_rule, cross_rule, self.decoder.rotary(positions), deterministic)

@@ -5,6 +5,7 @@ The names and shapes of a projection's arrays are those that checkpoints and con
 
 import math
 
+import jax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
@@ -31,6 +32,8 @@ class Projection(nn.Module):
     kernel_init: Initializer
     bias_init: Initializer
     kernels: Kernels
+    # Whether the bias has a gradient here, not where the results are used.
+    bias_gradient: bool = True
 
     def setup(self) -> None:
         matrix = math.prod(self.inputs), math.prod(self.features)
@@ -44,25 +47,27 @@ class Projection(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Map x [..., *inputs] to [..., *features]."""
         y = self.multiply(x)
-        y = y + self.bias if self.use_bias else y
-        return checkpoint_name(y.astype(self.dtype), PROJECTED)
+        if self.use_bias:
+            y = y + (self.bias if self.bias_gradient else jax.lax.stop_gradient(self.bias)).reshape(-1)
+        return checkpoint_name(y.astype(self.dtype), PROJECTED).reshape(*y.shape[:-1], *self.features)
 
     def multiply(self, x: Array) -> Array:
-        """Multiply x [..., *inputs] with the kernel, to float32 [..., *features], without the bias."""
-        summed, kept = self.axes[: -len(self.features)], self.axes[-len(self.features) :]
-        x = x.astype(self.dtype)
-        if self.kernel_scale is not None:
-            return self._multiply_quantized(x, len(summed))
-        kernel = self.kernel.reshape(self.kernel.shape[-len(self.axes) :])
-        return self.kernels.product(f"...{summed},{self.axes}->...{kept}", x, kernel, parameter=True)
+        """Multiply x [..., *inputs] with the kernel, to float32 [..., F], without the bias.
 
-    def _multiply_quantized(self, x: Array, summed: int) -> Array:
-        leading = x.shape[: x.ndim - summed]
-        inputs = math.prod(self.inputs)  # not -1: a language model's source has no tokens
-        matrix = Quantized(self.kernel.reshape(inputs, -1), self.kernel_scale.reshape(-1))
-        x = x.reshape(*leading, inputs)
-        y = multiply_quantized(self.kernels.integer_product, "...D,DF->...F", x, matrix)
-        return y.reshape(*leading, *self.features)
+        Heads and their features are one axis meanwhile, as in the paper's matrices: a TPU pads the last axis
+        to 128, and would move all numbers of separate heads before and after its kernel of attention.
+        """
+        leading = x.shape[: x.ndim - len(self.axes) + len(self.features)]
+        inputs, features = math.prod(self.inputs), math.prod(self.features)
+        x = x.astype(self.dtype).reshape(*leading, inputs)
+        spec, shape = ("...D,DF->...F", (-1, features))  # -1: devices may have a part along D
+        if self.axes.endswith("D"):
+            spec, shape = ("...F,FD->...D", (inputs, -1))
+        matrix = self.kernel.reshape(shape)
+        if self.kernel_scale is None:
+            return self.kernels.product(spec, x, matrix, parameter=True)
+        quantized = Quantized(matrix, self.kernel_scale.reshape(-1))
+        return multiply_quantized(self.kernels.integer_product, spec, x, quantized)
 
     def of_head(self, x: Array, head: int) -> Array:
         """Map x [..., D] to the features [..., K] of one of the heads H, of features [H, K]."""

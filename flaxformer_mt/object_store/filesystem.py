@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.errors import DISK_FULL, UserError, install_command
+from flaxformer_mt.errors import DISK_FULL, UserError, describe_error, install_command
 
 # Scheme -> the extra of this package that its store needs. `file` is a bucket that is mounted as a folder.
 _SCHEMES = {"gs": "gs", "gcs": "gs", "s3": "s3", "file": "", "memory": ""}
@@ -122,5 +122,5 @@ class ObjectStore:
                 remedy = "create the bucket, or correct the URL"
             elif isinstance(error, PermissionError) or re.search(_REFUSED, f"{type(error).__name__} {error}"):
                 remedy = _LOGIN[self._extra]
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            reason = describe_error(error)
             raise UserError(f"{self.url} cannot be {done} ({reason}); {remedy}") from error

@@ -28,6 +28,7 @@ from flaxformer_mt.parallel.independent_rows import (
     compile_by_rows,
     local_device_count,
     replicate_locally,
+    replicated_shapes,
     training_devices,
     use_cpu_cores_as_devices,
 )
@@ -38,26 +39,6 @@ from flaxformer_mt.parallel.mesh import (
     split_as_trained,
     split_for_search,
 )
-
-__all__ = [
-    "DeviceLayout",
-    "Parallel",
-    "SplitParameters",
-    "check_compiler_options",
-    "choose_dtype",
-    "choose_layout",
-    "compile_by_rows",
-    "default_device_kind",
-    "default_platform",
-    "enable_compilation_cache",
-    "local_device_count",
-    "make_parallel",
-    "place_parameters",
-    "replicate_locally",
-    "split_as_trained",
-    "split_for_search",
-    "use_cpu_cores_as_devices",
-]
 
 
 def make_parallel(config: Config, *, devices: Sequence[jax.Device] | None = None) -> Parallel:

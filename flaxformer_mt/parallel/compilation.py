@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import stat
@@ -20,7 +21,7 @@ import jax
 import numpy as np
 
 from flaxformer_mt.cpu import describe_processor
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 
 # The monitoring events of JAX whose time is compile time.
 _COMPILING = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
@@ -32,6 +33,7 @@ class CompileClock:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start at the present time of `clock`, in seconds."""
         self._clock, self._start = clock, clock()
+        self._beside = False
         # Start and end of each time in which programs were compiled; they do not overlap.
         self._compiled: list[tuple[float, float]] = []
         self._lock = threading.Lock()
@@ -45,9 +47,18 @@ class CompileClock:
         """Return the time of a clock that stands still while programs are compiled."""
         return self._clock() - self.compiling()
 
+    @contextlib.contextmanager
+    def compiling_beside(self) -> Iterator[None]:
+        """Count no compile time meanwhile: nothing waits for it."""
+        self._beside = True
+        try:
+            yield
+        finally:
+            self._beside = False
+
     def listen(self, event: str, duration_secs: float, **_: str | int) -> None:
         """Add the time of an event that ends now, less what others, in other threads, have of it."""
-        if event not in _COMPILING:
+        if self._beside or event not in _COMPILING:
             return
         with self._lock:
             end = self._clock()
@@ -107,16 +118,15 @@ def check_compiler_options(options: Mapping[str, str | bool]) -> None:
         try:
             jax.jit(lambda x: x + 1, compiler_options={name: value}).lower(0.0).compile()
         except (jax.errors.JaxRuntimeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0][:200]
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(
                 f"parallel.xla_flags has {name}={shown}, which XLA of JAX {jax.__version__} refuses on "
-                f"{jax.default_backend()} ({reason}); remove it from parallel.xla_flags"
+                f"{jax.default_backend()} ({first_line(error)}); remove it from parallel.xla_flags"
             ) from error
 
 
 # Maximum number of files; those that were used longest ago are removed.
-_MAX_FILES = 200
+_MAX_FILES = 400
 
 # Maximum size of a file in bytes. The program of a big model has a few megabytes.
 _MAX_BYTES = 1 << 30
@@ -153,41 +163,76 @@ def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:
 def compile_kept(
     function: Callable[..., Any], arguments: tuple[Any, ...], dependencies: Any, devices: Sequence[jax.Device]
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return a compiled program: a kept one, or the compiled `function`, which is then kept.
+    """Return the program of a function that returns a tuple of arrays; see `lower_kept`."""
+    return lower_kept(function, arguments, dependencies, devices)()
+
+
+def lower_kept(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    dependencies: Any,
+    devices: Sequence[jax.Device],
+    *,
+    results: Any = None,
+    check: bool = True,
+) -> Callable[[], Callable[..., Any]]:
+    """Load a kept program, or trace it; return what compiles and keeps it if need be, in any thread.
 
     Args:
-      function: a result of `jax.jit`, without static arguments, that returns a tuple of arrays.
+      function: a result of `jax.jit`, without static arguments.
       arguments: arrays, or their shapes, with the dtypes and shardings of all later calls; the program may be
-        run on them, with zeros in place of shapes.
+        run on them, with zeros in place of shapes. Those that are donated are shapes.
       dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
       devices: the devices that the program runs on.
+      results: a tree with the structure of the results. None: they are a tuple of arrays.
+      check: whether a copy must give the same results before it is kept.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(arguments)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(arguments)
     shapes = [[jax.tree_util.keystr(path), str(x.dtype), list(x.shape)] for path, x in leaves]
-    path = _find_path("program", [dependencies, shapes, [device.id for device in devices]])
+    path = _find_path("program", [dependencies, str(structure), shapes, [device.id for device in devices]])
     if (data := _read(path)) is not None:
         with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
-            return _load(data, arguments, devices)
+            loaded = _load(data, arguments, devices, results)
+            return lambda: loaded
     lowered = function.lower(*arguments)  # type: ignore[attr-defined]
     if path is None:
-        return lowered.compile()
-    with _outside_of_jax_cache():
-        compiled = lowered.compile()
-    _keep(path, compiled, arguments, devices)
-    return compiled
+        return lowered.compile
+
+    def compile_and_keep() -> Callable[..., Any]:
+        with _outside_of_jax_cache():
+            compiled = lowered.compile()
+        _keep(path, compiled, arguments, devices, results, check=check)
+        return compiled
+
+    return compile_and_keep
 
 
-def _keep(path: Path, compiled: Any, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> None:
+def _keep(
+    path: Path,
+    compiled: Any,
+    arguments: tuple[Any, ...],
+    devices: Sequence[jax.Device],
+    results: Any,
+    *,
+    check: bool,
+) -> None:
     """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
     from jax.experimental.serialize_executable import serialize
 
     with contextlib.suppress(ValueError, TypeError, RuntimeError):
         program, _, structure = serialize(compiled)
+        assert results is None or jax.tree.structure(results) == structure
         data = json.dumps(structure.num_leaves).encode() + b"\n" + program
-        arguments = jax.tree.map(_make_zeros, arguments)
-        copied, own = _load(data, arguments, devices)(*arguments), compiled(*arguments)
-        if all(np.array_equal(*pair, equal_nan=True) for pair in zip(copied, own, strict=True)):
-            _write(path, data)
+        copy = _load(data, arguments, devices, results)
+        if check:
+            # One after the other: both may donate what they get.
+            copied, own = (
+                jax.device_get(run(*jax.tree.map(_make_zeros, arguments))) for run in (copy, compiled)
+            )
+            pairs = zip(jax.tree.leaves(copied), jax.tree.leaves(own), strict=True)
+            if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
+                return
+        _write(path, data)
 
 
 def _make_zeros(argument: Any) -> Any:
@@ -196,14 +241,16 @@ def _make_zeros(argument: Any) -> Any:
     return jax.device_put(np.zeros(argument.shape, argument.dtype), argument.sharding)
 
 
-def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> Callable[..., Any]:
+def _load(
+    data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device], results: Any
+) -> Callable[..., Any]:
     from jax.experimental.serialize_executable import deserialize_and_load
 
     count, _, program = data.partition(b"\n")
     return deserialize_and_load(
         program,
         jax.tree.structure((arguments, {})),
-        jax.tree.structure((0,) * json.loads(count)),
+        jax.tree.structure((0,) * json.loads(count) if results is None else results),
         backend=devices[0].client,
         execution_devices=tuple(devices),
     )
@@ -251,7 +298,11 @@ def _describe_surroundings() -> dict[str, Any]:
     }
     return {
         "code": _digest_code(),
-        "versions": [sys.version, jax.__version__, jax.lib.__version__, devices[0].client.platform_version],
+        "versions": [
+            sys.version,
+            *(importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")),
+            devices[0].client.platform_version,
+        ],
         "settings": settings,
         "flags": [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         "processor": describe_processor(),
@@ -259,12 +310,18 @@ def _describe_surroundings() -> dict[str, Any]:
     }
 
 
+# Of the package: what programs are traced from.
+_TRACED = ("model", "kernels", "search", "decoding", "training", "parallel") + tuple(
+    f"{name}.py" for name in ("losses", "shapes", "trees", "config/schema", "data/batch_array")
+)
+
+
 @functools.cache
 def _digest_code() -> str:
     """Digest the modules that programs are traced from: a checkout may change without its version."""
     package = Path(__file__).parents[1]
     digest = hashlib.blake2b(digest_size=16)
-    for wing in ("model", "kernels", "search", "decoding", "parallel", "shapes.py", "config/schema.py"):
+    for wing in _TRACED:
         files = [package / wing] if wing.endswith(".py") else sorted((package / wing).rglob("*.py"))
         for file in files:
             digest.update(file.read_bytes())

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.parallel.devices import find_devices
@@ -74,12 +74,22 @@ def replicate_locally(tree: Any) -> Any:
 
     With several processes, all processes call it together.
     """
-    if local_device_count() == 1 and jax.process_count() == 1:
-        return jax.device_put(tree, jax.local_devices()[0])
-    replicated = NamedSharding(_local_mesh(), PartitionSpec())
+    replicated = _replicated()
     if jax.process_count() == 1:
         return jax.device_put(tree, replicated)
     return jax.tree.map(lambda leaf: jax.device_put(np.asarray(gather_leaf(leaf)), replicated), tree)
+
+
+def replicated_shapes(tree: Any) -> Any:
+    """Return the shapes and shardings of the result of `replicate_locally` for arrays of these shapes."""
+    place = _replicated()
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree)
+
+
+def _replicated() -> Sharding:
+    if local_device_count() == 1 and jax.process_count() == 1:
+        return SingleDeviceSharding(jax.local_devices()[0])
+    return NamedSharding(_local_mesh(), PartitionSpec())
 
 
 def compile_by_rows(

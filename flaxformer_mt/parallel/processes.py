@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from flaxformer_mt.errors import TrainingInterrupted, UserError
+from flaxformer_mt.errors import TrainingInterrupted, UserError, first_line
 from flaxformer_mt.parallel.devices import find_devices
 
 # Seconds without a heartbeat after which JAX counts a process as dead; the variable overrides the default.
@@ -71,12 +71,12 @@ def connect(
     except (ValueError, RuntimeError) as error:
         if detect:
             raise UserError(
-                f"--distributed found no job of several processes here ({_first_line(error)}); give "
+                f"--distributed found no job of several processes here ({first_line(error)}); give "
                 "--coordinator=HOST:PORT, --processes=N and --process=I"
             ) from error
         raise UserError(
             f"process {process} of {processes} could not join the job at {coordinator} within 120 s "
-            f"({_first_line(error)}); start all processes, with process 0 at that address"
+            f"({first_line(error)}); start all processes, with process 0 at that address"
         ) from error
     if jax.process_count() > 1:
         _explain_aborts()
@@ -121,10 +121,6 @@ def _reserve_standard_output() -> None:
     stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, newline="\n")
     os.dup2(2, 1)
     sys.stdout = stdout
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def is_first() -> bool:

@@ -1,7 +1,6 @@
 """Index of a run's checkpoints: the steps, the best, the newest, the damaged, and which ones to delete."""
 
 import copy
-import difflib
 import json
 import math
 import os
@@ -9,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, suggest
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, STEP_DIGITS, is_step
 
@@ -83,10 +82,9 @@ class CheckpointIndex:
         elif word.isascii() and word.isdigit() and len(word) <= STEP_DIGITS:
             name = int(word)
         else:
-            near = difflib.get_close_matches(word, _KEYWORDS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
             raise UserError(
-                f"checkpoint {word!r} is not best, last, average or a step{hint}; {self.describe()}"
+                f"checkpoint {word!r} is not best, last, average or a step{suggest(word, _KEYWORDS)}; "
+                f"{self.describe()}"
             )
         if name is None or not os.path.lexists(self.folder(name)):
             raise UserError(f"{self._explain_absence(word)}; {self.describe()}")

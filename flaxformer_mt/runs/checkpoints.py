@@ -1,11 +1,11 @@
 """Checkpoints: named trees of arrays, and the training progress, in RUN/checkpoints/STEP/.
 
-Row 11 of the data path.
 
-    RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item per tree, as nested dicts of arrays
-                          manifest.json            size and digest of each file, dtype and shape of each leaf,
-                                                   and the training progress, needed to resume
-    RUN/checkpoints/average/                       the mean of several checkpoints, in the same layout
+
+RUN/checkpoints/1500/ params/ opt_state/ ...   one orbax item per tree, as nested dicts of arrays
+                      manifest.json            size and digest of each file, dtype and shape of each leaf,
+                                               and the training progress, needed to resume
+RUN/checkpoints/average/                       the mean of several checkpoints, in the same layout
 """
 
 import contextlib

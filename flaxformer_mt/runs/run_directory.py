@@ -5,7 +5,6 @@ RUN/ config.json · vocab/ · checkpoints/STEP/ · metrics.jsonl · tensorboard/
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -16,7 +15,8 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from flaxformer_mt.atomic_file import write_atomically
-from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.config import Config
+from flaxformer_mt.config.field_values import MayChange, find_marks
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
@@ -25,41 +25,8 @@ from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 from flaxformer_mt.vocab.pretrained import FILES_NAME, METADATA_NAME
 
-_ROUNDING = "further updates are the same up to rounding"
-# Fields that may change when a run is resumed -> what changes with them; "": nothing in the results.
-_CHANGEABLE_FIELDS = {
-    "data.cache_dir": "",
-    "data.tfds_data_dir": "",
-    "data.loader_threads": "",
-    "data.prefetch": "",
-    "train.log_every": "",
-    "train.compile_ahead": "",
-    "train.bleu_tokenize": "BLEU is of other tokens, and so may be the best checkpoint",
-    "train.tensorboard": "",
-    "train.trackers": "",
-    "train.peak_flops": "",
-    "train.keep_checkpoints": "",
-    "parallel.backend": _ROUNDING,
-    "parallel.devices": _ROUNDING,
-    "parallel.data": _ROUNDING,
-    "parallel.fsdp": _ROUNDING,
-    "parallel.tensor": _ROUNDING,
-    "parallel.fsdp_gathers": _ROUNDING,
-    "parallel.xla_flags": _ROUNDING,
-    "model.remat": _ROUNDING,
-    "model.attention": _ROUNDING,
-    "model.scan_layers": "",
-    "train.loss_chunk_tokens": _ROUNDING,
-    "train.unpad": _ROUNDING,
-    "train.checkpoint_every": "other steps are saved, of which train.average_last takes the mean",
-    "train.evaluate_every": "other steps are evaluated, of which the best is chosen",
-    "train.patience": "training may stop at another step",
-    "train.steps": "training ends at another step",
-}
-_CHANGEABLE_FIELDS |= {
-    f"search.{field.name}": "later translations and their scores differ"
-    for field in dataclasses.fields(SearchConfig)
-}
+# Fields that may change when a run is resumed, and what changes with them.
+CHANGEABLE_FIELDS = find_marks(Config, MayChange)
 
 # The step of the checkpoint that `import` writes.
 IMPORTED_STEP = 0
@@ -180,8 +147,9 @@ def _record_change(run_dir: Path, old: Config, new: Config) -> None:
         file.write(json.dumps(record) + "\n")
     effects: dict[str, list[str]] = {}
     for line in compare_configs(old, new) if step > IMPORTED_STEP else []:
-        if effect := _CHANGEABLE_FIELDS.get(line.split(":", 1)[0]):
-            effects.setdefault(effect, []).append(line)
+        mark = CHANGEABLE_FIELDS.get(line.split(":", 1)[0])
+        if mark and mark.effect:
+            effects.setdefault(mark.effect, []).append(line)
     if effects:
         changes = "; ".join(f"{', '.join(lines)} ({effect})" for effect, lines in effects.items())
         warn_user(f"{run_dir} is resumed at step {step} with another config: {changes}")
@@ -214,7 +182,7 @@ def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
     name = line.split(":", 1)[0]
     if name == "train.steps":
         return new.train.steps >= (newest_step or 0) and new.optim.schedule in _EXTENDABLE_SCHEDULES
-    return name in _CHANGEABLE_FIELDS
+    return name in CHANGEABLE_FIELDS
 
 
 def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:

@@ -2,5 +2,3 @@
 
 from flaxformer_mt.tracking.progress_display import Sample, format_duration
 from flaxformer_mt.tracking.tracker import Tracker, read_metrics
-
-__all__ = ["Sample", "Tracker", "format_duration", "read_metrics"]

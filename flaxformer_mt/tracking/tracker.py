@@ -1,10 +1,10 @@
 """Training metrics: metrics.jsonl for programs, other trackers, and progress lines for the user.
 
-Row 10 of the data path.
 
-    RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
-    RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
-    standard error    step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left
+
+RUN/metrics.jsonl {"step": 1200, "time": 1763712000.0, "split": "train", "loss": 3.412, ...}
+RUN/tensorboard/  the same numbers as train/loss, valid/bleu, ...; the config; sample translations
+standard error    step  1200/5000 | loss 3.412 | lr 8.9e-04 | 5,600 tokens/s | padding 6.1% | 12:31 left
 """
 
 import collections
@@ -19,7 +19,7 @@ from typing import Any, Self, TextIO
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file
-from flaxformer_mt.errors import UserError, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, describe_error, name_full_disk, warn_user
 from flaxformer_mt.tracking.progress_display import (
     Display,
     Sample,
@@ -169,7 +169,7 @@ class Tracker:
                     raise
                 del self._services[name]
                 warn_user(
-                    f"{name} gets nothing more of this run: {type(error).__name__}: {error}; a process that "
+                    f"{name} gets nothing more of this run: {describe_error(error)}; a process that "
                     "resumes it tries again"
                 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.atomic_file import write_atomically
-from flaxformer_mt.errors import UserError, install_command
+from flaxformer_mt.errors import UserError, describe_error, install_command
 from flaxformer_mt.tracking.progress_display import Sample
 
 # The file of a run with its identity in each service.
@@ -76,8 +76,6 @@ def open_service(name: str, run_dir: Path) -> Service:
 
 
 def _explain(name: str, error: Exception) -> UserError:
-    reason = str(error).strip().partition("\n")[0]
     return UserError(
-        f"train.trackers={name} cannot begin: {type(error).__name__}: {reason}; correct that, or leave "
-        f"{name} out"
+        f"train.trackers={name} cannot begin: {describe_error(error)}; correct that, or leave {name} out"
     )

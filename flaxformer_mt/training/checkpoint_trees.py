@@ -38,14 +38,7 @@ def to_trees(state: TrainState) -> dict[str, Any]:
 def restore_state(
     checkpoints: Checkpoints, step: int, target: TrainState
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Read a state, and the progress beside it, from a checkpoint with stacked or with single layers.
-
-    Args:
-      target: the shapes, dtypes and shardings of the state.
-
-    Raises:
-      UserError: see `Checkpoints.restore`.
-    """
+    """Read a state, and the progress beside it, from a checkpoint with stacked or with single layers."""
     trees, progress = restore_trees(checkpoints, step, _name_trees(target))
     counters = trees.pop("counters")
     return TrainState(**({"ema_params": None} | trees | counters)), progress
@@ -54,11 +47,7 @@ def restore_state(
 def restore_trees(
     checkpoints: Checkpoints, step: int, targets: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read trees as `Checkpoints.restore` does, whether their layers are stacked there or in `targets`.
-
-    Raises:
-      UserError: see `Checkpoints.restore`.
-    """
+    """Read trees as `Checkpoints.restore` does, whether their layers are stacked there or in `targets`."""
     wanted = {name: flatten_tree(tree) for name, tree in targets.items()}
     stored = checkpoints.read_specs(step)
     rearrange = {

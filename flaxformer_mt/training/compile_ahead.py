@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -16,46 +16,91 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.buckets import Shape
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.parallel import Parallel
+from flaxformer_mt.parallel.compilation import lower_kept
 from flaxformer_mt.shapes import Batch
 
 # Seconds between two messages on how many shapes are compiled.
 _MESSAGE_EVERY = 10.0
 
 
-class ProgramsByShape:
-    """A program for each shape of a batch: compiled ahead, or by jit when the shape first occurs."""
+class DiskCache(NamedTuple):
+    """How the programs of a function are kept on disk: see `lower_kept`.
 
-    def __init__(self, jitted: Callable[..., Any], *, batch: int) -> None:
+    results: makes a tree with the structure of the results from the arguments.
+    """
+
+    dependencies: Any
+    devices: Sequence[jax.Device]
+    results: Callable[..., Any]
+
+
+class ProgramsByShape:
+    """A program for each shape of a batch, compiled ahead or when the shape first occurs."""
+
+    def __init__(self, jitted: Any, *, batch: int, on_disk: DiskCache | None = None) -> None:
         """Compile nothing.
 
         Args:
           jitted: a result of `jax.jit`.
-          batch: the index of its argument that is a `BatchArray`.
+          batch: the index of its argument that is a batch.
+          on_disk: None: programs are not kept on disk.
         """
-        self._jitted, self._batch = jitted, batch
+        self.jitted, self._batch, self._on_disk = jitted, batch, on_disk
         self._programs: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the program for the shape of the batch."""
-        return self._programs.setdefault(_key(arguments[self._batch]), self._jitted)(*arguments)
+        key = _key(arguments[self._batch])
+        if key not in self._programs:
+            self._programs[key] = self.start(*arguments)()
+        return self._programs[key](*arguments)
 
     def __len__(self) -> int:
         """Return the number of shapes for which there is a program."""
         return len(self._programs)
 
-    def __contains__(self, batch: BatchArray) -> bool:
+    def __contains__(self, batch: Any) -> bool:
         """Tell whether there is a program for batches of this shape."""
         return _key(batch) in self._programs
 
     def lower(self, *arguments: Any) -> Any:
         """Trace the program for arguments of which only shapes, dtypes and shardings are read."""
-        return self._jitted.lower(*arguments)  # type: ignore[attr-defined]
+        return self.jitted.lower(*arguments)
 
-    def add(self, batch: BatchArray, program: Callable[..., Any]) -> None:
+    def start(self, *arguments: Any) -> Callable[[], Callable[..., Any]]:
+        """Load the program for such arguments, or trace it; return what compiles it, in any thread."""
+        shapes = shapes_of(arguments)
+        if self._on_disk is None:
+            return self.lower(*shapes).compile
+        dependencies, devices, results = self._on_disk
+        # Accelerators have no memory for a second state; one copy shows whether a processor can load copies.
+        check = devices[0].platform == "cpu" and not self._programs
+        return lower_kept(self.jitted, shapes, dependencies, devices, results=results(*shapes), check=check)
+
+    def add(self, batch: Any, program: Callable[..., Any]) -> None:
         """Keep the compiled program for batches of this shape."""
         self._programs[_key(batch)] = program
+
+    def compile_all(self, every: Iterable[tuple[Any, ...]]) -> None:
+        """Compile the programs for several arguments, in as many threads as there are cores."""
+        distinct = {_key(arguments[self._batch]): arguments for arguments in every}
+        started = {key: self.start(*arguments) for key, arguments in distinct.items()}  # tracing holds a lock
+        with ThreadPoolExecutor(core_count(), thread_name_prefix="compile") as threads:
+            futures = {key: threads.submit(compile_one) for key, compile_one in started.items()}
+        self._programs |= {key: future.result() for key, future in futures.items()}
+
+
+def shapes_of(tree: Any) -> Any:
+    """Replace the arrays of a tree by their shapes, dtypes and shardings."""
+
+    def describe(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding, weak_type=x.weak_type)
+
+    return jax.tree.map(describe, tree)
 
 
 def _key(batch: Any) -> Any:
@@ -67,18 +112,6 @@ def compiles_ahead(config: Config, platform: str) -> bool:
     """Tell whether programs are compiled before they are needed: with `auto`, on all devices but CPUs."""
     wanted = config.train.compile_ahead
     return wanted == "all" or wanted == "auto" and platform != "cpu"
-
-
-def compile_together(jitted: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Compile a result of `jax.jit` for each of several arguments, in as many threads as there are cores.
-
-    Args:
-      arguments: of which only shapes, dtypes and shardings are read; at least one.
-    """
-    with ThreadPoolExecutor(min(len(arguments), core_count()), thread_name_prefix="compile") as threads:
-        # Tracing holds Python's lock, compiling does not.
-        found = [threads.submit(jitted.lower(*one).compile) for one in arguments]  # type: ignore[attr-defined]
-        return [future.result() for future in found]
 
 
 def find_shapes(config: Config, batches: dict[str, Any], *, updates: int) -> tuple[Shape, ...]:
@@ -111,9 +144,6 @@ def compile_ahead(
     Args:
       arguments_of: the batch of a shape and all arguments of its program, without data.
       say: receives a line now and then on how far it is.
-
-    Raises:
-      UserError: a shape for which the program needs more memory than the devices have.
     """
     waiting: dict[Future[Any], tuple[Shape, BatchArray]] = {}
     shown = time.monotonic()
@@ -136,7 +166,7 @@ def compile_ahead(
     try:
         for shape in shapes:
             batch, arguments = arguments_of(shape)
-            waiting[threads.submit(programs.lower(*arguments).compile)] = (shape, batch)
+            waiting[threads.submit(programs.start(*arguments))] = (shape, batch)
             collect({future for future in waiting if future.done()})
         while waiting:
             collect(wait(waiting, return_when=FIRST_COMPLETED).done)
@@ -152,8 +182,7 @@ def _name_shape(shape: Shape, config: Config, parallel: Parallel) -> Iterator[No
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        reason = str(error).strip().partition("\n")[0][:200]
-        raise UserError(_describe_excess(shape, config, parallel, reason)) from error
+        raise UserError(_describe_excess(shape, config, parallel, first_line(error))) from error
 
 
 def _check_memory(compiled: Any, shape: Shape, config: Config, parallel: Parallel) -> None:

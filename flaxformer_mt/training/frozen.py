@@ -100,11 +100,7 @@ def _counts_of(path: str, counts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 
 def check_patterns(params: Any, optim: OptimConfig) -> None:
-    """Check optim.freeze and optim.lora against the parameters of the network, arrays or shapes.
-
-    Raises:
-      UserError: a pattern matches no parameter, nothing is left to train, or the rank is too large.
-    """
+    """Check optim.freeze and optim.lora against the parameters of the network, arrays or shapes."""
     paths = list(flatten_tree(params))
     if optim.lora.rank:
         _check_lora(params, optim.lora)

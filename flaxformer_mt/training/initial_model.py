@@ -63,10 +63,6 @@ def start_run(
       init: RUN or RUN@CHECKPOINT, whose parameters are taken; the moving average if the checkpoint has one.
       new_vocab: whether the vocabulary is made from the new corpus, as the config says.
       say: receives what became of the pieces of a new vocabulary.
-
-    Raises:
-      UserError: the other run cannot be loaded or does not fit the config, or `run_dir` is a run that did not
-        start from it.
     """
     path = run_dir / "config.json"
     if decide_once(path.exists):

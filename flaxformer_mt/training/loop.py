@@ -1,6 +1,6 @@
 """`fit`: the training loop, from a config to a finished run directory.
 
-Row 10 of the data path. Contains the order of events; each of them is a call into another module.
+Contains the order of events; each of them is a call into another module.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.tracking.tracking_services import import_service
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
-from flaxformer_mt.training.compile_ahead import ProgramsByShape
+from flaxformer_mt.training.compile_ahead import ProgramsByShape, compiles_ahead, shapes_of
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.report import make_report
 from flaxformer_mt.training.setup import (
@@ -341,6 +341,9 @@ def _train(
     clock = time.monotonic() - progress.train_seconds
     with tracker.busy(COMPILING_AHEAD):
         compile_shapes(config, setup, tracker.message)
+    beside = compiles_ahead(config, setup.parallel.platform) and process_count() == 1
+    if validate_params is not None and beside:
+        validate_params.compile_beside(shapes_of(state.inference_params), compile_clock)
     log = TrainingLog(
         tracker,
         config,

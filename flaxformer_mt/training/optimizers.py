@@ -76,11 +76,7 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
 
 
 def clip_factor(norm: Array, config: OptimConfig) -> Array:
-    """Compute by what a gradient is multiplied so that its norm is at most `clip_norm`; 1 without clipping.
-
-    Args:
-      norm: the global norm of the gradient.
-    """
+    """Compute by what a gradient is multiplied so that its norm is at most `clip_norm`; 1: no clipping."""
     return jnp.minimum(1.0, config.clip_norm / norm) if config.clip_norm else jnp.ones(())
 
 

@@ -18,6 +18,7 @@ from flaxformer_mt.errors import command_line, program_line, warn_user
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.evaluation_set import format_side_by_side, load_translations
 from flaxformer_mt.evaluation.score_breakdowns import describe_directions
+from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.load_run import describe_start, name_checkpoint
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended
@@ -96,7 +97,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
         return "\n".join([*lines, "Try next:", evaluate])
     if test is not None and "directions" in test:
         lines += [f"test set, {test['method']} search, beam {test['beam_size']}, checkpoint {checkpoint}"]
-        lines += [describe_directions(test), ""]
+        lines += [write_text([describe_directions(test)], indent=""), ""]
     elif test is not None:
         lines += [
             f"test BLEU {test['bleu']:.2f}   {test['signature']}",

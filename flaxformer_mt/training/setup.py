@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.config import Config
+from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
@@ -25,6 +25,7 @@ from flaxformer_mt.data.stage_report import format_stages
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.attention_kernels import explain_attention
+from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.parallel import (
@@ -41,6 +42,7 @@ from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import (
+    DiskCache,
     ProgramsByShape,
     UnpaddedSizes,
     compile_ahead,
@@ -48,12 +50,14 @@ from flaxformer_mt.training.compile_ahead import (
     find_shapes,
     find_unpadded_sizes,
     fitting_sizes,
+    shapes_of,
 )
-from flaxformer_mt.training.frozen import check_patterns, describe_frozen
+from flaxformer_mt.training.frozen import check_patterns, describe_frozen, select_trained
 from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters, warmup_updates
 from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
 from flaxformer_mt.training.update import (
     StepMetrics,
+    Sums,
     add_sums,
     make_gradient_step,
     make_train_step,
@@ -67,11 +71,7 @@ NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=
 
 
 def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
-    """Say what is trained, on what, and how.
-
-    Args:
-      setup: the `TrainingSetup`.
-    """
+    """Say what is trained, on what, and how."""
     vocabs, progress = setup.prepared.vocabs, setup.progress
     sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
     directions = ", ".join(direction.name for direction in find_directions(config.data))
@@ -247,13 +247,6 @@ def set_up_training(
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
     A checkpoint of any device layout is restored onto the layout of this config.
-
-    Args:
-      progress: where it is shown how far the preparation is.
-      pool: who checks and tokenizes a large training set.
-
-    Raises:
-      UserError: an invalid layout, data set, vocabulary or checkpoint.
     """
     parallel = make_parallel(config)
     check_compiler_options(parallel.compiler_options)
@@ -310,24 +303,13 @@ def set_up_training(
 
 
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
-    """Compile the update for all batch shapes that are left, before the first update, if the config says so.
-
-    Args:
-      say: receives a line now and then on how far it is.
-
-    Raises:
-      UserError: see `compile_ahead`.
-    """
+    """Compile the update for all batch shapes that are left, before the first one, if the config says so."""
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
     store = setup.prepared.train.base
     shapes = shapes_left(config, setup)
     if not shapes or not compiles_ahead(config, parallel.platform):
         return
-    # Without the arrays, which the first update donates.
-    state, numbers = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding, weak_type=x.weak_type),
-        (setup.state, setup.numbers),
-    )
+    state, numbers = shapes_of((setup.state, setup.numbers))  # the first update donates the arrays
 
     def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
         parts = parallel.layout.row_parts
@@ -412,10 +394,6 @@ def load_state(
 
     The checkpoint may have been saved from any device layout. Process 0 chooses it for all processes, and all
     of them read it or none.
-
-    Raises:
-      UserError: there are checkpoints, but each is damaged or of another structure, or some process cannot
-        read the one that process 0 has chosen.
     """
     step = decide_once(checkpoints.newest_undamaged)
     if step is None:
@@ -452,9 +430,16 @@ def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainS
 
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
     """
+    config = _select_for_programs(config)
+    dependencies, devices = [model.config, config], list(parallel.mesh.devices.flat)
+    scalar: Any = 0
+    correct = scalar if config.train.log_accuracy else None
+    alignment = AlignmentSums(scalar, scalar) if config.model.alignment.weight else None
     if config.optim.accumulation == 1:
+        metrics = StepMetrics(scalar, scalar, scalar, scalar, scalar, scalar, correct, alignment)
         step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
-        by_shape = ProgramsByShape(step, batch=2)
+        on_disk = DiskCache(dependencies, devices, lambda state, numbers, batch: (state, metrics))
+        by_shape = ProgramsByShape(step, batch=2, on_disk=on_disk)
         return TrainStep(
             by_shape,
             lambda state, numbers, batch: (state, numbers, batch),
@@ -462,7 +447,11 @@ def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainS
         )
     gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3, partial=True)
     gradient = parallel.compile(gradient_step, partial=True)
-    by_shape = ProgramsByShape(gradient, batch=3)
+
+    def results_of(params: Any, *_: Any) -> Sums:
+        return Sums(select_trained(params, config.optim), scalar, scalar, correct, alignment)
+
+    by_shape = ProgramsByShape(gradient, batch=3, on_disk=DiskCache(dependencies, devices, results_of))
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
     apply = make_update(config, platform=parallel.platform)
@@ -484,3 +473,13 @@ def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainS
         accumulated,
         of_sums=(add, update),
     )
+
+
+def _select_for_programs(config: Config) -> Config:
+    """Return a config with what the programs of an update depend on, without their `Hyperparameters`."""
+    optim = dataclasses.replace(
+        config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
+    )
+    names = ("label_smoothing", "teacher_weight", "loss_chunk_tokens", "log_accuracy")
+    train = TrainConfig(**{name: getattr(config.train, name) for name in names})
+    return Config(model=config.model, optim=optim, train=train, parallel=config.parallel)

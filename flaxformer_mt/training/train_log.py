@@ -350,9 +350,6 @@ class TrainingLog:
         Args:
           epoch: the epoch of the next batch, from 0. An update with microbatches of two epochs belongs to the
             first one and ends it.
-
-        Raises:
-          UserError: train.max_nonfinite_steps updates were all skipped, up to one of the lines.
         """
         self._newest = metrics
         self._clock.dispatch(metrics.weight)

@@ -1,6 +1,6 @@
 """The update of one batch, as pure functions.
 
-Row 9 of the data path. Gradients are sums over tokens. They are added over devices by `reduce` and over
+Gradients are sums over tokens. They are added over devices by `reduce` and over
 microbatches by `add_sums`, then divided once by the number of tokens, so the update is the same for any
 number of devices and of microbatches.
 """
@@ -86,12 +86,7 @@ class AlignmentLoss:
 
 
 def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, product: Product) -> Array:
-    """Compute the float32 scores [B, T, S], before the softmax, of the head of `config.alignment`.
-
-    Args:
-      stored: the collection `GUIDED` of a forward pass of an encoder-decoder.
-      rule: the rule of cross-attention.
-    """
+    """Compute the float32 scores [B, T, S], before the softmax, of the head of `config.alignment`."""
     layer = config.alignment.layer % config.num_decoder_layers
     head = unstack_layers(stored["decoder"])[f"layers_{layer}"]["cross_attention"]
     (query,), (keys,) = head["head_query"], head["head_keys"]
@@ -189,12 +184,7 @@ def add_sums(left: Sums, right: Sums) -> Sums:
 def sum_losses(
     model: nn.Module, params: Any, batch: Batch, key: Array, terms: Sequence[LossTerm]
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the weighted sum of all loss terms of a batch, and the sums of each term by its name.
-
-    Args:
-      params: the parameters of the network.
-      key: of dropout.
-    """
+    """Return the weighted sum of all loss terms of a batch, and the sums of each term by its name."""
 
     def run(module: Any) -> dict[str, Any]:
         hidden = module.hidden(batch, deterministic=False)

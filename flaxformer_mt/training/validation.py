@@ -2,6 +2,8 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -14,9 +16,10 @@ from flaxformer_mt.evaluation.perplexity import make_evaluation_step, measure
 from flaxformer_mt.evaluation.score_breakdowns import DirectionScorer
 from flaxformer_mt.model.lora import has_factors, merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
-from flaxformer_mt.parallel import Parallel, place_parameters, split_as_trained
+from flaxformer_mt.parallel import Parallel, place_parameters, replicated_shapes, split_as_trained
+from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.tracking import Sample
-from flaxformer_mt.training.compile_ahead import compile_together, compiles_ahead
+from flaxformer_mt.training.compile_ahead import ProgramsByShape, compiles_ahead
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.unicode_text import is_blank
 
@@ -51,9 +54,9 @@ class Validation:
         )
         self._parallel = parallel
         self._scanned = model.config.scan_layers
-        self._step = parallel.compile(parallel.over_rows(make_evaluation_step(model, config.train), batch=1))
-        # By the shapes of the batch, where programs are compiled before they are needed.
-        self._steps: dict[Any, Any] = {}
+        step = parallel.compile(parallel.over_rows(make_evaluation_step(model, config.train), batch=1))
+        self._steps = ProgramsByShape(step, batch=1)
+        self._compiling: Future[None] | None = None
         self._unstack = parallel.compile(unstack_layers)
         self._merge = parallel.compile(merge_factors)
         # Some sentences of the last evaluation, the same ones each time.
@@ -79,13 +82,43 @@ class Validation:
             warn=ignored.append,
         )
 
+    def compile_beside(self, params: Any, clock: CompileClock) -> None:
+        """Begin to compile the programs of an evaluation in a thread, while training goes on.
+
+        Args:
+          params: of which only shapes, dtypes and shardings are read.
+          clock: does not count the time of it.
+        """
+
+        def compile_all() -> None:
+            with clock.compiling_beside():
+                whole = self._shapes_after(merge_factors, params) if has_factors(params) else params
+                self._compile_steps(whole)
+                if self._translator is not None and self._split is None:
+                    unstacked = self._shapes_after(unstack_layers, whole) if self._scanned else whole
+                    self._translator.compile(self._sources, replicated_shapes(unstacked))
+
+        threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiling = threads.submit(compile_all)
+        threads.shutdown(wait=False)
+
+    def _shapes_after(self, function: Callable[..., Any], params: Any) -> Any:
+        shapes = jax.eval_shape(function, params)
+        places = self._parallel.shardings(shapes)
+        return jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
+        )
+
     def __call__(self, params: Any) -> dict[str, float]:
         """Return the scores of these parameters, by name."""
         start = time.monotonic()
+        if self._compiling is not None:
+            self._compiling.result()
+            self._compiling = None
         params = self._merge(params) if has_factors(params) else params
-        if not self._steps and compiles_ahead(self._config, self._parallel.platform):
+        if not len(self._steps) and compiles_ahead(self._config, self._parallel.platform):
             self._compile_steps(params)
-        likelihood = measure(self._evaluate, params, self._batches, put=self._parallel.put)
+        likelihood = measure(self._steps, params, self._batches, put=self._parallel.put)
         values = {"loss": likelihood.loss, "accuracy": likelihood.accuracy}
         if self._translator is None:
             return values | {"perplexity": likelihood.perplexity, "seconds": time.monotonic() - start}
@@ -104,17 +137,7 @@ class Validation:
     def _compile_steps(self, params: Any) -> None:
         """Compile the loss for the shapes of all batches at once, instead of one after the other."""
         # As they are run: a batch has the rows of this process alone, and all rows once it is placed.
-        placed = map(self._parallel.put, self._batches)
-        distinct = {_describe_shapes(batch): (params, batch) for batch in placed}
-        self._steps = dict(zip(distinct, compile_together(self._step, list(distinct.values())), strict=True))
-
-    def _evaluate(self, params: Any, batch: Any) -> dict[str, tuple[Any, Any]]:
-        return self._steps.get(_describe_shapes(batch), self._step)(params, batch)
-
-
-def _describe_shapes(batch: Any) -> Any:
-    leaves, structure = jax.tree.flatten(batch)
-    return structure, tuple(leaf.shape for leaf in leaves)
+        self._steps.compile_all((params, self._parallel.put(batch)) for batch in self._batches)
 
 
 def choose_samples(translations: Translations) -> list[Sample]:

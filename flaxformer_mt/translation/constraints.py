@@ -1,7 +1,6 @@
 """Constraints on translations, from text to ids: suppressed pieces, forced prefixes and required phrases."""
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.decoding.sentences import Sentence
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, suggest
 from flaxformer_mt.search import Symbols
 from flaxformer_mt.translation.language_tags import LineTags
 from flaxformer_mt.translation.requests import Request
@@ -114,6 +113,5 @@ def _find_token(pieces: list[str], name: str) -> int:
         return pieces.index(name)
     if name.isascii() and name.isdigit() and int(name) < len(pieces):
         return int(name)
-    near = difflib.get_close_matches(name, pieces, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"give one of its pieces, or an id below {len(pieces)}"
-    raise UserError(f"search.suppress contains {name!r}, which is not in the target vocabulary; {hint}")
+    hint = suggest(name, pieces, otherwise=f"give one of its pieces, or an id below {len(pieces)}")
+    raise UserError(f"search.suppress contains {name!r}, which is not in the target vocabulary{hint}")

@@ -105,7 +105,7 @@ class LineEngine(ABC):
         Args:
           searches: a `Scheduler`, or what has its methods.
           sentences: whether each sentence of a line is translated apart.
-          arriving: whether requests arrive while others are translated, so that steps are short.
+          arriving: whether requests arrive while other requests are translated; steps are then short.
           together: whether all processes search all sentences, with parameters that are split over them.
         """
         self.config, self.vocabs, self.arriving = config, vocabs, arriving
@@ -513,6 +513,10 @@ class JaxEngine(LineEngine):
             yield from self._engine.warm_up_each(self._params, n_best=n_best)
         watched = choose_watched(Annotations(attention=True), self._scorer.models)
         self._scorer.warm_up(params=self._params, watched=watched)
+
+    def compile(self) -> None:
+        """Compile the programs that search the requests so far."""
+        self._searches.compile()
 
     def _check(self, request: Request) -> None:
         super()._check(request)

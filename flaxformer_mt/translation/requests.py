@@ -29,13 +29,13 @@ class Request:
 
     Attributes:
       text: the source; "" for a language model.
-      id: names the answer; of all requests that an engine has, each has another one.
-      seed: makes the samples of equal texts differ; of a line of a text its number, which messages name.
-      target: a given translation, of which the engine returns the score (teacher forcing).
+      id: identifies the answer; unique among the requests of an engine.
+      seed: makes the samples of equal texts differ; for a line of a file its number, which messages name.
+      target: an existing translation, whose score the engine returns (forced decoding).
       prefix: what the translation begins with.
       required: phrases that it contains.
       n_best: maximum number of hypotheses, the translation itself included.
-      source_language, target_language: of a model of several; None: the tags at the start of the text say it.
+      source_language, target_language: for a multilingual model; None: the tags at the start of the text.
       annotations: additional output, and whether markup is taken out and put back.
       top_k: with `target`, the number of most probable tokens to return for each of its positions.
     """
@@ -131,11 +131,11 @@ class Engine(Protocol):
         """Remove the request with this id, if it is not answered yet."""
 
     def step(self, *, more: bool = False) -> list[Answer]:
-        """Go on with the work; return the answers that are ready, in any order.
+        """Continue the work; return the answers that are ready, in any order.
 
         Args:
-          more: whether more requests will be submitted before the last ones are wanted, so that only what
-            fills the device is searched: as long as there is a full call.
+          more: whether more requests will be submitted soon: then it works only while the submitted requests
+          fill the device.
         """
 
     @property
@@ -146,7 +146,7 @@ class Engine(Protocol):
         """Return the number of requests that are not answered."""
 
     def take_warnings(self) -> list[str]:
-        """Return what users should know of the requests since the last call, which messages name by seed."""
+        """Return warnings about the requests since the last call; messages name a request by its seed."""
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on, as JSON values; equal descriptions give equal translations."""

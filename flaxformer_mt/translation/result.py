@@ -94,16 +94,16 @@ def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
 
 
 class Annotations(NamedTuple):
-    """Selects the additional output of each translation; with the defaults, the forward pass is skipped."""
+    """Selects additional outputs of translations, which take one more forward pass."""
 
     # The log-probability of each token.
     token_log_probs: bool = False
-    # Alignments of words (separated by white space) or of pieces; None: no alignments.
+    # Alignments of words (separated by white space) or of subwords; None: no alignments.
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
-    # layer. None: the last layer but one, or the only layer; without a head either, the layer and the head
-    # that have learned alignments, if all models have trained with the same `model.alignment`; at the step
-    # that has learned them, also if they are named.
+    # layer. None, and no head: the layer and head that were trained on alignments, if all models have the
+    # same `model.alignment`. None otherwise: the second-to-last layer, or the only one. The trained step is
+    # also used if layer and head are given.
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None

@@ -88,8 +88,8 @@ class Scorer:
     ) -> list[Translation]:
         """Score each line of `targets` as the translation of its source, in order.
 
-        The vocabulary determines the pieces of the text. A search may write the same text with other pieces,
-        which have another probability; `score_tokens` scores these pieces.
+        The text is tokenized again. A search may have produced the same text with different subwords, which
+        have a different probability; `score_tokens` scores the subwords of the search.
 
         Args:
           sources: None for a language model, which scores the targets alone.

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -39,8 +39,9 @@ _CLAUSE_END = re.compile(
 # >>cmn_Hans<<, <2de>, <from:en>, with the white space around them.
 _LANGUAGE_TAGS = re.compile(rf"\s*(?:(?:>>{LANGUAGE_CODE}<<|<2{LANGUAGE_CODE}>|<from:{LANGUAGE_CODE}>)\s*)+")
 
-# Initial number of units in the search for the number of units that fit into one part.
-_FIRST_GUESS = 4
+# What a sentence is divided after: clauses, words, visible characters (a letter with its accents, an emoji
+# and what is joined to it), characters.
+_UNITS = (_CLAUSE_END, re.compile(r"\s+"), regex.compile(r"\X"), re.compile(".", re.DOTALL))
 
 # Returns whether a text is short enough for one part.
 Fits = Callable[[str], bool]
@@ -60,9 +61,9 @@ def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
     """Split a text into parts that fit; the concatenation of the parts is the text.
 
     A text that fits is one part. A longer text is split after every sentence, because models are trained on
-    sentences. A sentence that is still too long is split into as few parts as possible after its clauses, a
-    clause likewise between words, and a word between characters. A single character is a part even if it is
-    too long. With at most three words in a part, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
+    sentences. A sentence that is still too long is halved until its parts fit: after the clause that ends
+    nearest to its middle, else between words, else between characters. A single character is a part even if
+    it is too long. With at most three words in a part, "a b. c d, e f" gives "a b. ", "c d, " and "e f".
 
     Args:
       fits: returns whether a text, without white space at its ends, is short enough.
@@ -70,58 +71,15 @@ def split_text(text: str, fits: Fits, *, language: str = "") -> list[str]:
     """
     if fits(text.strip()):
         return [text]
-    return [part for one in split_sentences(text, language=language) for part in _split(one, 0, fits)]
+    return [part for sentence in split_sentences(text, language=language) for part in _halve(sentence, fits)]
 
 
-def _split(text: str, level: int, fits: Fits) -> Iterator[str]:
-    """Yield the parts of a text that is split by the functions `_SPLITTERS[level:]`."""
-    if level == len(_SPLITTERS) or fits(text.strip()):
-        yield text
-        return
-    units, first = _SPLITTERS[level](text), 0
-    while first < len(units):
-        count = _count_fitting(units, first, fits)
-        if count:
-            yield "".join(units[first : first + count])
-        else:
-            yield from _split(units[first], level + 1, fits)
-        first += max(count, 1)
-
-
-def _count_fitting(units: Sequence[str], first: int, fits: Fits) -> int:
-    """Return how many units, starting with `first`, fit into one part, by doubling and then by bisection.
-
-    The result was tested itself, so it is correct even if a longer text has fewer tokens than a shorter one.
-    """
-
-    def fit_together(count: int) -> bool:
-        return fits("".join(units[first : first + count]).strip())
-
-    most = len(units) - first
-    low, high = 0, min(_FIRST_GUESS, most)
-    while fit_together(high):
-        low = high
-        if high == most:
-            return most
-        high = min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fit_together(middle) else (low, middle)
-    return low
-
-
-def _split_after(end: re.Pattern[str], text: str) -> list[str]:
-    ends = [match.end() for match in end.finditer(text)]
-    return [text[start:stop] for start, stop in itertools.pairwise([0, *ends, len(text)]) if start < stop]
-
-
-# From coarse to fine; the concatenation of the units that each returns is the text.
-_SPLITTERS: tuple[Callable[[str], list[str]], ...] = (
-    functools.partial(_split_after, _CLAUSE_END),
-    re.compile(r"\S+\s*|\s+").findall,
-    regex.compile(r"\X").findall,  # visible characters: a letter with its accents, an emoji with all joined
-    list,
-)
+def _halve(text: str, fits: Fits) -> list[str]:
+    for unit in _UNITS if not fits(text.strip()) else ():
+        if ends := [match.end() for match in unit.finditer(text) if match.end() < len(text)]:
+            end = min(ends, key=lambda end: abs(2 * end - len(text)))
+            return _halve(text[:end], fits) + _halve(text[end:], fits)
+    return [text]
 
 
 def join_translations(translations: Sequence[str], spaces: Sequence[str]) -> tuple[str, list[int]]:

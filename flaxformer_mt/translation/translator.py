@@ -1,6 +1,6 @@
 """Translation of text by the model of a run: lines in, translations out.
 
-Row 12 of the data path. A `Translator` makes requests of lines and runs them through an engine
+A `Translator` makes requests of lines and runs them through an engine
 (translation/engine.py), which also serves those that arrive one by one.
 """
 
@@ -33,7 +33,7 @@ from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates
-from flaxformer_mt.translation.requests import count_message, make_requests, run
+from flaxformer_mt.translation.requests import Request, count_message, make_requests, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
 from flaxformer_mt.translation.segmentation import LongLines, SplitSentences, splits_sentences
 from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
@@ -109,9 +109,9 @@ _MOST_KEPT = 8
 
 
 class Translator:
-    """Translates lines with fixed vocabularies and search options, and with its own or given parameters.
+    """Translates lines with a trained model.
 
-    Compiles once for each shape of a batch; other parameters of the same shapes need no new compilation.
+    Compiles once per batch shape; different parameters of the same shapes need no new compilation.
     """
 
     # Receives the numbers of `lines` and target `tokens` that have just been translated.
@@ -257,11 +257,11 @@ class Translator:
         return load_translator(run_dir, dataclasses.replace(options or LoadOptions(), **changes), warn)
 
     def engine(self, *, params: Any = None, arriving: bool = False) -> JaxEngine:
-        """Return an engine, to which requests are submitted; all engines of a translator share programs.
+        """Return an engine, which takes requests; engines of a translator share compiled functions.
 
         Args:
           params: parameters that replace the translator's own.
-          arriving: whether requests arrive while others are translated, so that steps are short.
+          arriving: whether requests arrive while other requests are translated; steps are then short.
         """
         params = self.all_params[0] if params is None else params
         if params is None:
@@ -281,14 +281,20 @@ class Translator:
         return made
 
     def warm_up(self, *, n_best: int = 1) -> int:
-        """Prepare all programs, for few lines and for many; return their number.
+        """Compile all functions, for few lines and for many; return their number.
 
-        They are compiled in threads, one for each core, or loaded from disk. Lines with prefixes or required
-        phrases, and minimum lengths, use other programs.
+        They are compiled in threads, one per core, or loaded from disk. Lines with prefixes or required
+        phrases, and minimum lengths, use other functions, which are not compiled here.
         """
         if self.all_params[0] is None:
             raise ValueError("this translator has no parameters of its own to warm up with")
         return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
+
+    def compile(self, lines: Sequence[str], params: Any) -> None:
+        """Compile the programs that translate these lines with `params`, of which only shapes are read."""
+        engine = self.engine(params=params)
+        engine.submit(*(Request(line, number, number) for number, line in enumerate(lines, start=1)))
+        engine.compile()
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on, as JSON values; equal descriptions give equal translations."""

@@ -3,13 +3,3 @@
 from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
 from flaxformer_mt.vocab.vocabs import Vocabs, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.vocabulary import TextPairs, Vocab
-
-__all__ = [
-    "PretrainedMetadata",
-    "PretrainedVocab",
-    "TextPairs",
-    "Vocab",
-    "Vocabs",
-    "load_vocabs",
-    "make_vocabs",
-]

@@ -1,6 +1,6 @@
 """Text to ids and back: training, loading and saving of one SentencePiece model.
 
-Row 2 of the data path. Contains the ids of pad, bos, eos and unk.
+Contains the ids of pad, bos, eos and unk.
 """
 
 import functools
@@ -124,6 +124,10 @@ class Vocab:
                 remedy = "its folder has one for each side: set vocab.source_model and vocab.target_model"
             raise UserError(f"{name} {path} cannot be read: {reason}; {remedy}") from error
         return cls(model, name=f"{name} {path}")
+
+    @property
+    def model(self) -> bytes:
+        return self._model
 
     def save(self, path: Path) -> None:
         """Write the model atomically."""

@@ -64,6 +64,7 @@ def conclude(benchmark: Any, measured: dict[str, Any], rates: dict[str, float]) 
     )
 
 
+@pytest.mark.slow
 def test_ours_alone_on_packed_bfloat16_batches_says_its_share_of_the_peak(benchmark, run_benchmark):
     result, measured = run_benchmark("--setting=big", "--systems=ours", "--peak_tflops=1e-3")
     ours = result["systems"]["ours"]

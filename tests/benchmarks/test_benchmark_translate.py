@@ -66,6 +66,7 @@ def test_only_the_systems_that_are_asked_for_are_exported(benchmark, material, m
     assert "unknown systems ctranslate; known: ours, hugging_face, ctranslate2" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_all_systems_translate_all_sentences_to_the_forced_length(benchmark, monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", quick_environment(devices=2)["XLA_FLAGS"])
     monkeypatch.setattr(sys, "argv", ["translate.py", "--setting=news", *TINY])

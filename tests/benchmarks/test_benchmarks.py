@@ -179,3 +179,48 @@ def test_links_are_known_where_the_lexicon_is_clear(load_benchmark):
     found = sorted((i, j) for i, j, _ in module.known_links(*pair, lexicon))
     assert found == [(1, 1), (2, 2), (4, 5), (7, 8), (8, 3)]
     assert module.known_links("Hund und Hund", "dog and dog", lexicon) == []
+
+
+@pytest.fixture
+def latency(load_benchmark):
+    """The benchmark of single sentences: caches of its processes, medians, and what a process measures."""
+    return load_benchmark("latency")
+
+
+def test_the_first_process_finds_an_empty_cache_and_the_later_ones_what_it_left(latency, monkeypatch):
+    calls = []
+
+    def measure(name):
+        def system(options, cache):
+            calls.append((name, cache, sorted(path.name for path in cache.parent.glob(f"{name}/*"))))
+            cache.mkdir(exist_ok=True)
+            (cache / "program").touch()
+            return {"seconds": [9, 1, 5, 3][sum(call[0] == name for call in calls) - 1], "inner": {"a": 2}}
+
+        return system
+
+    monkeypatch.setattr(latency, "SYSTEMS", {name: measure(name) for name in ("command", "api")})
+    found = latency.measure(latency.parse_options(["--run=x", "--rounds=3"]))
+    expected = {"cold": {"seconds": 9, "inner": {"a": 2}}, "warm": {"seconds": 3, "inner": {"a": 2}}}
+    assert found == {"command": expected, "api": expected}
+    assert [name for name, *_ in calls] == [*("command", "api"), *("command", "api") * 3]
+    assert [files for *_, files in calls] == [[]] * 2 + [["program"]] * 6
+    assert len({cache for _, cache, _ in calls}) == 2
+
+
+def test_lines_of_each_length_differ(latency):
+    lines = latency.make_lines("a b c d")
+    assert lines["2 words"] == ["a b", "b c", "c d", "d a"]
+    assert {len(line.split()) for line in lines["80 words"]} == {80}
+    (made_up,) = [group for name, group in lines.items() if "made-up" in name]
+    assert len(set(made_up)) == 200 and max(len(line.split()) for line in made_up) == 24
+
+
+def test_a_process_counts_the_programs_that_it_prepares(latency, tiny_run, monkeypatch):
+    monkeypatch.setattr(latency, "LENGTHS", (1, 3))
+    monkeypatch.setattr(latency, "MADE_UP", 2)
+    monkeypatch.setattr(latency, "MADE_UP_WORDS", 1)
+    found = latency.serve_api(str(tiny_run), "ba da fa")
+    assert list(found["later"]) == ["1 words", "3 words", "up to 1 made-up words"]
+    assert all(0 < times["median_ms"] <= times["max_ms"] for times in found["later"].values())
+    assert found["programs"] > 0 and min(found[name] for name in ("import", "load", "warm_up")) > 0

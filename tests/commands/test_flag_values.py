@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_mt.commands.flags import list_flag_types, parse_flags, parse_text
+from flaxformer_mt.commands.flags import list_flag_types, parse_flags
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import read_value, replace_fields
@@ -56,7 +56,7 @@ def list_fields(section: object, prefix: str = "") -> dict[str, object]:
 
 def read(text: str, kind: object, flag: str) -> tuple[object, str]:
     try:
-        return read_value(parse_text(text, kind, flag), kind, flag), ""
+        return read_value(text, kind, flag, from_text=True), ""
     except UserError as error:
         return None, str(error)
 
@@ -151,7 +151,7 @@ STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: {mix: [toy_de_en 1], modifie
                 "whitespace",
             )
         ),
-        ("noise.typos=often", ["data.noise.typos is 'often'", "which is not a number"]),
+        ("noise.typos=often", ["data.noise.typos is 'often'", "it must be a finite number"]),
         ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
         ("noise.typo_kinds.unichar=-1", ["data.noise.typo_kinds.unichar is -1.0"]),
         ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),

@@ -25,7 +25,8 @@ from flaxformer_mt.commands import main as main_module
 from flaxformer_mt.commands.flags import list_flag_types
 from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.options import TranslateOptions
-from flaxformer_mt.config import Config, ModelConfig, SearchConfig, foreign_names
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.config.field_values import KnownAs, find_marks
 from flaxformer_mt.config.files import flatten, list_recipes, save_config
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.text_io import resumable_output
@@ -131,10 +132,6 @@ def fail(capfd, *arguments) -> str:
             "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
         ),
         (
-            "train --config.model.model_dmi 64",
-            "unknown flag --config.model.model_dmi; did you mean --config.model.model_dim?",
-        ),
-        (
             "train --config.modle.model_dim=64",
             "unknown flag --config.modle.model_dim; did you mean --config.model.model_dim?",
         ),
@@ -142,6 +139,11 @@ def fail(capfd, *arguments) -> str:
         (
             "train --model.model-dim=64",
             "unknown flag --model.model-dim; did you mean --config.model.model_dim?",
+        ),
+        (
+            "train --config.optim.rate=1",
+            "unknown flag --config.optim.rate; did you mean --config.optim.freeze or "
+            "--config.optim.learning_rate?",
         ),
         ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
         ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
@@ -168,11 +170,6 @@ def fail(capfd, *arguments) -> str:
         ),
         ("translate --run=gone --remove-bpe", "unknown flag --remove-bpe; pieces are joined by themselves"),
         (
-            "train --after-epochs=1",
-            "unknown flag --after-epochs; here it is --config.train.steps, which counts updates; `show` says "
-            "how many an epoch has",
-        ),
-        (
             "train --epochs=1",
             "unknown flag --epochs; here it is --config.train.steps, which counts updates; `show` says how "
             "many an epoch has",
@@ -187,19 +184,18 @@ def fail(capfd, *arguments) -> str:
         ("--print-completion fsh", "--print-completion needs a shell, but got 'fsh' (bash, zsh, fish)"),
         (
             "train --config.model.model_dim=abc",
-            "--config.model.model_dim is 'abc', which is not a whole number",
+            "--config.model.model_dim is 'abc'; it must be a whole number",
         ),
+        ("train --config.model.key_dim=abc", "--config.model.key_dim is 'abc'; it must be a whole number"),
         (
-            "train --config.model.model_dim=1.5",
-            "--config.model.model_dim is '1.5', which is not a whole number",
+            "train --config.model.dropout_rate=x",
+            "--config.model.dropout_rate is 'x'; it must be a finite number",
         ),
-        ("train --config.model.key_dim=abc", "--config.model.key_dim is 'abc', which is not a whole number"),
-        ("train --config.model.dropout_rate=x", "--config.model.dropout_rate is 'x', which is not a number"),
         (
             "train --config.model.dropout_rate=nan",
-            "--config.model.dropout_rate is nan; it must be a finite number",
+            "--config.model.dropout_rate is 'nan'; it must be a finite number",
         ),
-        ("train --config.data.weights=1,x", "--config.data.weights is 'x', which is not a number"),
+        ("train --config.data.weights=1,x", "--config.data.weights is 'x'; it must be a finite number"),
         ("train --config.vocab.joint=maybe", "--config.vocab.joint is 'maybe' (allowed: True, False)"),
         (
             "train --config.model.norm=leyer",
@@ -227,11 +223,9 @@ def fail(capfd, *arguments) -> str:
         ),
         ("train --config.train.peak_flops=-1", "train.peak_flops is -1.0; it must be at least 0"),
         ("train --profile=0", "--profile is 0; it must be at least 1"),
-        ("train --profile=-3", "--profile is -3; it must be at least 1"),
-        ("train --profile=x", "--profile is 'x', which is not a whole number"),
+        ("train --profile=x", "--profile is 'x'; it must be a whole number"),
         ("evaluate", "--run is required; see --help"),
         ("average", "--run and --last are required; see --help"),
-        ("translate --run=", "--run has no value; give --run=VALUE"),
         ("report --run=,", "--run has no value; give --run=VALUE"),
         ("new --files --run=x", "--files has no value; give --files=VALUE"),
         ("export gone --format= --output=x", "--format has no value; give --format=VALUE"),
@@ -258,14 +252,6 @@ def fail(capfd, *arguments) -> str:
 )
 def test_mistakes_are_named_with_the_remedy(capfd, arguments, message):
     assert fail(capfd, *arguments.split()) == message
-
-
-@pytest.mark.parametrize("width", ["20", "60", "200"])
-def test_messages_do_not_depend_on_the_terminal(capfd, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", width)
-    assert fail(capfd, "train", "--config.model.norm=leyer") == (
-        "--config.model.norm is 'leyer'; did you mean layer? (allowed: layer, rms)"
-    )
 
 
 def test_errors_become_messages_and_bugs_stay_visible(capfd, monkeypatch):
@@ -368,16 +354,12 @@ def test_evaluate_passes_its_flags(capfd, monkeypatch, run_dir):
     assert main(["evaluate", f"--run={run_dir}", *flags]) == 0
     assert json.loads(capfd.readouterr().out) == {"bleu": 1.5}
     assert main(["evaluate", f"--run={run_dir}", "--source=a", "--reference", "b", "--method=greedy"]) == 0
-    ((first, loading), options), ((_, other), files) = calls
-    assert (first, loading.shortlist, other.shortlist) == (run_dir, Path("s"), None)
+    ((run, loading), options), ((_, of_files), files) = calls
+    assert (run, loading.shortlist, of_files.shortlist) == (run_dir, Path("s"), None)
     assert (options["split"], options["lowercase"], loading.checkpoint) == ("test", True, "1500")
     assert (loading.search.beam_size, loading.search.length_penalty) == (7, Config().search.length_penalty)
-    assert (files["source"], files["reference"], files["lowercase"]) == (
-        "a",
-        "b",
-        None,
-    )  # None: as configured
-    assert other.search.method == "greedy"
+    assert (files["source"], files["reference"], files["lowercase"]) == ("a", "b", None)  # as configured
+    assert of_files.search.method == "greedy"
 
 
 def test_evaluate_refuses_half_a_pair_of_files(capfd, run_dir):
@@ -638,20 +620,11 @@ def test_flags_of_several_values_are_joined_and_take_no_flag_as_a_value(monkeypa
     assert serve.run == (Path("a"), Path("b")) and serve.port == 0
 
 
-def test_messages_do_not_depend_on_the_encoding_of_the_output(capfd):
-    for encoding in ("ascii", "latin-1", "utf-8"):
-        sys.stdout.reconfigure(encoding=encoding)
-        assert fail(capfd, "average", "--run=gone") == "--last is required; see --help"
-        assert fail(capfd, "average", "--last=x").startswith("--run is required")
-
-
 def test_options_of_other_toolkits_are_answered_with_options_that_exist():
     flags = set().union(*(list_flag_types(command.options) for command in COMMANDS.values()))
-    for name, own in foreign_names._SAME.items():
-        assert set(own.split()) <= flags, name
-        assert f"--{name}" not in flags, f"{name} is an option of this package"
-    assert foreign_names._UNITS.keys() <= foreign_names._SAME.keys()
-    assert not foreign_names._SAME.keys() & foreign_names._OTHERWISE.keys()
+    for command in COMMANDS.values():
+        for flag, mark in find_marks(command.options, KnownAs, "--").items():
+            assert flag in flags and not flags & {f"--{name}" for name in mark.names.split()}, flag
 
 
 def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
@@ -861,7 +834,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(doctor, "REQUIRED", {"jax": "jax", "nothing-of-the-sort": "nothing_of_the_sort"})
     monkeypatch.setattr(
-        doctor, "EXTRAS", {"gpu": ("GPUs", ("nothing-of-the-sort",)), "test": ("tests", ("pytest",))}
+        doctor, "EXTRAS", {"cuda13": ("GPUs", ("nothing-of-the-sort",)), "test": ("tests", ("pytest",))}
     )
     report = doctor.doctor()
     assert report["packages"]["nothing-of-the-sort"] is None
@@ -869,7 +842,7 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(monkeypatch, tmp_path):
     assert f"{sys.executable} -m pip install" in package and "nothing-of-the-sort" in package
     assert "FLAXFORMER_MT_CACHE" in cache and not report["cache"]["writable"]
     assert report["extras"]["test"] == {"for": "tests", "installed": True}
-    assert report["extras"]["gpu"]["get"] == f"{sys.executable} -m pip install 'jax[cuda13]>=0.10.2,<0.13'"
+    assert report["extras"]["cuda13"]["get"] == f"{sys.executable} -m pip install 'jax[cuda13]>=0.10.2,<0.13'"
 
 
 @pytest.mark.parametrize("flags", [["--version"], ["--print-completion", "bash"]])

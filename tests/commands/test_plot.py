@@ -370,9 +370,17 @@ def make_side(name, length):
 
 
 @pytest.mark.parametrize(
-    ("width", "drawn"), [(3, [0, 1, 2]), (4, [0, 1, 2, 3]), (6, [4, 5]), (9, [4, 5, 6, 7])]
+    ("width", "drawn"),
+    [
+        (3, [0, 1, 2]),
+        (4, [0, 1, 2, 3]),
+        (6, [4, 5]),
+        (9, [4, 5, 6, 7]),
+        (20, [4, 5, 6, 7]),
+        (128, [24, 25, 38, 39]),
+    ],
 )
-def test_a_narrow_table_gives_the_curves_it_has(width, drawn):
+def test_a_table_gives_the_curves_it_has_of_about_the_same_frequencies(width, drawn):
     table = sinusoidal_table(7, width)
     (axes,) = draw_position_curves({"model": table}, first_position=1, column="pair").axes
     assert legend_of(axes) == [f"pair {index}" for index in drawn]

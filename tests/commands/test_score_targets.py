@@ -182,6 +182,13 @@ def test_scores_of_other_vocabularies_and_texts_are_refused(made, tiny_run, tiny
     lengths[[2, 3]] += (1, -1)
     moved = np.concatenate([[0], np.cumsum(lengths)])
     assert "first in row 3;" in refuse(offsets=moved)
+    # A row without scores may have any text.
+    first = int(scored.offsets[1])
+    parts = {name: getattr(scored, name)[first:] for name in ("ids", "probs")}
+    offsets = np.maximum(scored.offsets - first, 0)
+    checks = scored.checks + (np.arange(len(scored.checks)) == 0).astype(scored.checks.dtype)
+    pairs.scores = (dataclasses.replace(scored, offsets=offsets, checks=checks, **parts),)
+    assert len(TokenStore.build(pairs, vocabs, tmp_path / "others")) == len(pairs)
 
 
 def test_files_that_are_no_scores_are_refused_in_one_line(made, tmp_path, tiny_run, tiny_config):

@@ -7,9 +7,10 @@ import pytest
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.show import show
-from flaxformer_mt.commands.terminal_tables import align, summarize_experiment, summarize_preparation
+from flaxformer_mt.commands.terminal_tables import summarize_experiment, summarize_preparation
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import save_config
+from flaxformer_mt.evaluation.tables import make_table, write_text
 
 PROBLEMS = {
     "empty": {"count": 1200, "action": "drop", "examples": [{"where": "train.de line 7", "target": ""}]},
@@ -93,10 +94,10 @@ def test_the_summary_of_an_experiment_has_its_size_memory_and_time():
 
 
 def test_columns_are_aligned_numbers_on_the_right():
-    assert align([["name", "count"], ["a", "7"], ["bcdef", "1,000"]]) == [
-        "  name   count",
-        "  a          7",
-        "  bcdef  1,000",
+    records = [{"name": "a", "count": 7}, {"name": "bcdef", "count": 1000}, {"name": "g", "count": None}]
+    table = make_table({"name": "{name}", "count": "{count:,}"}, records, "Counts")
+    assert write_text(["first", table, "last"]).split("\n") == [
+        *("first", "Counts", "  name   count", "  a          7", "  bcdef  1,000", "  g", "last")
     ]
 
 

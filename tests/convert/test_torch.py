@@ -363,9 +363,9 @@ def test_files_that_do_not_fit_are_refused_with_all_that_differs(written, tmp_pa
     with pytest.raises(UserError, match=r"output.weight: has shape \[23, 7\], expected \[23, 8\]"):
         TORCH.read(tmp_path / "model.safetensors", given)
     (tmp_path / "model.safetensors").write_bytes(b"not a file of tensors" * 50)
-    with pytest.raises(UserError, match="cannot be read as safetensors"):
+    with pytest.raises(UserError, match="is damaged or no file of tensors"):
         TORCH.read(tmp_path / "model.safetensors", given)
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="No such file"):
         TORCH.read(tmp_path / "other.safetensors", given)
 
 
@@ -400,25 +400,3 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
     save_tensors(tensors, tmp_path / STATE_NAME)
     with pytest.raises(UserError, match=f"{name}: differs from the value that this config implies"):
         NN.read(tmp_path / STATE_NAME, ImportOverrides(weights.config, weights.vocabs))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("architecture", "decoder_only"),
-        ("decoder_self_attention", "ssru"),
-        ("activation", "swiglu"),
-        ("norm", "rms"),
-        ("norm_affine", False),
-        ("positions", "rotary"),
-        ("positions", "one_vector"),
-        ("embedding_bias", True),
-        ("embedding_norm", True),
-        ("key_dim", 3),
-        ("value_dim", 5),
-    ],
-)
-def test_torch_nn_says_what_it_cannot_express(field, value):
-    config = Config(model=dataclasses.replace(TINY, **{field: value}))
-    (line,) = NN.problems(config)
-    assert line.startswith(f"model.{field} is {value}; supported: ")

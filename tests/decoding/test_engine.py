@@ -151,11 +151,12 @@ def test_sentences_of_an_ensemble_in_several_sizes_are_translated_as_if_alone(sm
     ("model", "options"),
     [
         (MODEL, {}),
-        (
+        pytest.param(
             dataclasses.replace(
                 MODEL, architecture="decoder_only", positions="learned", max_positions=64, tying="all"
             ),
             {"diversity_groups": 3},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["plain", "decoder_only_groups"],
@@ -184,7 +185,7 @@ def step_by_step(self, params, sources, n_best):
     ("options", "required"),
     [
         ({"coverage_penalty": 0.3, "no_repeat_ngram": 2, "ensemble_mean": "probs"}, ((5, 6), (9,), (17, 3))),
-        ({"method": "sample", "temperature": 2.0}, ()),
+        pytest.param({"method": "sample", "temperature": 2.0}, (), marks=pytest.mark.slow),
     ],
     ids=["ensemble", "samples"],
 )

@@ -77,7 +77,9 @@ def assert_same(found, expected):
             {"required": ((17, 9), (5,))},
             "encoder_decoder",
         ),
-        ({"method": "sample", "min_length_ratio": 0.7}, {}, "decoder_only"),
+        pytest.param(
+            {"method": "sample", "min_length_ratio": 0.7}, {}, "decoder_only", marks=pytest.mark.slow
+        ),
     ],
     ids=["constraints of an ensemble", "samples"],
 )

@@ -212,8 +212,10 @@ def _format_entry(entry: str) -> str:
 def _escape(text: str) -> str:
     """Escape what Markdown would read, outside of `code`: <BT>, *_embedding, [B, T]."""
     parts = re.split(r"(`[^`]+`)", text)
-    marks = r"([*<>\[\]|]|(?<!\w)_|_(?!\w))"
-    return "".join(part if part.startswith("`") else re.sub(marks, r"\\\1", part) for part in parts)
+    marks = r"([*\[\]]|(?<!\w)_|_(?!\w))"
+    return "".join(
+        part if part.startswith("`") else re.sub(marks, r"\\\1", part).replace("<", "&lt;") for part in parts
+    )
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
 from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
+from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.translation.translator import Translation, Translator
 
 COUNT = 60
@@ -66,10 +67,10 @@ def test_numbers_and_signatures_are_sacrebleus(systems, references, paired, kind
     plain = score_translations(systems["good"], references, lowercase=True)
     ter = TER()
     ter.corpus_score(systems["good"], [references])
-    assert found.systems[0]["bleu"].score == plain.bleu and found.systems[0]["chrf"].score == plain.chrf
+    assert found.systems[0]["bleu"].score == plain["bleu"] and found.systems[0]["chrf"].score == plain["chrf"]
     assert found.plain_signatures == {
-        "bleu": plain.bleu_signature,
-        "chrf": plain.chrf_signature,
+        "bleu": plain.signatures["bleu"],
+        "chrf": plain.signatures["chrf"],
         "ter": str(ter.get_signature()),
     }
 
@@ -115,20 +116,16 @@ def runs(tmp_path, monkeypatch, systems, references):
     class FakeTranslator:
         on_progress = None
 
-        def __init__(self, run, checkpoint, search):
-            self.config = Config(search=search or SearchConfig())
-            self.checkpoint, self.step = checkpoint or "best", 250
+        def __init__(self, run, options):
+            self.config = Config(search=options.search or SearchConfig())
+            self.checkpoint, self.step = options.checkpoint or "best", 250
             self.said = systems[run.name]
 
         def translate(self, lines):
             assert list(lines) == sources
             return [Translation(text, 0.0, 0.0, ()) for text in self.said]
 
-    monkeypatch.setattr(
-        Translator,
-        "load",
-        lambda run, options: FakeTranslator(run, options.checkpoint, options.search),
-    )
+    monkeypatch.setattr(Translator, "load", FakeTranslator)
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(sources, references, strict=True)]
     sets = {"toy_de_en": pairs, "shorter": pairs[:-1]}
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "test" and data.dataset in sets)
@@ -164,11 +161,11 @@ def test_a_run_is_compared_with_runs_and_files(runs, systems, references):
     assert found["paired"] == {"test": "bootstrap", "signatures": expected.signatures}
     assert bad["differing"] == sum(a != b for a, b in zip(systems["good"], systems["bad"], strict=True))
     assert found["ter"] == TER().corpus_score(systems["good"], [references]).score
-    rows = describe_evaluation(found, name="good").split("\n")
+    rows = write_text(describe_evaluation(found, name="good"), indent="").split("\n")
     assert rows[0].split() == ["BLEU", "chrF", "TER"]
     assert [row.split()[0] for row in rows[1:4]] == [f"good@{found['checkpoint']}", "like@average", "bad.txt"]
-    again = describe_evaluation(found | {"checkpoint": "best"}, name="like").split("\n")
-    assert [row.split()[0] for row in again[1:4]] == ["like@best", "like@average", "bad.txt"]
+    again = describe_evaluation(found | {"checkpoint": "best"}, name="like")[0]
+    assert [row[0].split()[0] for row in again.rows] == ["like@best", "like@average", "bad.txt"]
     assert rows[1].startswith(f"good@{found['checkpoint']} (step 250) ")
     assert rows[2].startswith("like@average (step 250) ") and like["step"] == found["step"] == 250
     assert f"{bad['bleu']['score']:.2f} ± {bad['bleu']['ci']:.2f}" in rows[3] and "p=0.0476" in rows[3]
@@ -219,7 +216,7 @@ def test_what_cannot_be_compared_ends_with_one_line(runs, capfd, monkeypatch):
         (["--against=bad,like,bad"], "--against names bad twice; name it once"),
         (["--bootstrap=-1"], "--bootstrap is -1; it must be 0 for no intervals, or at least 2"),
         (["--bootstrap=1"], "--bootstrap is 1; it must be 0 for no intervals, or at least 2"),
-        (["--bootstrap=many"], "--bootstrap is 'many', which is not a whole number"),
+        (["--bootstrap=many"], "--bootstrap is 'many'; it must be a whole number"),
         (["--against=bad", "--bootstrap=0"], "--bootstrap is 0, but comparing by paired bootstrap needs"),
         (["--paired=approximate"], "--paired=approximate has no effect without --against=RUN"),
         (["--against=bad", "--paired=ar"], "--paired is 'ar'"),

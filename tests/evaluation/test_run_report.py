@@ -18,7 +18,7 @@ from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations, save_translations
 from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
-from flaxformer_mt.evaluation.run_report.charts import SIZE, Bar, Line, draw_bars, draw_lines
+from flaxformer_mt.evaluation.plots import Bar, Line, chart_bars, chart_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.sections import (
     ReportedRun,
@@ -91,13 +91,13 @@ def test_the_page_has_all_of_it_and_makes_no_request(two_runs, tmp_path, capsys)
     found = [load_translations(run, "test") for run in two_runs]
     for one in found:
         score = score_translations(one.hypotheses, one.references)
-        assert re.search(rf"{score.bleu:.2f} ± \d", page) and re.search(rf"{score.chrf:.2f} ± \d", page)
+        assert re.search(rf"{score['bleu']:.2f} ± \d", page) and re.search(rf"{score['chrf']:.2f} ± \d", page)
     assert "<ins>&lt;b&gt;x &amp; y&lt;/b&gt;</ins>" in page
     assert "<ins>&lt;script&gt;alert(&#39;a&#39;)&lt;/script&gt;</ins>" in page, "text of a corpus is text"
     assert "2 of 6 translations differ" in page
     systems = {name: one.hypotheses for name, one in zip("ab", found, strict=True)}
     tested = resample_scores(systems, found[0].references, samples=1000)
-    for metric in ("bleu", "chrf"):
+    for metric in ("bleu", "chrf", "ter"):
         scores = [system[metric] for system in tested.systems]
         assert f"{scores[1].score - scores[0].score:+.2f} (p = {scores[1].p_value:.3f})" in page
         assert html.escape(tested.signatures[metric]) in page
@@ -229,21 +229,23 @@ def test_runs_are_named_apart(tmp_path):
 
 def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
     points = [(step, 10 / (step + 1)) for step in range(5000)]
-    drawn = draw_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
-    svg = make_page([], {"Training": [("charts", drawn)]})
-    (path,) = re.findall(r'points="([^"]+)"', svg)
-    places = np.array([tuple(map(float, place.split(","))) for place in path.split()])
-    assert len(places) == 300 and np.all(np.diff(places[:, 0]) > 0) and "a&lt;b" in svg
-    assert 0 <= places.min() and places[:, 0].max() <= 420 and places[:, 1].max() <= 240
-    assert draw_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == []
-    (chart,) = draw_lines([Line(0, "a", [(20, 3.0), (48, 1.0)])], title="", x_name="")
-    assert [text for _, text, _ in chart.x_ticks] == ["0", "10", "20", "30", "40", "50"]
-    assert max(x for x, _, _ in chart.x_ticks) == 420 - 8, "the last tick ends the axis"
-    drawn = draw_bars({"1-5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}, title="BLEU", x_name="words")
-    bars = make_page([], {"Scores": [("charts", drawn)]})
-    heights = [float(height) for height in re.findall(r'<rect .*? height="([\d.]+)"', bars)]
-    assert heights[0] == pytest.approx(2 * heights[1], abs=0.2) and bars.count('class="whisker"') == 1
-    assert draw_bars({}, title="", x_name="") == []
+    drawn = chart_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
+    page = make_page([], {"Training": [drawn]})
+    assert len(drawn[0].lines[0].points) == 300 and drawn[0].lines[0].points[-1] == points[-1]
+    assert "a&lt;b" in page and "var(--run0)" in drawn[0].drawing and "var(--line)" in drawn[0].drawing
+    assert "last value 0.002" in page
+    assert chart_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == []
+    groups = {"1-<5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}
+    drawn = chart_bars(groups, title="BLEU", x_name="words")
+    page = make_page([], {"Scores": [drawn]})
+    Outline(page)
+    assert "1-&lt;5" in page and page.count("stroke: var(--ink)") == 1, "one whisker"
+    heights = []
+    for run in (0, 1):
+        (path,) = re.findall(rf'd="([^"]+)" style="fill: var\(--run{run}\)', drawn[0].drawing)
+        heights.append(np.ptp([float(y) for y in re.findall(r"[ML] \S+ (\S+)", path)]))
+    assert heights[0] == pytest.approx(2 * heights[1], rel=1e-3)
+    assert chart_bars({}, title="", x_name="") == []
 
 
 def test_a_single_sentence_has_no_interval(tmp_path):
@@ -251,10 +253,10 @@ def test_a_single_sentence_has_no_interval(tmp_path):
     for count, scores in ((1, ["100.00", "100.00"]), (2, ["100.00 ± 0.00", "100.00 ± 0.00"])):
         found = Translations(text[:count], text[:count], text[:count])
         facts = ReportedRun(0, "x", tmp_path, Config(), {}, [], found, "de")
-        (kind, table), (_, signature) = make_summary([facts], [facts], samples=50)
-        assert kind == "table" and table.rows[0][:3] == [facts, *scores]
+        table, signature = make_summary([facts], [facts], samples=50)
+        assert table.rows[0][:3] == [facts, *scores]
         score = score_translations(text[:count], text[:count])
-        expected = [score.bleu_signature, score.chrf_signature]
+        expected = [score.signatures["bleu"], score.signatures["chrf"]]
         assert all(part in signature for one in expected for part in one.split("|"))
 
 
@@ -265,23 +267,12 @@ def test_a_report_names_its_step_when_training_has_gone_on(tmp_path):
     told = {}
     for count in (2, 4):
         facts = ReportedRun(0, "x", tmp_path, Config(), report, metrics[:count], none, "de")
-        told[count] = [text for kind, text in make_summary([facts], [], samples=50) if kind == "paragraph"]
+        told[count] = [text for text in make_summary([facts], [], samples=50) if isinstance(text, str)]
     assert told[2] == ["x: the best checkpoint is step 250."]
     assert told[4] == [
         "x: the best checkpoint is step 250. training went on to step 699; updates, time and best checkpoint "
         "are of step 300."
     ]
-
-
-@pytest.mark.parametrize("scale", [10.0**power * digit for power in range(-6, 6) for digit in (1, 2.5, 3, 7)])
-def test_the_texts_of_an_axis_fit_beside_it(scale):
-    """Digits of DejaVu Sans, the widest font of the page, are 0.64 of the size of the letters, 12.5."""
-    (chart,) = draw_lines([Line(0, "a", [(0, 0.0), (1, scale)])], title="", x_name="")
-    for _, text in chart.y_ticks:
-        assert len(text) * 0.64 * 12.5 <= SIZE["left"] - 3, text
-    values = [float(text.replace("k", "e3")) for _, text in chart.y_ticks]
-    steps = np.diff(values)
-    assert np.allclose(steps, steps[0], rtol=1e-3) and values[-1] >= scale * 0.999
 
 
 def read_colors(css):

@@ -1,7 +1,6 @@
 """Small models of every importer's format, and damage to their configs, headers and tensors."""
 
 import argparse
-import functools
 import json
 import random
 import shutil
@@ -50,8 +49,8 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Path]:
-    """Exports a random model in every format that can be imported; returns the folder of each."""
+def make_foreign_model(name: str, config: Any, vocabs: Any, folder: Path) -> Path:
+    """Exports a random model in a format that can be imported; returns its folder."""
     from tiny_experiment import change, random_params
 
     from flaxformer_mt.convert.formats import NAMES, Weights, find_format
@@ -59,23 +58,19 @@ def make_foreign_models(config: Any, vocabs: Any, folder: Path) -> dict[str, Pat
     from flaxformer_mt.trees import flatten_tree
 
     assert {name.partition(" ")[0] for name in MODELS} == {name for name in NAMES if find_format(name).read}
-    folders = {}
-    for name, (model, path) in MODELS.items():
-        if path:
-            folders[name] = folders[name.partition(" ")[0]]
-            continue
-        if name.startswith("hf") and name != "hf-pre-norm" or name in TOOLKITS:
-            make = functools.partial(make_toolkit, name) if name in TOOLKITS else _make_pretrained
-            folders[name] = make(folder / name)
-            continue
-        own = change(config, model=model)
-        network = make_model(own.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
-        leaves = {p: np.asarray(leaf) for p, leaf in flatten_tree(random_params(network)).items()}
-        assert not find_format(name).problems(own), find_format(name).problems(own)
-        folders[name] = folder / name
-        folders[name].mkdir(parents=True)
-        find_format(name).write(Weights(own, vocabs, leaves), folders[name], "none")
-    return folders
+    if MODELS[name][1]:  # a file in the folder of another one
+        return make_foreign_model(name.partition(" ")[0], config, vocabs, folder)
+    if name in TOOLKITS:
+        return make_toolkit(name, folder / name)
+    if name.startswith("hf") and name != "hf-pre-norm":
+        return _make_pretrained(folder / name)
+    own = change(config, model=MODELS[name][0])
+    network = make_model(own.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
+    leaves = {p: np.asarray(leaf) for p, leaf in flatten_tree(random_params(network)).items()}
+    assert not find_format(name).problems(own), find_format(name).problems(own)
+    (folder / name).mkdir(parents=True)
+    find_format(name).write(Weights(own, vocabs, leaves), folder / name, "none")
+    return folder / name
 
 
 def _make_pretrained(folder: Path) -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 import isolation
 import pytest
 from damage import DAMAGES, SIZE, damage_file, draw_for, mutate
-from foreign_models import MODELS, TENSORS, make_foreign_models
+from foreign_models import MODELS, TENSORS, make_foreign_model
 from isolation import LONGEST, MOST_MEMORY, Server, open_server
 from kills import MOMENTS, OF_PREPARATION, OF_TRAINING, leftovers
 from probes import attempt
@@ -154,19 +154,12 @@ def test_mutated_flags(server):
     try_all(server, "parse_mutated_flags", numbers(20, 600), {})
 
 
-@pytest.fixture(scope="module")
-def foreign(tiny_config, tiny_run, tmp_path_factory):
-    """A folder of each format that can be imported, with random parameters."""
+@pytest.mark.parametrize("name", mark_slow(MODELS, *SIMILAR))
+def test_damaged_foreign_models(server, tiny_config, tiny_run, tmp_path, name):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    return make_foreign_models(
-        tiny_config, load_vocabs(tiny_run / "vocab"), tmp_path_factory.mktemp("foreign")
-    )
-
-
-@pytest.mark.parametrize("name", mark_slow(MODELS, *SIMILAR))
-def test_damaged_foreign_models(server, foreign, tmp_path, name):
-    settings = {"format": name, "folder": str(foreign[name]), "scratch": str(tmp_path)}
+    folder = make_foreign_model(name, tiny_config, load_vocabs(tiny_run / "vocab"), tmp_path)
+    settings = {"format": name, "folder": str(folder), "scratch": str(tmp_path)}
     if server is not None:
         assert undamaged(server, "import_damaged", settings)["kind"] == "result"
     try_all(server, "import_damaged", numbers(4, 100), settings, name=f"import {name}")

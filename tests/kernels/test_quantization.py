@@ -112,8 +112,9 @@ def test_every_matrix_is_multiplied_in_8_bits_and_logits_stay_close(kind):
     attentions = {"decoder-only, gated": 1, "two tables, recurrent": 2}.get(kind, 3)
     assert kinds["bfloat16", "bfloat16", "float32"] == 2 * attentions
     wide = make_bfloat16(ALL_KINDS[kind] | {"dtype": "float32"})
-    exact, rounded = (wide.apply({"params": p}, batch, deterministic=True) for p in (params, quantized))
-    for other in (logits(cast), rounded):
+    apply = jax.jit(lambda params: wide.apply({"params": params}, batch, deterministic=True))
+    exact = apply(params)
+    for other in (jax.jit(logits)(cast), apply(quantized)):
         error = np.abs(np.asarray(other) - exact).max() / np.abs(exact).max()
         assert 1e-5 < error < 0.05
 
@@ -132,8 +133,7 @@ def test_decoding_multiplies_the_same_matrices():
     # Encoder 6; keys and values of the source 2; the step 4 of self-attention, 2 of cross-attention, 2 of the
     # feed-forward network, 1 of logits, 4 of keys and values.
     assert both.count(("int8", "int8", "int32")) == 6 + 2 + 9 + 4
-    logits, _ = step(params)
-    plain, _ = step(cast_kernels(random_params(model), "bfloat16"))
+    logits, plain = (jax.jit(step)(p)[0] for p in (params, cast_kernels(random_params(model), "bfloat16")))
     assert np.abs(logits - plain).max() < 0.05 * np.abs(plain).max()
 
 

@@ -294,6 +294,7 @@ def test_an_export_agrees_with_the_foreign_system(exported):
     assert result["largest_difference"] < 1e-5
 
 
+@pytest.mark.slow
 def test_an_imported_run_is_trained_on_with_stacked_layers(base, run, exported, tmp_path):
     run_dir = tmp_path / "imported"
     import_run(exported[0], format_name="torch", run_dir=run_dir)

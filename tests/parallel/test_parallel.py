@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from compiled_text import CompiledText, read_compiled
-from tiny_experiment import change, small_model
+from tiny_experiment import change, mark_slow, small_model
 
 from flaxformer_mt.commands import plot
 from flaxformer_mt.config import Config, DataConfig, OptimConfig, ParallelConfig, TrainConfig
@@ -52,7 +53,7 @@ LAYOUTS = (
     | {"2 x 2 x 2": ParallelConfig(data=2, fsdp=2, tensor=2, fsdp_gathers="twice")}
 )
 # Splits along one axis, which "2 x 2 x 2" makes too, are left to the release.
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("data 8", "tensor 8"))) for name in LAYOUTS]
+NAMES = mark_slow(LAYOUTS, "data 8", "fsdp 8", "tensor 8")
 DROPOUT = 0.3
 # Collectives of an update, by kind, in JAX 0.10; later compilers combine some.
 COLLECTIVES: dict[str, dict[str, int]] = {
@@ -261,7 +262,7 @@ def bytes_on_first_device(tree: Any) -> int:
     [
         ("one", 1),
         ("pmap 8", 1),
-        ("fsdp 8", 8),
+        pytest.param("fsdp 8", 8, marks=pytest.mark.slow),
         pytest.param("tensor 8", 8, marks=pytest.mark.slow),
         ("2 x 2 x 2", 4),
     ],
@@ -296,18 +297,18 @@ def test_programs_split_all_work_and_communicate_only_what_they_must(runs, name)
     assert program.donated == len(jax.tree.leaves(run.placed))
 
 
-def test_each_gradient_and_each_split_parameter_is_sent_once(runs):
+@pytest.mark.parametrize("name", mark_slow(["pmap 8", "fsdp 8"], "fsdp 8"))
+def test_each_gradient_and_each_split_parameter_is_sent_once(runs, name):
     """Also those of the table that both embeddings and the output layer use."""
-    for name in ("pmap 8", "fsdp 8"):
-        params = jax.tree.leaves(runs[name].placed.params)
-        sent = {"all-reduce": 0, "all-gather": 0, "reduce-scatter": 0}
-        for collective in runs[name].program.collectives:
-            sent[collective.kind] += collective.bytes
-        split = sum(leaf.nbytes for leaf in params if not leaf.sharding.is_fully_replicated)
-        assert sent["all-gather"] == split and 8 * sent["reduce-scatter"] == split, name
-        # Beside the gradients: sums of losses, tokens and squares.
-        whole = sum(leaf.nbytes for leaf in params) - split
-        assert whole < sent["all-reduce"] < whole + 4 * (len(params) + 9), name
+    params = jax.tree.leaves(runs[name].placed.params)
+    sent = {"all-reduce": 0, "all-gather": 0, "reduce-scatter": 0}
+    for collective in runs[name].program.collectives:
+        sent[collective.kind] += collective.bytes
+    split = sum(leaf.nbytes for leaf in params if not leaf.sharding.is_fully_replicated)
+    assert sent["all-gather"] == split and 8 * sent["reduce-scatter"] == split, name
+    # Beside the gradients: sums of losses, tokens and squares.
+    whole = sum(leaf.nbytes for leaf in params) - split
+    assert whole < sent["all-reduce"] < whole + 4 * (len(params) + 9), name
 
 
 @pytest.mark.parametrize("name", [*NAMES[2:4], NAMES[-1]])
@@ -337,18 +338,23 @@ class Reading:
 
     def __init__(self, parallel: Parallel) -> None:
         self._parallel, self.sum_parts, self.over_rows = parallel, parallel.sum_parts, parallel.over_rows
-        self.platform = parallel.platform
+        self.platform, self.mesh = parallel.platform, parallel.mesh
         self.programs: list[CompiledText] = []
 
     def compile(self, function, **options):
-        compiled, ready = self._parallel.compile(function, **options), []
+        jitted, ready = self._parallel.compile(function, **options), []
 
         def call(*arguments):
-            if not ready:
-                ready.append(compiled.lower(*arguments).compile())
-                self.programs.append(read_compiled(ready[0].as_text()))
-            return ready[0](*arguments)
+            return (ready or [call.lower(*arguments).compile()])[0](*arguments)
 
+        def compile_and_read(lowered):
+            ready.append(lowered.compile())
+            self.programs.append(read_compiled(ready[0].as_text()))
+            return ready[0]
+
+        call.lower = lambda *arguments: SimpleNamespace(
+            compile=functools.partial(compile_and_read, jitted.lower(*arguments))
+        )
         return call
 
 
@@ -357,22 +363,23 @@ def accumulate(parallel: Parallel) -> tuple[TrainState, list[CompiledText]]:
     config = change(with_dropout(DROPOUT), optim={"accumulation": 2})
     reading, state = Reading(parallel), parallel.init(make_state)
     step = setup.compile_train_step(make_network(DROPOUT), config, reading)
+    step.by_shape._on_disk = None  # a program from disk is not compiled
     for number in range(2):
         state, _ = step(state, NUMBERS, [parallel.put(make_batch(2 * number + part)) for part in range(2)])
     return parallel.fetch(state), reading.programs
 
 
-def test_accumulated_gradients_are_summed_over_data_once(runs):
+@pytest.mark.parametrize("name", mark_slow(["pmap 8", "2 x 2 x 2"], "2 x 2 x 2"))
+def test_accumulated_gradients_are_summed_over_data_once(runs, name):
     """Each device adds up its own microbatches; only the program of the update sums over data."""
     expected, _ = accumulate(runs["one"].parallel)
-    for name in ("pmap 8", "2 x 2 x 2"):
-        found, (gradient, add, update) = accumulate(runs[name].parallel)
-        for left, right in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
-            np.testing.assert_allclose(right, left, rtol=1e-4, atol=1e-5, err_msg=name)
-        assert not add.collectives
-        if name != "2 x 2 x 2":
-            assert not gradient.collectives
-            assert update.count() == {"all-reduce": 1}
+    found, (gradient, add, update) = accumulate(runs[name].parallel)
+    for left, right in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(right, left, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert not add.collectives
+    if name != "2 x 2 x 2":
+        assert not gradient.collectives
+        assert update.count() == {"all-reduce": 1}
 
 
 @pytest.fixture(scope="module")

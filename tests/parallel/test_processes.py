@@ -82,14 +82,6 @@ def start_two(*arguments: str | Path, second: list[str] = COMMAND) -> list[subpr
     ]
 
 
-def finish(processes: list[subprocess.Popen], status: int = 0) -> list[tuple[str, str]]:
-    """Standard output and error of each, once all have ended with this status."""
-    ended = [process.communicate(timeout=300) for process in processes]
-    for process, (_, stderr) in zip(processes, ended, strict=True):
-        assert process.returncode == status, stderr
-    return ended
-
-
 @pytest.fixture(scope="module")
 def config(tiny_config, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("config")
@@ -138,7 +130,10 @@ def four_devices() -> Iterator[None]:
 def two(config, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
     """The run of two processes with two devices each; the standard output and error of both."""
     run = tmp_path_factory.mktemp("two") / "run"
-    return run, finish(start_two("train", f"--config={config}", f"--run={run}"))
+    processes = start_two("train", f"--config={config}", f"--run={run}")
+    ended = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ended
+    return run, ended
 
 
 def numbers(run: Path, *splits: str) -> list[dict[str, float]]:
@@ -181,15 +176,15 @@ def test_the_first_process_speaks_for_all(two):
     assert "step" not in other_stderr
 
 
-def test_two_processes_translate_and_score_files_as_one_does(one, tmp_path):
+def test_two_processes_translate_files_as_one_does(one, jobs, tmp_path):
     """With a line that is too long, an empty one, and all fields of the JSON lines."""
     source = tmp_path / "source.txt"
     source.write_text("ba do\n\n" + "fi gu ka lo mi nu " * 6 + "\nka\nlo lo\nmi nu ba\n", encoding="utf-8")
     command = ["translate", "--json", f"--run={one}", f"--input={source}"]
     with four_devices():
         assert main([*command, f"--output={tmp_path / 'alone'}"]) == 0
-    (_, stderr), (stdout, other_stderr) = finish(start_two(*command, f"--output={tmp_path / 'both'}"))
-    assert "line 3: longer than" in stderr and stdout == "" and "warning" not in other_stderr
+    printed, other = jobs.run("command", flags=[*command, f"--output={tmp_path / 'both'}"], devices=2)
+    assert "line 3: longer than" in printed and "warning" not in other
     alone, both = (
         [json.loads(line) for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()]
         for name in ("alone", "both")
@@ -200,14 +195,11 @@ def test_two_processes_translate_and_score_files_as_one_does(one, tmp_path):
         for name in ("text", "tokens", "alignment"):
             assert mine[name] == other[name]
         assert other["score"] == pytest.approx(mine["score"], abs=1e-5)
-    (result, _), (stdout, _) = finish(start_two("evaluate", f"--run={one}", "--bootstrap=0"))
-    report = json.loads((one / "report.json").read_text(encoding="utf-8"))["test"]
-    assert json.loads(result)["bleu"] == report["bleu"] and stdout == ""
 
 
-def test_standard_input_cannot_be_shared(one):
-    for _, stderr in finish(start_two("translate", f"--run={one}"), status=2):
-        assert "error: 2 processes cannot all read standard input; give --input=FILE" in stderr
+def test_standard_input_cannot_be_shared(one, jobs):
+    for printed in jobs.run("command", 2, 2, flags=["translate", f"--run={one}"]):
+        assert "error: 2 processes cannot all read standard input; give --input=FILE" in printed
 
 
 def test_a_killed_process_ends_the_other_and_one_process_resumes_the_run(config, one, tmp_path, capsys):

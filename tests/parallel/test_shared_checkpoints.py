@@ -3,7 +3,6 @@
 import itertools
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,8 @@ from forked_job import (
     ANY,
     MOMENTS,
     SHARED,
-    Jobs,
     check_params,
     check_state,
-    open_jobs,
     save_params,
     save_state,
 )
@@ -26,13 +23,6 @@ from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.runs import atomic_folder
 from flaxformer_mt.runs.checkpoints import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[Jobs]:
-    with open_jobs() as jobs:
-        yield jobs
-
 
 # Moments of jobs whose processes share an object store only.
 IN_STORE = {"send": 1, "in the store": 0}
@@ -98,14 +88,22 @@ def test_a_full_disk_of_one_process_is_one_message_of_all(jobs, tmp_path):
     assert check_state(tmp_path, "fsdp 8") == 4
 
 
-def test_killed_processes_lose_nothing(jobs, tmp_path):
-    """One run, in which each process is killed at each moment in which it can be."""
+@pytest.mark.parametrize(
+    "killed",
+    [
+        [(0, "shards"), (0, "seal"), (1, "reported")],
+        pytest.param(
+            [(0, moment) for moment in MOMENTS if moment not in (*IN_STORE, "shards", "seal")]
+            + [(1, "shards")],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["some", "others"],
+)
+def test_killed_processes_lose_nothing(jobs, tmp_path, killed):
+    """One run, in which each process is killed at the moments in which it can be."""
     run = tmp_path / "run"
     save_alone(run, "one", 1)
-    killed = [(victim, moment) for victim in (0, 1) for moment in MOMENTS if moment not in IN_STORE]
-    killed = [
-        (victim, moment) for victim, moment in killed if victim == 0 or moment in ("shards", "reported")
-    ]
     newest = 1
     for victim, moment in killed:
         # JAX ends a process whose coordinator has died; the other way round it takes half a minute.

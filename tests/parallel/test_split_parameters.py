@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from compiled_text import read_compiled
-from forked_job import open_jobs
 from tiny_experiment import change
 
 from flaxformer_mt.commands.main import main
@@ -86,7 +85,7 @@ def assert_split(programs: list[tuple[str, Any, Any]], whole: int, largest: int)
             assert collective.bytes < largest / 2, (name, collective)
 
 
-def test_no_device_ever_holds_the_parameters(wide, tmp_path, monkeypatch):
+def test_no_device_ever_holds_the_parameters(wide, jobs, tmp_path, monkeypatch):
     monkeypatch.setenv("FLAXFORMER_MT_DEVICE_MEMORY", str(BUDGET))
     refuse_copies(monkeypatch)
     programs = watch_programs(monkeypatch)
@@ -102,9 +101,8 @@ def test_no_device_ever_holds_the_parameters(wide, tmp_path, monkeypatch):
     source = tmp_path / "source.txt"
     source.write_text("ba do\n\nmi nu ba\n", encoding="utf-8")
     translate = ["translate", "--json", f"--run={run}", f"--input={source}", "--checkpoint=last"]
-    with open_jobs() as jobs:
-        flags = [*translate, f"--output={tmp_path / 'two'}"]
-        jobs.run("command", flags=flags, memory=BUDGET, devices=2)
+    flags = [*translate, f"--output={tmp_path / 'two'}"]
+    jobs.run("command", flags=flags, memory=BUDGET, devices=2)
     monkeypatch.undo()
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     assert main([*translate, f"--output={tmp_path / 'whole'}"]) == 0

@@ -306,9 +306,9 @@ def test_what_killed_processes_left_in_a_run_is_removed(tmp_path):
 
 
 def test_every_free_field_is_a_field_and_is_tried_above():
-    from flaxformer_mt.runs.run_directory import _CHANGEABLE_FIELDS
+    from flaxformer_mt.runs.run_directory import CHANGEABLE_FIELDS
 
-    assert set(_CHANGEABLE_FIELDS) == set(FREE)
+    assert set(CHANGEABLE_FIELDS) == set(FREE)
     assert set(FREE) <= set(flatten(Config()))
 
 

@@ -117,7 +117,10 @@ def both_ways(options, turns, *, rows, refill, capacity=LENGTH, more_eos=0.0, **
     return queued, [pick(at_once, line) for line in range(COUNT)]
 
 
-@pytest.mark.parametrize(("rows", "refill"), [(4, 1), (4, 3), (4, 4), (1, 1), (12, 12)])
+@pytest.mark.parametrize(
+    ("rows", "refill"),
+    [(4, 1), (4, 3), (1, 1), *(pytest.param(rows, rows, marks=pytest.mark.slow) for rows in (4, 12))],
+)
 def test_a_queue_finds_what_a_search_of_all_lines_at_once_finds(rows, refill):
     queued, at_once = both_ways(BEAM, [range(COUNT)], rows=rows, refill=refill)
     assert_same(queued, at_once)

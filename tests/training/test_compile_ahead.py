@@ -17,6 +17,7 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import Shape
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.compile_ahead import (
@@ -26,6 +27,7 @@ from flaxformer_mt.training.compile_ahead import (
     find_shapes,
     find_unpadded_sizes,
     fitting_sizes,
+    shapes_of,
 )
 from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training
 from flaxformer_mt.training.validation import Validation
@@ -129,12 +131,12 @@ def test_programs_compiled_ahead_are_those_of_the_cache_and_of_training(tiny_con
     setup = set_up_training(config, tmp_path / "run", Checkpoints(tmp_path / "run"))
     events: list[str] = []
     jax.monitoring.register_event_listener(lambda name, **_: events.append(name.rpartition("/")[2]))
+    setup.train_step.by_shape.jitted = None  # whoever traces it fails
     compile_shapes(config, setup, print)
-    assert events.count("cache_hits") == 1 and "cache_misses" not in events
+    assert not events
     vocab, prepared = setup.prepared.vocabs.target, setup.prepared
     options = {"seed": config.seed, "pad_id": vocab.pad_id, "bos_id": vocab.bos_id}
     batches = train_batches(prepared.train, config.data, **options, share=setup.row_share)
-    setup.train_step.by_shape._jitted = None  # whoever calls it fails
     state, losses = setup.state, []
     for _ in range(2):
         state, metrics = setup.train_step(state, setup.numbers, [setup.put(next(batches)[1])])
@@ -150,12 +152,51 @@ def test_the_loss_of_the_validation_set_is_compiled_for_all_shapes_at_once(tiny_
         config = change(tiny_config, train={"compile_ahead": wanted})
         setup = set_up_training(config, tmp_path / wanted, Checkpoints(tmp_path / wanted))
         validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=setup.state.params)
-        if wanted == "all":  # whoever calls what compiles at the first call fails
-            validation._step = SimpleNamespace(lower=validation._step.lower)
+        if wanted == "none":  # whoever compiles at once fails
+            validation._steps.compile_all = None
         found.append({**validation(setup.state.inference_params), "seconds": 0.0})
         shapes = {(batch.source.shape, batch.target_in.shape) for batch in validation._batches}
-        assert len(validation._steps) == (len(shapes) if wanted == "all" else 0)
+        assert len(validation._steps) == len(shapes)
     assert found[0] == found[1]
+
+
+def test_an_evaluation_is_compiled_beside_the_first_updates(tiny_config, tiny_run, tmp_path):
+    """Its programs are those that the evaluation runs, and rates of training do not leave their time out."""
+    config = change(tiny_config, train={"compile_ahead": "all"})
+    setup = set_up_training(config, tmp_path / "run", Checkpoints(tmp_path / "run"))
+    validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=setup.state.params)
+    with CompileClock() as clock:
+        validation.compile_beside(shapes_of(setup.state.inference_params), clock)
+        validation._compiling.result()
+        assert clock.compiling() == 0
+    programs = validation._translator.search.programs
+    known, steps = dict(programs._found), len(validation._steps)
+    assert known and steps
+    found = validation(setup.state.inference_params)
+    assert np.isfinite(found["loss"]) and "bleu" in found
+    assert programs._found == known and len(validation._steps) == steps
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_second_start_traces_nothing_and_computes_the_same(tiny_config, tmp_path, accumulation):
+    name, before = "jax_compilation_cache_dir", jax.config.values["jax_compilation_cache_dir"]
+    config = change(tiny_config, optim={"accumulation": accumulation}, train={"label_smoothing": 0.07})
+    states = []
+    jax.config.update(name, str(tmp_path / "cache"))
+    try:
+        for start in range(2):
+            setup = set_up_training(config, tmp_path / str(start), Checkpoints(tmp_path / str(start)))
+            by_shape = setup.train_step.by_shape
+            if start:
+                by_shape.jitted = None  # whoever traces it fails
+            batches = [setup.put(short_batch(setup, max(setup.unpadded)))] * accumulation
+            state, metrics = setup.train_step(setup.state, setup.numbers, batches)
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(setup.state.opt_state))
+            states.append(jax.device_get((setup.train_step(state, setup.numbers, batches), metrics)))
+    finally:
+        jax.config.update(name, before)
+    assert all(map(np.array_equal, *map(jax.tree.leaves, states)))
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
 
 
 # ---- unpadded sizes ----
@@ -318,7 +359,7 @@ def lowered(config: Config, folder: Any) -> tuple[TrainingSetup, dict[Shape, str
     return setup, texts
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_sweep_lowers_one_update(tiny_config, tmp_path, accumulation):
     """The text of the program that reads a batch, and the sizes without padding, are those of one run."""
     base = change(tiny_config, data=DATA, optim={"accumulation": accumulation})
@@ -334,7 +375,7 @@ def test_a_sweep_lowers_one_update(tiny_config, tmp_path, accumulation):
     assert found.keys() == expected.keys() and found != expected
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_sweep_compiles_nothing_anew(tiny_config, tmp_path, accumulation):
     """The initial state and all of an update are found on disk, and compute with the numbers of their run."""
     optim = {"warmup_steps": 1, "accumulation": accumulation}

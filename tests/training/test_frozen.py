@@ -31,9 +31,9 @@ def test_frozen_parameters_have_no_update_and_no_state(tiny_config, optimizer):
     fields = {"optimizer": optimizer, "weight_decay": decay, "freeze": ("encoder",), "clip_norm": 1.0}
     config = change(tiny_config, optim=fields).optim
     rule = make_optimizer(config, lambda step: 0.5)
-    state = rule.init(PARAMS)
+    state = jax.jit(rule.init)(PARAMS)
     gradients = jax.tree.map(lambda leaf: 100 * np.ones_like(leaf), PARAMS)
-    updates, _ = rule.update(gradients, state, PARAMS)
+    updates, _ = jax.jit(rule.update)(gradients, state, PARAMS)
     table = flatten_tree(updates)
     assert all(not np.any(leaf) for path, leaf in table.items() if path.startswith("encoder"))
     assert np.all(table["shared_embedding/embedding"] != 0)

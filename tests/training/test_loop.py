@@ -224,14 +224,14 @@ def kill_in(owner, name, matters):
 
 if where == "update":
     kill_in(TrainingLog, "add", lambda *_: True)
-elif where == "save":
+else:
     kill_in(atomic_folder, "seal_folder", lambda folder, *_: folder.parent.name == "checkpoints")
 loop.fit(read_config(config), run_dir, progress=sys.stderr)
 """
 
 
 def run_killed(run_dir: Path, config: Path, where: str, number: int) -> subprocess.CompletedProcess:
-    """Trains in a process that is killed at the given update or save of a checkpoint, or never."""
+    """Trains in a process that is killed at the given update or save of a checkpoint."""
     command = [sys.executable, "-c", KILLED, str(run_dir), str(config), where, str(number)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -279,10 +279,7 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
     ids=["accumulation", "packing and sampling", "stages and noise"],
 )
 def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sections, number, status):
-    """Between checkpoints and between lines of the log; the checkpoint of the stop leaves no trace.
-
-    With samples of segmentations, the undisturbed run is another process: it draws the same.
-    """
+    """Between checkpoints and between lines of the log; the checkpoint of the stop leaves no trace."""
     config = change(base, **sections)
     config = change(
         config,
@@ -291,11 +288,7 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     )
     if config.data.stages:
         config = change(config, train={"steps": 9})
-    if config.vocab.sampling:
-        save_config(config, tmp_path / "config.json")
-        assert run_killed(tmp_path / "undisturbed", tmp_path / "config.json", "never", 0).returncode == 0
-    else:
-        fit(config, tmp_path / "undisturbed")
+    fit(config, tmp_path / "undisturbed")
     run_dir = tmp_path / "stopped"
     at_step({3: functools.partial(signal.raise_signal, number)})
     capfd.readouterr()

@@ -415,7 +415,8 @@ async def _unless_left(request: Request, work: Any, seconds: float) -> Any:
         await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientDisconnect if left.done() else Refusal(504, f"no answer within {seconds:g} seconds")
+        late = f"no answer within {seconds:g} seconds; a server that was started a moment ago still compiles"
+        raise ClientDisconnect if left.done() else Refusal(504, f"{late}: try again, or raise --timeout")
     finally:
         task.cancel()
         left.cancel()

@@ -26,12 +26,11 @@ class DirectedModel(NamedTuple):
 
     def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
         """Add a line; see `EngineThread.submit`."""
-        languages = self.source_language, self.target_language
         request = Request(
             line,
             n_best=n_best,
-            source_language=languages[0],
-            target_language=languages[1],
+            source_language=self.source_language,
+            target_language=self.target_language,
             annotations=annotations,
         )
         return self.thread.submit(request)

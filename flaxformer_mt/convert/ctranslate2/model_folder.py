@@ -39,19 +39,8 @@ from ctranslate2.specs import common_spec, model_spec, transformer_spec
 from flaxformer_mt.config import Config, ModelConfig
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
-from flaxformer_mt.convert.name_table import (
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
-    Constant,
-    Leaves,
-    Rule,
-    Table,
-    TableNames,
-    embedding_rules,
-    linear_layout,
-    rules_for,
-)
+from flaxformer_mt.convert.name_table import Constant, Leaves, Table, read_names
+from flaxformer_mt.convert.network_fields import EVERY_FIELD, Field, find_problems, value_of
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.shapes import Batch
@@ -67,45 +56,38 @@ _ACTIVATIONS = {
 }
 _GATED = ("swiglu", "geglu_tanh")
 
-# Flax and CTranslate2 prefix of each norm. The parameters are scale and bias in Flax, gamma and beta in
-# CTranslate2.
-_NORMS = [
-    ("encoder/embedding_norm", "encoder/layernorm_embedding"),
-    ("decoder/embedding_norm", "decoder/layernorm_embedding"),
-    ("encoder/final_norm", "encoder/layer_norm"),
-    ("decoder/final_norm", "decoder/layer_norm"),
-    ("encoder/layers_{n}/self_attention_residual/norm", "encoder/layer_{n}/self_attention/layer_norm"),
-    ("encoder/layers_{n}/feedforward_residual/norm", "encoder/layer_{n}/ffn/layer_norm"),
-    ("decoder/layers_{n}/self_attention_residual/norm", "decoder/layer_{n}/self_attention/layer_norm"),
-    ("decoder/layers_{n}/cross_attention_residual/norm", "decoder/layer_{n}/attention/layer_norm"),
-    ("decoder/layers_{n}/feedforward_residual/norm", "decoder/layer_{n}/ffn/layer_norm"),
-]
-_SELF_ATTENTIONS = [
-    ("encoder/layers_{n}/self_attention", "encoder/layer_{n}/self_attention"),
-    ("decoder/layers_{n}/self_attention", "decoder/layer_{n}/self_attention"),
-]
-_CROSS_ATTENTIONS = [("decoder/layers_{n}/cross_attention", "decoder/layer_{n}/attention")]
-_FEEDFORWARDS = [
-    ("encoder/layers_{n}/feedforward", "encoder/layer_{n}/ffn"),
-    ("decoder/layers_{n}/feedforward", "decoder/layer_{n}/ffn"),
-]
-
+_NORMS = """
+(encoder|decoder)/(embedding_norm|final_norm)                               (encoder|decoder)/(layernorm_embedding|layer_norm)
+(encoder|decoder)/layers_{n}/(self_attention|feedforward)_residual/norm     (encoder|decoder)/layer_{n}/(self_attention|ffn)/layer_norm
+decoder/layers_{n}/cross_attention_residual/norm                            decoder/layer_{n}/attention/layer_norm
+"""  # noqa: E501
 # CTranslate2 concatenates the query, key and value projections of self-attention into one matrix, and the key
 # and value projections of cross-attention into another.
-_SELF_ATTENTION = [
-    Rule(("/query/kernel", "/key/kernel", "/value/kernel"), "/linear_0/weight", HEADS_IN),
-    Rule(("/query/bias", "/key/bias", "/value/bias"), "/linear_0/bias", FLAT),
-    Rule("/output/kernel", "/linear_1/weight", HEADS_OUT),
-    Rule("/output/bias", "/linear_1/bias"),
-]
-_CROSS_ATTENTION = [
-    Rule("/query/kernel", "/linear_0/weight", HEADS_IN),
-    Rule("/query/bias", "/linear_0/bias", FLAT),
-    Rule(("/key/kernel", "/value/kernel"), "/linear_1/weight", HEADS_IN),
-    Rule(("/key/bias", "/value/bias"), "/linear_1/bias", FLAT),
-    Rule("/output/kernel", "/linear_2/weight", HEADS_OUT),
-    Rule("/output/bias", "/linear_2/bias"),
-]
+_NAMES = """
+source_embedding                                                 encoder/embeddings_0
+target_embedding                                                 decoder/embeddings
+output                                                           decoder/projection
+output_bias                                                      decoder/projection/bias
+(encoder|decoder)/layers_{n}/self_attention/(query+key+value|output)/(kernel|bias)  (encoder|decoder)/layer_{n}/self_attention/linear_(0|1)/(weight|bias)
+decoder/layers_{n}/cross_attention/(query|key+value|output)/(kernel|bias)           decoder/layer_{n}/attention/linear_(0|1|2)/(weight|bias)
+(encoder|decoder)/positions/embedding                            (encoder|decoder)/position_encodings/encodings
+(encoder|decoder)/relative_positions/embedding                   (encoder|decoder)/layer_0/self_attention/relative_attention_bias
+"""  # noqa: E501
+# CTranslate2 applies the nonlinearity to linear_0, which in a gated layer is the Flax gate.
+_PLAIN = """
+(encoder|decoder)/layers_{n}/feedforward/(input|output)          (encoder|decoder)/layer_{n}/ffn/linear_(0|1)
+"""
+_GATE = """
+(encoder|decoder)/layers_{n}/feedforward/(gate|input|output)     (encoder|decoder)/layer_{n}/ffn/linear_(0|0_noact|1)
+"""  # noqa: E501
+_PARAMETERS = {"kernel": "/weight", "bias": "/bias", "embedding": "/weight"}
+_MISSING = ("architecture", "decoder_self_attention", "embedding_bias")
+_FIELDS = (
+    *(field for field in EVERY_FIELD if field.ours not in _MISSING),
+    Field("positions", values=("sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative")),
+    Field("padding_mask", values=("source", "both")),
+    Field("target_start"),
+)
 
 
 def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.TransformerSpec:
@@ -113,7 +95,15 @@ def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.Transform
     spec = _empty_spec(config)
     leaves = dict(_adapt_leaves(config, leaves))
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    table = Table(shapes, [*_rules(config), *_constants(config)], what="ctranslate2")
+    rules = [*read_names(_NORMS, parameters={"scale": "/gamma", "bias": "/beta"}), *_constants(config)]
+    names = _NAMES + (_GATE if config.activation in _GATED else _PLAIN)
+    rules += read_names(names, parameters=_PARAMETERS)
+    table = Table(
+        shapes,
+        rules,
+        what="ctranslate2",
+        absent=formats.absent_shapes(config, ["norm_affine"], source_size=1, target_size=1),
+    )
     # Quantization works in place, so the spec gets copies. Tied arrays share one copy, which is stored once.
     copies: dict[int, np.ndarray] = {}
     tensors = table.to_foreign(leaves)
@@ -155,10 +145,8 @@ def quantize(spec: transformer_spec.TransformerSpec, quantization: str) -> None:
 
 def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
     key_dim, head_dim = _head_dims(config)
-    pre_norm = config.norm_position == "pre"
-    final_norm = pre_norm if config.final_norm is None else config.final_norm
     options = {
-        "no_final_norm": not final_norm,
+        "no_final_norm": not value_of(config, "final_norm"),
         "activation": _ACTIVATIONS[config.activation],
         "layernorm_embedding": config.embedding_norm,
         "ffn_glu": config.activation in _GATED,
@@ -176,7 +164,7 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
     for stack in (encoder, decoder):
         # The flag is set after construction: with pre_norm=False the constructors leave out the final norm,
         # although CTranslate2 applies one to post-norm models too where the file has it.
-        stack.pre_norm = pre_norm
+        stack.pre_norm = config.norm_position == "pre"
         stack.scale_embeddings = config.embedding_scale
         if key_dim != head_dim or not config.attention_scale:
             scale = np.float32(key_dim**-0.5 if config.attention_scale else 1)
@@ -184,6 +172,7 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
                 layer.self_attention.queries_scale = scale
                 if stack is decoder:
                     layer.attention.queries_scale = scale
+    decoder.start_from_zero_embedding = config.target_start == "zeros"
     if config.logit_scale:
         decoder.scale_outputs = np.float32(config.model_dim**-0.5)
     return transformer_spec.TransformerSpec(encoder, decoder)
@@ -191,9 +180,8 @@ def _empty_spec(config: ModelConfig) -> transformer_spec.TransformerSpec:
 
 def _head_dims(config: ModelConfig) -> tuple[int, int]:
     """Size of queries and keys of a head, and the common size to which all heads are padded."""
-    size = config.model_dim // config.num_heads
-    key_dim, value_dim = config.key_dim or size, config.value_dim or size
-    return key_dim, max(key_dim, value_dim)
+    key_dim = value_of(config, "key_dim")
+    return key_dim, max(key_dim, value_of(config, "value_dim"))
 
 
 def _adapt_leaves(config: ModelConfig, leaves: Leaves) -> Iterator[tuple[str, np.ndarray]]:
@@ -235,69 +223,14 @@ def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
     return np.pad(leaf, widths)
 
 
-def _rules(config: ModelConfig) -> list[Rule | Constant]:
-    dense = linear_layout(config)
-    gated = config.activation in _GATED
-    # CTranslate2 applies the nonlinearity to linear_0, which in a gated layer is the Flax gate.
-    inner = "/linear_0_noact" if gated else "/linear_0"
-    feedforward = [
-        Rule("/input/kernel", f"{inner}/weight", dense),
-        Rule("/input/bias", f"{inner}/bias"),
-        Rule("/gate/kernel", "/linear_0/weight", dense),
-        Rule("/gate/bias", "/linear_0/bias"),
-        Rule("/output/kernel", "/linear_1/weight", dense),
-        Rule("/output/bias", "/linear_1/bias"),
-    ]
-    names = TableNames(
-        "encoder/embeddings_0/weight", "decoder/embeddings/weight", "decoder/projection/weight"
-    )
-    return [
-        *embedding_rules(config, names),
-        *rules_for(_NORMS, [Rule("/scale", "/gamma"), Rule("/bias", "/beta")]),
-        *rules_for(_SELF_ATTENTIONS, _SELF_ATTENTION),
-        *rules_for(_CROSS_ATTENTIONS, _CROSS_ATTENTION),
-        *rules_for(_FEEDFORWARDS, feedforward),
-        *(
-            Rule(f"{stack}/positions/embedding", f"{stack}/position_encodings/encodings")
-            for stack in ("encoder", "decoder")
-        ),
-        *(
-            Rule(
-                f"{stack}/relative_positions/embedding",
-                f"{stack}/layer_0/self_attention/relative_attention_bias",
-            )
-            for stack in ("encoder", "decoder")
-        ),
-        Rule("output_bias", "decoder/projection/bias"),
-    ]
-
-
 def _constants(config: ModelConfig) -> Iterator[Constant]:
-    """Return arrays that Flax computes and CTranslate2 stores: sinusoids, parameters of plain norms."""
+    """Return the tables of positions, which Flax computes and CTranslate2 stores."""
     if config.positions in ("sinusoidal", "sinusoidal_halves"):
         first, longest = config.first_position, config.longest_input or 0
         make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table
         encodings = make_table(first + longest, config.model_dim)[first:]
         for stack in ("encoder", "decoder"):
             yield Constant(f"{stack}/position_encodings/encodings", encodings)
-    if config.norm_affine:
-        return
-    ones, zeros = np.ones(config.model_dim, np.float32), np.zeros(config.model_dim, np.float32)
-    for name in _norm_names(config):
-        yield Constant(f"{name}/gamma", ones)
-        if config.norm == "layer":
-            yield Constant(f"{name}/beta", zeros)
-
-
-def _norm_names(config: ModelConfig) -> Iterator[str]:
-    spec = _empty_spec(config)
-    for _, foreign in _NORMS:
-        layers = spec.encoder.layer if foreign.startswith("encoder") else spec.decoder.layer
-        for number in range(len(layers)) if "{n}" in foreign else (0,):
-            name = foreign.replace("{n}", str(number))
-            scope, _, attribute = name.rpartition("/")
-            if hasattr(model_spec.index_spec(spec, scope), attribute):
-                yield name
 
 
 _NAME = "ctranslate2"
@@ -312,17 +245,7 @@ def _problems(config: Config) -> list[str]:
             f"model.architecture is {config.model.architecture}; supported: encoder_decoder "
             "(for other architectures use --format=torch)"
         ]
-    return formats.unsupported_fields(
-        config,
-        {
-            "model.decoder_self_attention": ("attention",),
-            "model.positions": ("sinusoidal", "sinusoidal_halves", "learned", "rotary", "relative"),
-            "model.attention_scale": (True, False),
-            "model.source_end": (True, False),
-            "model.embedding_bias": (False,),
-            "model.padding_mask": ("source", "both"),
-        },
-    )
+    return find_problems(_FIELDS, config)
 
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:

@@ -1,57 +1,20 @@
-"""Format embeddings: the PyTorch classes of document 004, scaled embeddings and a table of positions."""
+"""Format embeddings: the state of document 004's classes, scaled embeddings and a table of positions."""
 
+import functools
 import math
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import Format, Outputs, Weights
+from flaxformer_mt.convert.network_fields import EVERY_FIELD, find_problems, value_of
 from flaxformer_mt.convert.torch.state_dicts import save_tensors, tensor_of
 from flaxformer_mt.model.positions import sinusoidal_table
-from flaxformer_mt.shapes import Batch
-
-
-class Embeddings(nn.Module):
-    """A table of vectors, multiplied by the square root of their width."""
-
-    def __init__(self, d_model: int, vocab: int) -> None:
-        super().__init__()
-        self.lut = nn.Embedding(vocab, d_model)
-        self.d_model = d_model
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return vectors [B, T, D] of ids [B, T]."""
-        return self.lut(x) * math.sqrt(self.d_model)
-
-
-class PositionalEncoding(nn.Module):
-    """Adds a table of positions, which is in the state dict, and drops out of the sum."""
-
-    pe: Tensor
-
-    def __init__(self, d_model: int, dropout: float, max_len: int = 5000) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(p=dropout)
-        self.register_buffer("pe", torch.zeros(1, max_len, d_model))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return vectors [B, T, D] with their positions."""
-        return self.dropout(x + self.pe[:, : x.shape[1]])
-
 
 _SIDES = ("source", "target")
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.positions": ("sinusoidal",),
-    "model.first_position": (0,),
-    "model.embedding_scale": (True,),
-    "model.embedding_bias": (False,),
-    "model.embedding_norm": (False,),
-}
+_OF_INPUTS = ("architecture", "positions", "first_position", "embedding_scale", "embedding_bias")
+_FIELDS = tuple(field for field in EVERY_FIELD if field.ours not in (*_OF_INPUTS, "embedding_norm"))
 
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
@@ -66,11 +29,10 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     (folder / formats.VOCAB_NAME).mkdir()
     vocabs.save(folder / formats.VOCAB_NAME)
     sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
-    rate = model.embedding_dropout_rate
     arguments = {
         "d_model": model.model_dim,
         "vocab": sizes,
-        "dropout": model.dropout_rate if rate is None else rate,
+        "dropout": value_of(model, "embedding_dropout_rate"),
         "max_len": rows,
     }
     formats.write_config_json(weights, folder, FORMAT.name, {"arguments": arguments})
@@ -79,21 +41,15 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
 def _open(folder: Path) -> Outputs:
     arguments = formats.read_config_json(folder)["arguments"]
     state = torch.load(folder / "target.pt", weights_only=True)
-    words = Embeddings(arguments["d_model"], arguments["vocab"]["target"])
-    places = PositionalEncoding(arguments["d_model"], arguments["dropout"], arguments["max_len"]).eval()
-    words.load_state_dict({"lut.weight": state["lut.weight"]})
-    places.load_state_dict({"pe": state["pe"]})
-
-    def outputs(batch: Batch) -> np.ndarray:
-        with torch.no_grad():
-            return places(words(tensor_of(batch.target_in))).numpy()
-
-    return outputs
+    table = state["lut.weight"] * math.sqrt(arguments["d_model"])
+    return lambda batch: (
+        table[tensor_of(batch.target_in)] + state["pe"][:, : batch.target_in.shape[1]]
+    ).numpy()
 
 
 FORMAT = Format(
     name="embeddings",
-    problems=lambda config: formats.unsupported_fields(config, _ALLOWED),
+    problems=functools.partial(find_problems, _FIELDS),
     write=_write,
     open=_open,
     read=None,

@@ -14,11 +14,12 @@ embeddings and the output of the class. With model.tying=embeddings the class st
 embedding, which are equal until the model is trained further.
 """
 
+import dataclasses
 import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.huggingface.generation_options import lost_options, write_generation
 from flaxformer_mt.convert.huggingface.model_config import (
-    ACTIVATIONS,
+    BART_FIELDS,
     longest_target,
     make_config,
     make_model_fields,
@@ -41,149 +42,59 @@ from flaxformer_mt.convert.huggingface.tokenizer_files import (
     write_tokenizer,
 )
 from flaxformer_mt.convert.name_table import (
-    CONVOLUTION_TO_LINEAR,
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
     ROW,
-    SAME,
     TABLE_TOLERANCE,
-    TRANSPOSED,
     Constant,
-    Layout,
     Rule,
     Table,
-    half_split,
     half_split_order,
-    rules_for,
+    read_names,
 )
+from flaxformer_mt.convert.network_fields import TYING, Field, Fields, any_value, find_problems
 from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
+from flaxformer_mt.convert.toolkits.fairseq import STACK_NAMES
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 _BIAS = "final_logits_bias"
-# Stack -> Flax name of an attention sublayer -> its name in transformers.
-_ATTENTIONS = {
-    "encoder": {"self_attention": "self_attn"},
-    "decoder": {"self_attention": "self_attn", "cross_attention": "encoder_attn"},
-}
+_NAMES = """
+shared_embedding             model.shared
+(source|target)_embedding    model.(encoder|decoder).embed_tokens
+output                       lm_head
+"""
 
 
-def make_bart_table(config: Config, shapes: Any, *, what: str, positions: int, final_norm: bool) -> Table:
+def make_bart_table(config: Config, vocabs: Vocabs, *, what: str, positions: int) -> Table:
     model = config.model
-    names = _Layouts(model)
-    rules: list[Rule | Constant] = [*_embedding_rules(model)]
-    for side, attentions in _ATTENTIONS.items():
-        flax, foreign = f"{side}/layers_{{n}}/", f"model.{side}.layers.{{n}}."
-        rules += _position_rules(model, side, positions)
-        pairs = [(flax + name, foreign + other) for name, other in attentions.items()]
-        rules += rules_for(pairs, names.attention())
-        rules += rules_for([(flax + "feedforward", foreign[:-1])], names.feedforward())
-        norms = [(f"{name}_residual/norm", f"{other}_layer_norm") for name, other in attentions.items()]
-        norms += [("feedforward_residual/norm", "final_layer_norm")]
-        rules += rules_for([(flax + name, foreign + other) for name, other in norms], names.norm())
-        rules += rules_for([(f"{side}/final_norm", f"model.{side}.layer_norm")], names.norm())
-        rules += rules_for([(f"{side}/embedding_norm", f"model.{side}.layernorm_embedding")], names.norm())
-    rules += [Rule("output_kernel", "lm_head.weight", names.width(TRANSPOSED, 0))]
-    rules += [Rule("output_bias", _BIAS, ROW), *_constants(model, shapes, final_norm)]
-    return Table(shapes, rules, what=what)
+    half_width = model.positions == "sinusoidal"  # the class has sines before cosines
+    rules: list[Rule | Constant] = [Rule("output_bias", _BIAS, ROW)]
+    rules += read_names(_NAMES, half_width=half_width)
+    rules += read_names(STACK_NAMES, prefix="model.", half_width=half_width)
+    rules += _make_constants(model, positions, vocabs.target.size)
+    absent = ("norm_affine", "attention_bias", "ffn_bias")
+    return formats.make_table(model, vocabs, rules, what=what, absent=absent)
 
 
-class _Layouts:
-    """The layouts of a model's arrays: with permuted widths where the class has sines before cosines."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        self._model = model
-
-    def width(self, layout: Layout, axis: int) -> Layout:
-        """Return a layout whose `axis` is the width of the model."""
-        return half_split(layout, axis) if self._model.positions == "sinusoidal" else layout
-
-    def attention(self) -> list[Rule]:
-        return [
-            Rule("/query/kernel", ".q_proj.weight", self.width(HEADS_IN, 0)),
-            Rule("/query/bias", ".q_proj.bias", FLAT),
-            Rule("/key/kernel", ".k_proj.weight", self.width(HEADS_IN, 0)),
-            Rule("/key/bias", ".k_proj.bias", FLAT),
-            Rule("/value/kernel", ".v_proj.weight", self.width(HEADS_IN, 0)),
-            Rule("/value/bias", ".v_proj.bias", FLAT),
-            Rule("/output/kernel", ".out_proj.weight", self.width(HEADS_OUT, 2)),
-            Rule("/output/bias", ".out_proj.bias", self.width(SAME, 0)),
-        ]
-
-    def norm(self) -> list[Rule]:
-        width = self.width(SAME, 0)
-        return [Rule("/scale", ".weight", width), Rule("/bias", ".bias", width)]
-
-    def feedforward(self) -> list[Rule]:
-        convolution = self._model.ffn_layer == "convolution"
-        dense, axis = (CONVOLUTION_TO_LINEAR, 1) if convolution else (TRANSPOSED, 0)
-        return [
-            Rule("/input/kernel", ".fc1.weight", self.width(dense, axis)),
-            Rule("/input/bias", ".fc1.bias"),
-            Rule("/output/kernel", ".fc2.weight", self.width(dense, axis + 1)),
-            Rule("/output/bias", ".fc2.bias", self.width(SAME, 0)),
-        ]
-
-
-def _position_rules(model: ModelConfig, side: str, positions: int) -> Iterable[Rule | Constant]:
-    foreign = f"model.{side}.embed_positions.weight"
-    if model.positions == "learned":
-        yield Rule(f"{side}/positions/embedding", foreign)
-    elif model.positions == "sinusoidal_halves":
-        # Files of earlier versions of transformers have the table, of which row 1 is that of padding.
-        table = sinusoidal_half_table(positions, model.model_dim)
-        table[1] = 0
-        yield Constant(f"{foreign}s", table, True, tolerance=TABLE_TOLERANCE)
-    else:
-        order = half_split_order(model.model_dim)
-        table = np.ascontiguousarray(sinusoidal_table(positions, model.model_dim)[:, order])
-        yield Constant(foreign, table, True, tolerance=TABLE_TOLERANCE)
-
-
-def _embedding_rules(model: ModelConfig) -> list[Rule]:
-    shared = model.tying in ("all", "embeddings")
-    source, target = ("shared_embedding",) * 2 if shared else ("source_embedding", "target_embedding")
-    names = [("model.encoder.embed_tokens", source), ("model.decoder.embed_tokens", target)]
-    names = [("model.shared", "shared_embedding")] + names if shared else names
-    names += [("lm_head", target)] if model.tying in ("all", "target_output") else []
-    rows = _Layouts(model).width(SAME, 1)
-    return [Rule(f"{flax}/embedding", f"{foreign}.weight", rows) for foreign, flax in names]
+def _make_constants(model: ModelConfig, positions: int, vocab_size: int) -> Iterable[Constant]:
+    if not model.output_bias and model.positions != "sinusoidal_halves":  # M2M100 has none
+        yield Constant(_BIAS, np.zeros((1, vocab_size), np.float32), optional=True)
+    for stack in ("encoder", "decoder"):
+        name = f"model.{stack}.embed_positions.weight"
+        if model.positions == "sinusoidal_halves":
+            # Files of earlier versions of transformers have the table, of which row 1 is that of padding.
+            table = sinusoidal_half_table(positions, model.model_dim)
+            table[1] = 0
+            yield Constant(f"{name}s", table, True, tolerance=TABLE_TOLERANCE)
+        elif model.positions == "sinusoidal":
+            order = half_split_order(model.model_dim)
+            table = np.ascontiguousarray(sinusoidal_table(positions, model.model_dim)[:, order])
+            yield Constant(name, table, True, tolerance=TABLE_TOLERANCE)
 
 
 def has_output_bias(tensors: Mapping[str, Any]) -> bool:
     return _BIAS in tensors and bool(np.any(np.asarray(tensors[_BIAS])))
-
-
-def tied_names(model: ModelConfig) -> list[str]:
-    """Return the names of one tied array, that under which files store it first; [] if nothing is tied."""
-    rules = [rule for rule in _embedding_rules(model) if rule.ours != "source_embedding/embedding"]
-    return [rule.theirs for rule in rules] if len(rules) > 1 else []
-
-
-def _constants(model: ModelConfig, shapes: Any, final_norm: bool) -> Iterable[Constant]:
-    """Return arrays that the class has and the Flax model lacks: biases of 0 and scales of 1."""
-    width, inner = np.zeros(model.model_dim, np.float32), np.zeros(model.ffn_dim, np.float32)
-    if not model.output_bias and model.positions != "sinusoidal_halves":  # M2M100 has none
-        table = "target_embedding" if "target_embedding/embedding" in shapes else "shared_embedding"
-        size = shapes[f"{table}/embedding"][0]
-        yield Constant(_BIAS, np.zeros((1, size), np.float32), optional=True)
-    for side, layers in (("encoder", model.num_encoder_layers), ("decoder", model.num_decoder_layers)):
-        attentions = list(_ATTENTIONS[side].values())
-        norms = [f"layers.{n}.{name}_layer_norm" for n in range(layers) for name in (*attentions, "final")]
-        norms += ["layer_norm"] if final_norm else []
-        for name in norms if not model.norm_affine else []:
-            yield Constant(f"model.{side}.{name}.weight", width + 1)
-            yield Constant(f"model.{side}.{name}.bias", width)
-        for prefix in (f"model.{side}.layers.{n}." for n in range(layers)):
-            for name in attentions if not model.attention_bias else []:
-                for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                    yield Constant(f"{prefix}{name}.{part}.bias", width)
-            if not model.ffn_bias:
-                yield Constant(f"{prefix}fc1.bias", inner)
-                yield Constant(f"{prefix}fc2.bias", width)
 
 
 # Importing transformers takes seconds, so `open_model` imports it. A missing package is reported here.
@@ -222,19 +133,7 @@ def open_model(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
     return outputs
 
 
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.norm": ("layer",),
-    "model.norm_epsilon": (1e-5,),
-    "model.embedding_norm": (False,),
-    "model.positions": ("sinusoidal",),
-    "model.first_position": (0,),
-    "model.logit_scale": (False,),
-    "model.embedding_bias": (False,),
-    "model.padding_mask": ("source", "both"),
-    "model.activation": ACTIVATIONS,
-}
+_FIELDS = (*BART_FIELDS, *any_value("norm_affine", "attention_bias", "ffn_bias"))
 _FORMAT_OF_NORM_POSITION = {"pre": "hf-pre-norm", "post": "marian"}
 
 
@@ -243,15 +142,13 @@ class HuggingFaceFormat:
     """A format whose folder is loaded by `from_pretrained` of transformers.
 
     name: the name of the format. model_type, class_name: the type and class in transformers.
-    final_norm: whether both stacks end in a norm. tyings: the supported values of model.tying.
+    fields: the network's fields.
     """
 
     name: str
     model_type: str
     class_name: str
-    norm_position: Literal["pre", "post"]
-    final_norm: bool
-    tyings: tuple[str, ...]
+    fields: Fields
 
     def make_format(self) -> Format:
         return Format(
@@ -259,51 +156,27 @@ class HuggingFaceFormat:
         )
 
     def problems(self, config: Config) -> list[str]:
-        model = config.model
-        size, rest = divmod(model.model_dim, model.num_heads)
-        allowed = _ALLOWED | {
-            "model.norm_position": (self.norm_position,),
-            "model.final_norm": (None, self.final_norm),
-            "model.tying": self.tyings,
-            "model.key_dim": (None, size),
-            "model.value_dim": (None, size),
-        }
-        other = _FORMAT_OF_NORM_POSITION[model.norm_position]
-        problems = [
-            f"{line} (for {model.norm_position}: --format={other})" if "norm_position" in line else line
-            for line in formats.unsupported_fields(config, allowed)
+        other = _FORMAT_OF_NORM_POSITION[config.model.norm_position]
+        return [
+            f"{line} (for {config.model.norm_position}: --format={other})"
+            if "norm_position" in line
+            else line
+            for line in find_problems(self.fields, config)
         ]
-        if rest:
-            problems.append(
-                f"model.model_dim {model.model_dim} is not divisible by model.num_heads {model.num_heads}; "
-                "all heads of this class have the size model_dim / num_heads"
-            )
-        return problems
-
-    # ---- name table ----
-
-    def make_table(self, config: Config, vocabs: Vocabs, positions: int) -> Table:
-        shapes = formats.shapes_of(
-            config.model, source_size=vocabs.source.size, target_size=vocabs.target.size
-        )
-        return make_bart_table(
-            config, shapes, what=self.name, positions=positions, final_norm=self.final_norm
-        )
 
     # ---- files ----
 
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
         config, vocabs = weights.config, weights.vocabs
-        tensors = self.make_table(config, vocabs, num_positions(config)).to_foreign(weights.leaves)
+        table = make_bart_table(config, vocabs, what=self.name, positions=num_positions(config))
+        # With tied embeddings alone the class stores copies.
+        tensors = table.to_foreign(weights.leaves, tied=config.model.tying == "embeddings")
         write_tokenizer(vocabs, config, folder)
         write_generation(config, vocabs.target, folder, longest_target=longest_target(config))
         class_fields = {"architectures": [self.class_name], "model_type": self.model_type}
         formats.write_config_json(
-            weights, folder, self.name, class_fields | make_model_fields(config, vocabs)
+            weights, folder, self.name, class_fields | make_model_fields(self.fields, config, vocabs)
         )
-        if config.model.tying != "embeddings":  # with which the class stores copies
-            for name in tied_names(config.model)[1:]:
-                del tensors[name]
         save_safetensors(tensors, folder / WEIGHTS_NAME)
 
     def _read(self, path: Path, overrides: ImportOverrides) -> Weights:
@@ -313,18 +186,13 @@ class HuggingFaceFormat:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
-        fields = read_model_fields(folder)
-        return self._read_tensors(path, overrides, stored, fields, open_tensors(folder))
+        return self._read_tensors(path, overrides, stored, open_tensors(folder))
 
     def _read_tensors(
-        self,
-        path: Path,
-        overrides: ImportOverrides,
-        stored: dict[str, Any],
-        fields: dict[str, Any],
-        tensors: Mapping[str, Any],
+        self, path: Path, overrides: ImportOverrides, stored: dict[str, Any], tensors: Mapping[str, Any]
     ) -> Weights:
         folder = path if path.is_dir() else path.parent
+        fields, network = read_model_fields(self.fields, folder)
         if overrides.vocabs is not None:
             vocabs = overrides.vocabs
         elif formats.OUR_KEY in stored:
@@ -336,34 +204,29 @@ class HuggingFaceFormat:
         if formats.OUR_KEY in stored or overrides.config is not None:
             config = formats.find_config(folder, overrides)
         else:
-            bias = has_output_bias(tensors)
-            config = make_config(folder, fields, vocabs, norm_position=self.norm_position, output_bias=bias)
+            network = dataclasses.replace(network, output_bias=has_output_bias(tensors))
+            config = make_config(folder, fields, network, vocabs)
         check_network(config, folder)
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
-        table = self.make_table(config, vocabs, fields["max_position_embeddings"])
-        leaves = table.to_flax(
-            tensors,
-            tied=tied_names(config.model),
-            origin=str(path),
-            sizes=formats.size_fields(config, vocabs),
-        )
-        return Weights(config, vocabs, leaves)
+        table = make_bart_table(config, vocabs, what=self.name, positions=network.max_positions or 0)
+        return formats.read_weights(table, tensors, config, vocabs, path, may_omit_tied=True)
 
 
+_TIES = "share_encoder_decoder_embeddings & tie_word_embeddings"
 MARIAN = HuggingFaceFormat(
-    name="marian",
-    model_type="marian",
-    class_name="MarianMTModel",
-    norm_position="post",
-    final_norm=False,
-    tyings=("all", "embeddings", "target_output", "none"),
+    "marian",
+    "marian",
+    "MarianMTModel",
+    (Field("tying", _TIES, TYING, default=True), Field("norm_position", values="post"), *_FIELDS),
 ).make_format()
 PEGASUS = HuggingFaceFormat(
-    name="hf-pre-norm",
-    model_type="pegasus",
-    class_name="PegasusForConditionalGeneration",
-    norm_position="pre",
-    final_norm=True,
-    tyings=("all", "embeddings"),
+    "hf-pre-norm",
+    "pegasus",
+    "PegasusForConditionalGeneration",
+    (
+        Field("tying", _TIES, {(True, True): "all", (True, False): "embeddings"}, default=True),
+        Field("norm_position", values="pre"),
+        *_FIELDS,
+    ),
 ).make_format()

@@ -30,7 +30,7 @@ from flaxformer_mt.vocab import Vocab
 
 _FILE = "generation_config.json"
 # Length in tokens at which both length penalties favour longer translations equally.
-_TYPICAL_LENGTH = 25
+TYPICAL_LENGTH = 25
 # Value of top_k in `generate` if no file sets it.
 _DEFAULT_TOP_K = 50
 # Options of `generate` without a counterpart here, with the values that change nothing; None is always one.
@@ -74,7 +74,7 @@ def special_ids(vocab: Vocab) -> dict[str, Any]:
 
 def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_target: int) -> None:
     search = config.search
-    factor = 1.0 if search.length_penalty_kind == "length" else _TYPICAL_LENGTH / (5 + _TYPICAL_LENGTH)
+    factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
     settings = {
         **special_ids(vocab),
         "forced_eos_token_id": None,

@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights
 from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
-from flaxformer_mt.convert.huggingface.model_config import ACTIVATIONS
 from flaxformer_mt.convert.huggingface.pretrained import (
+    BART_FIELDS,
+    T5_FIELDS,
     Family,
     make_model_config,
     make_pretrained_config,
@@ -31,7 +32,8 @@ from flaxformer_mt.convert.huggingface.pretrained import (
     read_vocab,
     write_vocab,
 )
-from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Rule, Table, attention_rules, rules_for
+from flaxformer_mt.convert.name_table import Table, read_names
+from flaxformer_mt.convert.network_fields import find_problems
 from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
@@ -39,89 +41,41 @@ from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 # Arrays that early files have and no version of transformers uses.
 UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 
-_ATTENTION = attention_rules(("q", "k", "v"), "o")
-# Stack -> Flax name of a sublayer -> its name in transformers, in a layer with the number of the sublayer.
-_SUBLAYERS = {
-    "encoder": {"self_attention": "SelfAttention", "feedforward": "DenseReluDense"},
-    "decoder": {
-        "self_attention": "SelfAttention",
-        "cross_attention": "EncDecAttention",
-        "feedforward": "DenseReluDense",
-    },
-}
+_T5_NAMES = """
+shared_embedding                                                       shared
+(source|target)_embedding                                              (encoder|decoder).embed_tokens
+output                                                                 lm_head
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)   (encoder|decoder).block.{n}.layer.0.SelfAttention.(q|k|v|o)
+(encoder|decoder)/layers_{n}/self_attention_residual/norm              (encoder|decoder).block.{n}.layer.0.layer_norm
+decoder/layers_{n}/cross_attention/(query|key|value|output)            decoder.block.{n}.layer.1.EncDecAttention.(q|k|v|o)
+decoder/layers_{n}/cross_attention_residual/norm                       decoder.block.{n}.layer.1.layer_norm
+(encoder|decoder)/layers_{n}/feedforward_residual/norm                 (encoder.block.{n}.layer.1|decoder.block.{n}.layer.2).layer_norm
+(encoder|decoder)/relative_positions                                   (encoder|decoder).block.0.layer.0.SelfAttention.relative_attention_bias
+(encoder|decoder)/final_norm                                           (encoder|decoder).final_layer_norm
+"""  # noqa: E501
+_T5_FEEDFORWARD = (
+    "(encoder|decoder)/layers_{n}/feedforward/%s "
+    "(encoder.block.{n}.layer.1|decoder.block.{n}.layer.2).DenseReluDense.%s"
+)
 
 
-def make_t5_table(config: Config, shapes: Any, *, what: str) -> Table:
-    model = config.model
-    gated = model.activation in ("swiglu", "geglu_tanh")
+def _make_t5_table(config: Config, vocabs: Vocabs) -> Table:
     # The gate of two input matrices is the first one.
-    feedforward = [Rule("/gate/kernel", ".wi_0.weight", TRANSPOSED)] if gated else []
-    feedforward += [
-        Rule("/input/kernel", ".wi_1.weight" if gated else ".wi.weight", TRANSPOSED),
-        Rule("/output/kernel", ".wo.weight", TRANSPOSED),
-    ]
-    rules = [Rule("shared_embedding/embedding", f"{name}.weight", SAME) for name in tied_names(model)]
-    if model.tying == "embeddings":
-        rules.append(Rule("output_kernel", "lm_head.weight", TRANSPOSED))
-    for stack, sublayers in _SUBLAYERS.items():
-        for number, (ours, theirs) in enumerate(sublayers.items()):
-            flax, foreign = f"{stack}/layers_{{n}}/{ours}", f"{stack}.block.{{n}}.layer.{number}"
-            sublayer_rules = feedforward if ours == "feedforward" else _ATTENTION
-            rules += rules_for([(flax, f"{foreign}.{theirs}")], sublayer_rules)
-            rules.append(Rule(f"{flax}_residual/norm/scale", f"{foreign}.layer_norm.weight"))
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rules.append(Rule(f"{stack}/relative_positions/embedding", bias))
-        rules.append(Rule(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"))
-    return Table(shapes, rules, what=what)
-
-
-def tied_names(model: ModelConfig) -> list[str]:
-    names = ["shared", "encoder.embed_tokens", "decoder.embed_tokens"]
-    return names + ["lm_head"] if model.tying == "all" else names
+    gated = config.model.activation in ("swiglu", "geglu_tanh")
+    layers = ("(gate|input|output)", "(wi_0|wi_1|wo)") if gated else ("(input|output)", "(wi|wo)")
+    rules = [*read_names(_T5_NAMES), *read_names(_T5_FEEDFORWARD % layers)]
+    return formats.make_table(config.model, vocabs, rules, what=_NAME)
 
 
 _NAME = "hf"
 # The formats of models with a vocabulary of this package, by the model_type of their classes.
 _WITH_OUR_VOCABULARY = {"marian": bart_family.MARIAN, "pegasus": bart_family.PEGASUS}
 
-# What the classes of both families have, by whether the positions are relative.
-_ALLOWED: dict[bool, dict[str, tuple[Any, ...]]] = {
-    True: {
-        "model.norm": ("rms",),
-        "model.norm_position": ("pre",),
-        "model.final_norm": (None, True),
-        "model.embedding_norm": (False,),
-        "model.embedding_scale": (False,),
-        "model.attention_scale": (False,),
-        "model.attention_bias": (False,),
-        "model.ffn_bias": (False,),
-        "model.output_bias": (False,),
-    },
-    False: {
-        "model.positions": ("learned", "sinusoidal_halves"),
-        "model.first_position": (2,),
-        "model.norm": ("layer",),
-        "model.norm_epsilon": (1e-5,),
-        "model.attention_bias": (True,),
-        "model.ffn_bias": (True,),
-        "model.activation": ACTIVATIONS,
-    },
-}
-_ALLOWED_BOTH: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.ffn_layer": ("dense",),
-    "model.norm_affine": (True,),
-    "model.embedding_bias": (False,),
-    "model.tying": ("all", "embeddings"),
-    "model.padding_mask": ("source", "both"),
-}
-
 
 def _problems(config: Config) -> list[str]:
     if config.vocab.kind != "pretrained":
         return _format_with_our_vocabulary(config).problems(config)
-    return formats.unsupported_fields(config, _ALLOWED_BOTH | _ALLOWED[_is_t5(config)])
+    return find_problems(T5_FIELDS if _is_t5(config) else BART_FIELDS, config)
 
 
 def _format_with_our_vocabulary(config: Config) -> Format:
@@ -133,19 +87,10 @@ def _is_t5(config: Config) -> bool:
 
 
 def _make_table(config: Config, vocabs: Vocabs) -> Table:
-    shapes = formats.shapes_of(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     if _is_t5(config):
-        return make_t5_table(config, shapes, what=_NAME)
+        return _make_t5_table(config, vocabs)
     positions = (config.model.longest_input or 0) + config.model.first_position
-    final_norm = config.model.norm_position == "pre"
-    return bart_family.make_bart_table(config, shapes, what=_NAME, positions=positions, final_norm=final_norm)
-
-
-def _tied_names(config: Config) -> list[str]:
-    """Return names of one array, as tensors, of which files have the first one at least."""
-    if _is_t5(config):
-        return [f"{name}.weight" for name in tied_names(config.model)]
-    return bart_family.tied_names(config.model)
+    return bart_family.make_bart_table(config, vocabs, what=_NAME, positions=positions)
 
 
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
@@ -158,9 +103,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
             f"{_NAME} cannot express this model: its vocabulary was cut at the import (--vocab_text), and "
             "the original tokenizer has other ids; give --format=ctranslate2"
         )
-    tensors = _make_table(config, weights.vocabs).to_foreign(weights.leaves)
-    for name in _tied_names(config)[1:]:
-        del tensors[name]
+    tensors = _make_table(config, weights.vocabs).to_foreign(weights.leaves, tied=False)
     for name in [name for name in tensors if name.endswith("embed_positions.weights")]:
         del tensors[name]  # computed by the class
     changes = {"vocab_size": vocab.size} | {
@@ -197,10 +140,9 @@ def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> W
         check_network(config, folder)
     except UserError as error:
         raise UserError(f"{folder}: its config.json makes this config: {error}") from error
-    leaves = _make_table(config, vocabs).to_flax(
-        tensors, tied=_tied_names(config), origin=str(folder), sizes=formats.size_fields(config, vocabs)
+    return formats.read_weights(
+        _make_table(config, vocabs), tensors, config, vocabs, folder, may_omit_tied=True
     )
-    return Weights(config, vocabs, leaves)
 
 
 def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:

@@ -3,90 +3,68 @@
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, VocabConfig
 from flaxformer_mt.config.schema import Normalization
 from flaxformer_mt.convert.foreign_files import check_fields, stored_bytes
-from flaxformer_mt.convert.formats import CONFIG_NAME, TYING, find_tying, fit_vocabulary, read_config_json
+from flaxformer_mt.convert.formats import CONFIG_NAME, fit_vocabulary, read_config_json
 from flaxformer_mt.convert.huggingface.generation_options import read_search, special_ids
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config, read_tokenizer_settings
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    FFN_WIDTH,
+    FLAG,
+    LENGTH,
+    RATE,
+    WIDTH,
+    Bounds,
+    Field,
+    Fields,
+    any_value,
+    read_network,
+    write_options,
+)
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocabs
 
-# Every known activation_function -> model.activation.
-FROM_TRANSFORMERS: dict[str, Any] = {
+# activation_function -> model.activation; an export has the first name of several.
+_ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
     "swish": "silu",
 }
-# Default values in transformers 5 of fields that config.json may omit.
-DEFAULTS: dict[str, Any] = {
-    "max_position_embeddings": 1024,
-    "encoder_layers": 12,
-    "encoder_ffn_dim": 4096,
-    "encoder_attention_heads": 16,
-    "decoder_layers": 12,
-    "decoder_ffn_dim": 4096,
-    "decoder_attention_heads": 16,
-    "activation_function": "gelu",
-    "d_model": 1024,
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "scale_embedding": False,
-    "tie_word_embeddings": True,
-}
-# Field -> whether it is a whole number, its smallest and its largest accepted value.
-BOUNDS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), (int, 1, 1000)),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "d_model"), (int, 1, 1 << 16)),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "max_position_embeddings"), (int, 1, 1 << 20)),
-    "vocab_size": (int, 1, 1 << 24),
+# The network's fields that BART's relatives share, with the defaults of transformers 5.
+BART_FIELDS = (
+    Field("max_positions", "max_position_embeddings", bounds=LENGTH, default=1024),
+    Field("model_dim", "d_model", bounds=WIDTH, default=1024),
+    Field("num_encoder_layers", "encoder_layers", bounds=COUNT, default=12),
+    Field("num_decoder_layers", "decoder_layers", bounds=COUNT, default=12),
+    Field("num_heads", "(encoder|decoder)_attention_heads", bounds=WIDTH, default=16),
+    Field("ffn_dim", "(encoder|decoder)_ffn_dim", bounds=FFN_WIDTH, default=4096),
+    Field("activation", "activation_function", _ACTIVATIONS, default="gelu"),
+    Field("embedding_scale", "scale_embedding", FLAG, default=False),
+    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
+    Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=0.0),
+    Field("ffn_dropout_rate", "activation_dropout", bounds=RATE, default=0.0),
+    Field("padding_mask", values=("source", "both")),
+    *any_value("output_bias"),
+)
+# Of the ids in config.json: kind and bounds.
+ID_BOUNDS: dict[str, Bounds] = {
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), (int, 1, 1 << 24)),
     **dict.fromkeys(("decoder_start_token_id", "pad_token_id", "bos_token_id"), (int, 0, 1 << 24)),
 }
 # The longest sentences of an imported model's config, in tokens; OPUS-MT models have as many positions.
 LONGEST = 512
 
 
-# model.activation -> activation_function.
-_TO_TRANSFORMERS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
-ACTIVATIONS = tuple(_TO_TRANSFORMERS)
-# Default values of absent fields, and for numbers the type and the bounds.
-_DEFAULTS: dict[str, Any] = DEFAULTS | {"decoder_vocab_size": None, "share_encoder_decoder_embeddings": True}
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **BOUNDS,
-    "decoder_vocab_size": BOUNDS["vocab_size"],
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), (float, 0, 1)),
-}
 _REQUIRED = ("vocab_size", "decoder_start_token_id", "pad_token_id", "eos_token_id")
-
-
-def find_network_problems(fields: Mapping[str, Any]) -> list[str]:
-    problems = [
-        f"{first} is {fields[first]} and {second} is {fields[second]}; they must be equal"
-        for first, second in (
-            ("encoder_attention_heads", "decoder_attention_heads"),
-            ("encoder_ffn_dim", "decoder_ffn_dim"),
-        )
-        if fields[first] != fields[second]
-    ]
-    if fields["d_model"] % fields["encoder_attention_heads"]:
-        problems.append(
-            f"d_model {fields['d_model']} is not divisible by encoder_attention_heads "
-            f"{fields['encoder_attention_heads']}"
-        )
-    if str(fields["activation_function"]) not in FROM_TRANSFORMERS:
-        problems.append(
-            f"activation_function is {str(fields['activation_function'])[:40]}; supported: "
-            f"{', '.join(FROM_TRANSFORMERS)}"
-        )
-    return problems
 
 
 def find_quantization(fields: Mapping[str, Any]) -> list[str]:
@@ -98,31 +76,15 @@ def find_quantization(fields: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def find_oversize(folder: Path, *, vocab_size: int, width: int, layers: int, inner: int) -> list[str]:
+def find_oversize(folder: Path, vocab_size: int, width: int) -> list[str]:
     """List sizes that the files of a folder cannot hold, at one byte for each number."""
-    least, size = max(vocab_size, layers * inner) * width, stored_bytes(folder)
+    least, size = vocab_size * width, stored_bytes(folder)
     if least <= size:
         return []
     return [
-        f"vocab_size {vocab_size}, d_model {width}, {layers} layers and a feed-forward width of {inner} make "
-        f"at least {least} parameters, but the files have {size} bytes"
+        f"vocab_size {vocab_size} and d_model {width} make at least {least} parameters, but the files have "
+        f"{size} bytes"
     ]
-
-
-def network_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "num_encoder_layers": fields["encoder_layers"],
-        "num_decoder_layers": fields["decoder_layers"],
-        "model_dim": fields["d_model"],
-        "num_heads": fields["encoder_attention_heads"],
-        "ffn_dim": fields["encoder_ffn_dim"],
-        "activation": FROM_TRANSFORMERS[fields["activation_function"]],
-        "max_positions": fields["max_position_embeddings"],
-        "embedding_scale": bool(fields["scale_embedding"]),
-        "dropout_rate": float(fields["dropout"]),
-        "attention_dropout_rate": float(fields["attention_dropout"]),
-        "ffn_dropout_rate": float(fields["activation_dropout"]),
-    }
 
 
 def make_data_config(most: int | None, **others: Any) -> DataConfig:
@@ -149,89 +111,55 @@ def longest_target(config: Config) -> int:
     return max(1, min(limit, config.model.longest_input or limit))
 
 
-def make_model_fields(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    model = config.model
-    share, tie = TYING[model.tying]
-    attention, ffn = model.attention_dropout_rate, model.ffn_dropout_rate
+def make_model_fields(fields: Fields, config: Config, vocabs: Vocabs) -> dict[str, Any]:
     return {
         "is_encoder_decoder": True,
         "dtype": "float32",
         "vocab_size": vocabs.source.size,
         "decoder_vocab_size": vocabs.target.size,
-        "share_encoder_decoder_embeddings": share,
-        "tie_word_embeddings": tie,
+        **write_options(fields, config.model),
         "max_position_embeddings": num_positions(config),
-        "d_model": model.model_dim,
-        "encoder_layers": model.num_encoder_layers,
-        "decoder_layers": model.num_decoder_layers,
-        "encoder_attention_heads": model.num_heads,
-        "decoder_attention_heads": model.num_heads,
-        "encoder_ffn_dim": model.ffn_dim,
-        "decoder_ffn_dim": model.ffn_dim,
-        "activation_function": _TO_TRANSFORMERS[model.activation],
-        "scale_embedding": model.embedding_scale,
-        "dropout": model.dropout_rate,
-        "attention_dropout": model.dropout_rate if attention is None else attention,
-        "activation_dropout": model.dropout_rate if ffn is None else ffn,
         **special_ids(vocabs.target),
         # The defaults of the classes would force every translation to end in token 0 or 1.
         "forced_eos_token_id": None,
     }
 
 
-def read_model_fields(folder: Path) -> dict[str, Any]:
+def read_model_fields(fields: Fields, folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+    """Return config.json, and the network that it describes."""
     stored = read_config_json(folder)
     path = folder / CONFIG_NAME
     if missing := [name for name in _REQUIRED if stored.get(name) is None]:
         raise UserError(f"{path} lacks {', '.join(missing)}; give the folder of a complete model")
-    fields = stored | {name: value for name, value in _DEFAULTS.items() if stored.get(name) is None}
-    check_fields(fields, _NUMBERS, path)
-    problems = find_quantization(fields) + find_network_problems(fields)
-    if not isinstance(fields["eos_token_id"], int):
-        problems.append(f"eos_token_id is {fields['eos_token_id']}; it must be a single id")
-    sizes = fields["vocab_size"], fields["decoder_vocab_size"] or fields["vocab_size"]
+    check_fields(stored, ID_BOUNDS, path)
+    network = read_network(fields, stored, path)
+    problems = find_quantization(stored)
+    if not isinstance(stored["eos_token_id"], int):
+        problems.append(f"eos_token_id is {stored['eos_token_id']}; it must be a single id")
+    size = stored.get("decoder_vocab_size") or stored["vocab_size"]
     problems += [
-        f"{name} is {fields[name]}, but the target vocabulary has {sizes[1]} entries"
+        f"{name} is {stored[name]}, but the target vocabulary has {size} entries"
         for name in ("decoder_start_token_id", "pad_token_id")
-        if fields[name] >= sizes[1]
+        if stored[name] >= size
     ]
-    problems += find_oversize(
-        folder,
-        vocab_size=max(sizes),
-        width=fields["d_model"],
-        layers=fields["encoder_layers"] + fields["decoder_layers"],
-        inner=fields["encoder_ffn_dim"],
-    )
-    if fields["decoder_start_token_id"] == fields["eos_token_id"]:
+    problems += find_oversize(folder, max(size, stored["vocab_size"]), network.model_dim)
+    if stored["decoder_start_token_id"] == stored["eos_token_id"]:
         problems.append("decoder_start_token_id equals eos_token_id; the search needs two symbols")
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    return fields
+    return stored, network
 
 
-def make_config(
-    folder: Path,
-    fields: dict[str, Any],
-    vocabs: Vocabs,
-    *,
-    norm_position: Literal["pre", "post"],
-    output_bias: bool,
-) -> Config:
-    share, tie = fields["share_encoder_decoder_embeddings"], fields["tie_word_embeddings"]
+def make_config(folder: Path, fields: dict[str, Any], network: ModelConfig, vocabs: Vocabs) -> Config:
     tokenizer_config, data = read_tokenizer_config(folder), DataConfig()
     config = Config(
         data=make_data_config(
-            fields["max_position_embeddings"],
+            network.max_positions,
             source_language=tokenizer_config.get("source_lang") or data.source_language,
             target_language=tokenizer_config.get("target_lang") or data.target_language,
         ),
         vocab=_make_vocab_config(folder),
-        model=ModelConfig(
-            **network_fields(fields),
-            norm_position=norm_position,
-            tying=find_tying(embeddings=share, output=tie),
-            output_bias=output_bias,
-        ),
+        model=network,
         search=read_search(folder, fields, vocabs.target),
     )
     return fit_vocabulary(config, vocabs)

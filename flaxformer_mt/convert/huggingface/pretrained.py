@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +12,16 @@ from flaxformer_mt.convert.foreign_files import check_fields, read_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME
 from flaxformer_mt.convert.huggingface import model_config
 from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    EPSILON,
+    FFN_WIDTH,
+    RATE,
+    WIDTH,
+    Field,
+    any_value,
+    read_network,
+)
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedMetadata, PretrainedVocab, Vocab
 from flaxformer_mt.vocab.pretrained_tokenizers import (
@@ -23,60 +34,62 @@ from flaxformer_mt.vocab.pretrained_tokenizers import (
 # Rows of a table of positions before the first one in use.
 _OFFSET = 2
 
-_BART_DEFAULTS: dict[str, Any] = model_config.DEFAULTS | {
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
-_T5_DEFAULTS: dict[str, Any] = {
-    "d_model": 512,
-    "d_kv": 64,
-    "d_ff": 2048,
-    "num_layers": 6,
-    "num_decoder_layers": None,
-    "num_heads": 8,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "dropout_rate": 0.1,
-    "layer_norm_epsilon": 1e-6,
-    "feed_forward_proj": "relu",
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
-}
-_FAMILY_DEFAULTS = {
-    "bart": _BART_DEFAULTS,
-    "mbart": _BART_DEFAULTS,
-    "m2m_100": _BART_DEFAULTS
-    | {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True},
-    "t5": _T5_DEFAULTS,
-    "mt5": _T5_DEFAULTS | {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
+# Defaults of config.json that are those of ids, and of one family alone.
+_BART_IDS = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+_T5_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+_FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "bart": _BART_IDS,
+    "mbart": _BART_IDS,
+    "m2m_100": _BART_IDS | {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True},
+    "t5": _T5_IDS,
+    "mt5": _T5_IDS | {"d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"},
 }
 _T5_TYPES = ("t5", "mt5")
-
-# Field -> whether it is a whole number, its smallest and its largest accepted value.
-_FAMILY_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **model_config.BOUNDS,
-    **dict.fromkeys(("num_layers", "num_decoder_layers"), (int, 1, 1000)),
-    **dict.fromkeys(("num_heads", "d_kv"), (int, 1, 1 << 16)),
-    "d_ff": (int, 1, 1 << 20),
-    "relative_attention_num_buckets": (int, 4, 1 << 16),
-    "relative_attention_max_distance": (int, 2, 1_000_000),
-    **dict.fromkeys(
-        ("dropout", "attention_dropout", "activation_dropout", "dropout_rate"), (float, 0, 0.999)
+_TYING = Field("tying", values=("all", "embeddings"))
+T5_FIELDS = (
+    _TYING,
+    Field("model_dim", "d_model", bounds=WIDTH, default=512),
+    Field("num_encoder_layers", "num_layers", bounds=COUNT, default=6),
+    Field("num_decoder_layers", "num_decoder_layers", bounds=COUNT),
+    Field("num_heads", "num_heads", bounds=WIDTH, default=8),
+    Field("key_dim", "d_kv", bounds=WIDTH, default=64),
+    Field("value_dim", "d_kv", bounds=WIDTH, default=64),
+    Field("ffn_dim", "d_ff", bounds=FFN_WIDTH, default=2048),
+    Field(
+        "activation",
+        "feed_forward_proj",
+        {
+            "relu": "relu",
+            "gelu": "gelu",
+            "gelu_new": "gelu_tanh",
+            "silu": "silu",
+            "gated-gelu": "geglu_tanh",
+            "gated-gelu_new": "geglu_tanh",
+            "gated-silu": "swiglu",
+        },
+        default="relu",
     ),
-    "layer_norm_epsilon": (float, 0, 1),
-}
-# feed_forward_proj -> model.activation.
-_T5_ACTIVATIONS: dict[str, Any] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "silu": "silu",
-    "gated-gelu": "geglu_tanh",
-    "gated-gelu_new": "geglu_tanh",
-    "gated-silu": "swiglu",
-}
+    Field("norm", values="rms"),
+    Field("norm_epsilon", "layer_norm_epsilon", bounds=EPSILON, default=1e-6),
+    Field("positions", values="relative"),
+    Field("relative_buckets", "relative_attention_num_buckets", bounds=(int, 4, 1 << 16), default=32),
+    Field("relative_distance", "relative_attention_max_distance", bounds=(int, 2, 1_000_000), default=128),
+    Field("embedding_scale", values=False),
+    Field("attention_scale", values=False),
+    Field("attention_bias", values=False),
+    Field("ffn_bias", values=False),
+    Field("padding_mask", values=("source", "both")),
+    Field("dropout_rate", "dropout_rate", bounds=RATE, default=0.1),
+    *any_value("logit_scale"),
+)
+# For what a file holds, `make_model_config` chooses one of several values.
+BART_FIELDS = (
+    *model_config.BART_FIELDS,
+    _TYING,
+    Field("positions", values=("learned", "sinusoidal_halves")),
+    Field("first_position", values=_OFFSET),
+    *any_value("norm_position", "embedding_norm", "final_norm"),
+)
 
 
 _SETTINGS = "tokenizer_config.json"
@@ -88,10 +101,11 @@ _KEPT = (
 
 
 class Family(NamedTuple):
-    """The sort of a model, and the fields of its config.json with the defaults of absent ones."""
+    """The sort of a model, the fields of its config.json, and the network as far as these say it."""
 
     model_type: str
     fields: dict[str, Any]
+    network: ModelConfig
 
     @property
     def is_t5(self) -> bool:
@@ -109,19 +123,20 @@ def read_family(folder: Path, stored: Mapping[str, Any]) -> Family:
     fields = _FAMILY_DEFAULTS[model_type] | {
         name: value for name, value in stored.items() if value is not None
     }
-    fields.setdefault("num_decoder_layers", None)
     if "vocab_size" not in stored:
         raise UserError(f"{path} lacks vocab_size; give the folder of a complete model")
-    check_fields(fields, _FAMILY_NUMBERS, path)
-    family = Family(model_type, fields)
-    problems = _find_problems(family) + _find_oversize(family, folder)
+    if model_type in _T5_TYPES:
+        fields.setdefault("num_decoder_layers", fields.get("num_layers", 6))
+    check_fields(fields, model_config.ID_BOUNDS, path)
+    network = read_network(T5_FIELDS if model_type in _T5_TYPES else BART_FIELDS, fields, path)
+    problems = _find_problems(fields)
+    problems += model_config.find_oversize(folder, fields["vocab_size"], network.model_dim)
     if problems:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    return family
+    return Family(model_type, fields, network)
 
 
-def _find_problems(family: Family) -> list[str]:
-    fields = family.fields
+def _find_problems(fields: Mapping[str, Any]) -> list[str]:
     problems = model_config.find_quantization(fields)
     for name, value in (("is_encoder_decoder", True), ("is_decoder", False)):
         if fields.get(name, value) is not value:
@@ -132,62 +147,19 @@ def _find_problems(family: Family) -> list[str]:
                 f"{name} is {str(fields[name])[:40]}; it must be an id below vocab_size "
                 f"{fields['vocab_size']}"
             )
-    if family.is_t5:
-        if str(fields["feed_forward_proj"]) not in _T5_ACTIVATIONS:
-            problems.append(
-                f"feed_forward_proj is {str(fields['feed_forward_proj'])[:40]}; supported: "
-                f"{', '.join(_T5_ACTIVATIONS)}"
-            )
-        return problems
-    return problems + model_config.find_network_problems(fields)
-
-
-def _find_oversize(family: Family, folder: Path) -> list[str]:
-    fields = family.fields
-    if family.is_t5:
-        layers = fields["num_layers"] + (fields["num_decoder_layers"] or fields["num_layers"])
-        inner = fields["d_ff"]
-    else:
-        layers, inner = fields["encoder_layers"] + fields["decoder_layers"], fields["encoder_ffn_dim"]
-    return model_config.find_oversize(
-        folder, vocab_size=fields["vocab_size"], width=fields["d_model"], layers=layers, inner=inner
-    )
+    return problems
 
 
 def make_model_config(family: Family, *, tied: bool, output_bias: bool) -> ModelConfig:
-    fields = family.fields
     tying: Literal["all", "embeddings"] = "all" if tied else "embeddings"
     if family.is_t5:
-        return ModelConfig(
-            tying=tying,
-            model_dim=fields["d_model"],
-            num_encoder_layers=fields["num_layers"],
-            num_decoder_layers=fields["num_decoder_layers"] or fields["num_layers"],
-            num_heads=fields["num_heads"],
-            key_dim=fields["d_kv"],
-            value_dim=fields["d_kv"],
-            ffn_dim=fields["d_ff"],
-            activation=_T5_ACTIVATIONS[fields["feed_forward_proj"]],
-            norm="rms",
-            norm_epsilon=float(fields["layer_norm_epsilon"]),
-            positions="relative",
-            relative_buckets=fields["relative_attention_num_buckets"],
-            relative_distance=fields["relative_attention_max_distance"],
-            embedding_scale=False,
-            attention_scale=False,
-            logit_scale=_scales_output(family),
-            attention_bias=False,
-            ffn_bias=False,
-            dropout_rate=float(fields["dropout_rate"]),
-        )
-    positions: Any = "sinusoidal_halves" if family.model_type == "m2m_100" else "learned"
-    return ModelConfig(
+        return replace(family.network, tying=tying, logit_scale=_scales_output(family))
+    return replace(
+        family.network,
         tying=tying,
-        **model_config.network_fields(fields),
         norm_position="post" if family.model_type == "bart" else "pre",
         embedding_norm=family.model_type != "m2m_100",
-        positions=positions,
-        first_position=_OFFSET,
+        positions="sinusoidal_halves" if family.model_type == "m2m_100" else "learned",
         output_bias=output_bias,
     )
 

@@ -79,7 +79,10 @@ def read_tokenizer(folder: Path, fields: dict[str, Any]) -> Vocabs:
     joint = not tokenizer_config.get("separate_vocabs", False)
     ids = {"source": _read_ids(folder / _ID_FILES["source"])}
     ids["target"] = ids["source"] if joint else _read_ids(folder / _ID_FILES["target"])
-    sizes = {"source": fields["vocab_size"], "target": fields["decoder_vocab_size"] or fields["vocab_size"]}
+    sizes = {
+        "source": fields["vocab_size"],
+        "target": fields.get("decoder_vocab_size") or fields["vocab_size"],
+    }
     unk, eos, pad = (_token(tokenizer_config, name, default) for name, default in _DEFAULT_TOKENS.items())
     for name, token, wanted in [("eos", eos, fields["eos_token_id"]), ("pad", pad, fields["pad_token_id"])]:
         if ids["target"].get(token) != wanted:

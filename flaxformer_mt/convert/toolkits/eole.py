@@ -20,22 +20,23 @@ from flaxformer_mt.convert.formats import (
     Format,
     ImportOverrides,
     Weights,
-    find_tying,
     read_config_json,
     refuse_overrides,
 )
-from flaxformer_mt.convert.name_table import (
-    Constant,
-    Rule,
-    TableNames,
-    attention_rules,
-    embedding_rules,
-    feedforward_rules,
+from flaxformer_mt.convert.name_table import Constant, read_names
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    EPSILON,
+    FFN_WIDTH,
+    FLAG,
+    TYING,
+    WIDTH,
+    Field,
+    read_network,
 )
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import open_safetensors
+from flaxformer_mt.convert.stored_tensors import attributes_of, open_safetensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 
@@ -46,7 +47,8 @@ _POSITIONS = 5000
 _SYMBOLS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<blank>", "bos_token": "<s>"}
 _FILLER = "averyunlikelytoken"
 
-_ACTIVATIONS: dict[str, Any] = {
+# What each activation_fn is here.
+_ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu-tanh": "gelu_tanh",
@@ -54,43 +56,43 @@ _ACTIVATIONS: dict[str, Any] = {
     "gated-silu": "swiglu",
     "gated-gelu-tanh": "geglu_tanh",
 }
-_POSITION_TYPES: dict[str, Any] = {
-    "SinusoidalInterleaved": "sinusoidal",
-    "SinusoidalConcat": "sinusoidal_halves",
-}
-# Options of both stacks with their defaults; the network has one value for both.
-_STACK_DEFAULTS: dict[str, Any] = {
-    "heads": 8,
-    "hidden_size": 512,
-    "transformer_ff": 2048,
-    "mlp_activation_fn": "relu",
-    "norm_eps": 1e-5,
-    "add_qkvbias": False,
-    "add_ffnbias": False,
-}
-_STACK_SUPPORTED: dict[str, tuple[Any, ...]] = {
+_FIELDS = (
+    Field("num_encoder_layers", "encoder.layers", bounds=COUNT),
+    Field("num_decoder_layers", "decoder.layers", bounds=COUNT),
+    Field("model_dim", "(encoder|decoder).hidden_size", bounds=WIDTH, default=512),
+    Field("num_heads", "(encoder|decoder).heads", bounds=WIDTH, default=8),
+    Field("ffn_dim", "(encoder|decoder).transformer_ff", bounds=FFN_WIDTH, default=2048),
+    Field("activation", "(encoder|decoder).mlp_activation_fn", _ACTIVATIONS, default="relu"),
+    Field("norm_epsilon", "(encoder|decoder).norm_eps", bounds=EPSILON, default=1e-5),
+    Field(
+        "positions",
+        "position_encoding_type",
+        {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_halves"},
+        default="SinusoidalInterleaved",
+    ),
+    Field("max_positions", values=_POSITIONS),
+    Field("source_end", values=False),
+    Field("attention_bias", "(encoder|decoder).add_qkvbias", FLAG, default=False),
+    Field("ffn_bias", "(encoder|decoder).add_ffnbias", FLAG, default=False),
+    Field("output_bias", "generator_bias", FLAG, default=True),
+    Field("tying", "share_embeddings & share_decoder_embeddings", TYING, default=False),
+)
+# Options of networks that this package does not have: of both stacks, and of the rest.
+_STACK_OTHERS: dict[str, tuple[Any, ...]] = {
     "encoder_type": ("transformer",),
     "decoder_type": ("transformer",),
     "encoder_layer_style": ("standard",),
     "layer_norm": ("standard", "standardFP32"),
-    "mlp_activation_fn": tuple(_ACTIVATIONS),
     "final_encoder_layer_norm": (True,),
-    **dict.fromkeys(("add_qkvbias", "add_ffnbias"), (True, False)),
     **dict.fromkeys(("ffn_layernorm", "parallel_residual", "q_gating", "coverage_attn"), (False,)),
     **dict.fromkeys(("query_norm", "key_norm", "value_norm"), (False,)),
     **dict.fromkeys(("num_experts", "relative_positions_buckets", "sliding_window"), (0,)),
+    **dict.fromkeys(("attn_scaling", "head_dim", "layer_types", "global_head_dim"), ()),
 }
-# Options that are None unless the network has something that this package lacks.
-_STACK_ABSENT = ("attn_scaling", "head_dim", "layer_types", "global_head_dim")
-_EMBEDDING_SUPPORTED: dict[str, tuple[Any, ...]] = {
+_OTHERS: dict[str, tuple[Any, ...]] = {
     "embedding_type": ("standard",),
-    "position_encoding_type": tuple(_POSITION_TYPES),
-    **dict.fromkeys(("normalize", "embedding_layer_norm"), (False,)),
-}
-_MODEL_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "generator_function": ("softmax",),
-    **dict.fromkeys(("generator_bias", "share_embeddings", "share_decoder_embeddings"), (True, False)),
-    **dict.fromkeys(("add_estimator", "left_pad"), (False,)),
+    **dict.fromkeys(("normalize", "embedding_layer_norm", "add_estimator", "left_pad"), (False,)),
 }
 
 
@@ -98,66 +100,46 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
     refuse_overrides(overrides, folder)
     config = folder / CONFIG_NAME
-    options = _read_options(read_config_json(folder).get("model"), config)
+    network = _read_network(read_config_json(folder).get("model"), config)
     lists = _read_lists(read_config_json(folder, _VOCAB_NAME), folder / _VOCAB_NAME)
-    network = _make_network(options)
     vocabs = toolkit.read_vocabs(folder, lists, toolkit.Languages())
     files = sorted(folder.glob("model.[0-9][0-9].safetensors"))
     if not files:
         raise UserError(f"{folder} has no file model.00.safetensors; give the folder that eole has saved")
-    return toolkit.make_weights(
-        network,
-        vocabs,
-        open_safetensors(files),
-        _make_rules(network),
-        path=files[0],
-        what=_NAME,
-        tied=toolkit.tied_names(network, _TABLES),
-    )
+    gated = network.activation in ("swiglu", "geglu_tanh")
+    rules = [
+        *read_names(_NAMES),
+        *read_names(_GATED_NAMES if gated else _PLAIN_NAMES),
+        *_make_constants(network),
+    ]
+    return toolkit.make_weights(network, vocabs, open_safetensors(files), rules, path=files[0], what=_NAME)
 
 
 # ---- options ----
 
 
-def _read_options(model: Any, config: Path) -> dict[str, Any]:
+def _read_network(model: Any, config: Path) -> ModelConfig:
     if not isinstance(model, dict):
         raise UserError(f"{config} has no entry model; give the folder that eole has saved")
-    stacks = {}
+    options = _present(model) | _present(attributes_of(model.get("embeddings")))
+    others = dict(_OTHERS)
     for side in ("encoder", "decoder"):
         if not isinstance(model.get(side), dict):
             raise UserError(
                 f"{config}: model.{side} is {str(model.get(side))[:40]}; it must be a Transformer"
             )
-        stack = _STACK_DEFAULTS | _present(model) | _present(model[side])
-        stack.setdefault("add_final_linear_bias", stack["add_qkvbias"])
-        numbers: dict[str, tuple[type, float, float]] = {
-            "layers": toolkit.COUNT,
-            **dict.fromkeys(("heads", "hidden_size", "heads_kv"), toolkit.WIDTH),
-            "transformer_ff": toolkit.FFN_WIDTH,
-            "norm_eps": toolkit.EPSILON,
+        stack = _present(model) | _present(model[side])
+        bias = stack.get("add_qkvbias", False)
+        supported = {
+            "heads_kv": (stack.get("heads", 8),),
+            "add_final_linear_bias": (bias,),
+            "add_key_bias": (bias,),
         }
-        supported = _STACK_SUPPORTED | dict.fromkeys(_STACK_ABSENT, ()) | {"heads_kv": (stack["heads"],)}
-        supported |= {name: (stack["add_qkvbias"],) for name in ("add_final_linear_bias", "add_key_bias")}
-        toolkit.check_options(stack, config, required=["layers"], numbers=numbers, supported=supported)
-        stacks[side] = stack
-    merged = {f"{side}.{name}": stack[name] for side, stack in stacks.items() for name in _STACK_DEFAULTS}
-    pairs = [(f"encoder.{name}", f"decoder.{name}") for name in _STACK_DEFAULTS]
-    toolkit.check_options(merged, config, equal=pairs)
-    embeddings = attributes_of(model.get("embeddings"))
-    embeddings = {"position_encoding_type": "SinusoidalInterleaved"} | _present(embeddings)
-    width = stacks["encoder"]["hidden_size"]
-    widths = dict.fromkeys(("word_vec_size", "src_word_vec_size", "tgt_word_vec_size"), (width,))
-    toolkit.check_options(embeddings, config, supported=_EMBEDDING_SUPPORTED | widths)
-    toolkit.check_options(model, config, supported=_MODEL_SUPPORTED)
-    return {
-        **stacks["encoder"],
-        "encoder_layers": stacks["encoder"]["layers"],
-        "decoder_layers": stacks["decoder"]["layers"],
-        "positions": embeddings["position_encoding_type"],
-        "generator_bias": model.get("generator_bias", True),
-        "share_embeddings": model.get("share_embeddings", False),
-        "share_decoder_embeddings": model.get("share_decoder_embeddings", False),
-    }
+        options |= {f"{side}.{name}": value for name, value in stack.items()}
+        others |= {f"{side}.{name}": values for name, values in (_STACK_OTHERS | supported).items()}
+    width = options.get("encoder.hidden_size", 512)
+    others |= dict.fromkeys(("word_vec_size", "src_word_vec_size", "tgt_word_vec_size"), (width,))
+    return read_network(_FIELDS, options, config, others=others)
 
 
 def _present(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,51 +147,33 @@ def _present(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None and value != -1}
 
 
-def _make_network(options: Mapping[str, Any]) -> ModelConfig:
-    return ModelConfig(
-        num_encoder_layers=options["encoder_layers"],
-        num_decoder_layers=options["decoder_layers"],
-        model_dim=options["hidden_size"],
-        num_heads=options["heads"],
-        ffn_dim=options["transformer_ff"],
-        activation=_ACTIVATIONS[options["mlp_activation_fn"]],
-        norm_epsilon=float(options["norm_eps"]),
-        positions=_POSITION_TYPES[options["positions"]],
-        max_positions=_POSITIONS,
-        attention_bias=bool(options["add_qkvbias"]),
-        ffn_bias=bool(options["add_ffnbias"]),
-        output_bias=bool(options["generator_bias"]),
-        source_end=False,
-        tying=find_tying(embeddings=options["share_embeddings"], output=options["share_decoder_embeddings"]),
-    )
-
-
 # ---- arrays ----
 
 
-_TABLES = TableNames("src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight")
-_STACKS = toolkit.alike_stacks(
-    "transformer_layers",
-    self_attention=("self_attn", "input_layernorm"),
-    cross_attention=("context_attn", "precontext_layernorm"),
-    feedforward=("mlp", "post_attention_layernorm"),
-)
+_NAMES = """
+(source|target)_embedding                               (src|tgt)_emb.embeddings
+output                                                  generator
+output_bias                                             generator.bias
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)  (encoder|decoder).transformer_layers.{n}.self_attn.(linear_query|linear_keys|linear_values|final_linear)
+decoder/layers_{n}/cross_attention/(query|key|value|output)           decoder.transformer_layers.{n}.context_attn.(linear_query|linear_keys|linear_values|final_linear)
+(encoder|decoder)/layers_{n}/self_attention_residual/norm             (encoder|decoder).transformer_layers.{n}.input_layernorm
+decoder/layers_{n}/cross_attention_residual/norm                      decoder.transformer_layers.{n}.precontext_layernorm
+(encoder|decoder)/layers_{n}/feedforward_residual/norm                (encoder|decoder).transformer_layers.{n}.post_attention_layernorm
+(encoder|decoder)/final_norm                            (encoder|decoder).layer_norm
+"""  # noqa: E501
+_PLAIN_NAMES = """
+(encoder|decoder)/layers_{n}/feedforward/(input|output) (encoder|decoder).transformer_layers.{n}.mlp.(gate_up|down)_proj
+"""  # noqa: E501
+_GATED_NAMES = """
+(encoder|decoder)/layers_{n}/feedforward/(gate|input|output) (encoder|decoder).transformer_layers.{n}.mlp.(gate_up|up|down)_proj
+"""  # noqa: E501
 
 
-def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
-    attention = attention_rules(("linear_query", "linear_keys", "linear_values"), "final_linear")
-    inputs = {"input": "gate_up_proj"}
-    if network.activation in ("swiglu", "geglu_tanh"):
-        inputs = {"gate": "gate_up_proj", "input": "up_proj"}
+def _make_constants(network: ModelConfig) -> list[Constant]:
     make_table = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
     positions = make_table(_POSITIONS, network.model_dim)[:, None]
     factors = (f"decoder.transformer_layers.{n}.layer_scalar" for n in range(network.num_decoder_layers))
     return [
-        *embedding_rules(network, _TABLES),
-        Rule("output_bias", "generator.bias"),
-        *toolkit.stack_rules(
-            _STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "down_proj"})
-        ),
         *toolkit.table_constants(positions, ("src_emb.pe.pe", "tgt_emb.pe.pe")),
         *(Constant(name, np.ones(1, np.float32), optional=True) for name in factors),
     ]

@@ -7,6 +7,7 @@
 Decoders start with </s>. Sinusoidal positions are sines before cosines, counted from 2, as in M2M100.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,22 @@ import torch
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import read_text
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
-from flaxformer_mt.convert.name_table import (
-    NORM,
-    Rule,
-    TableNames,
-    attention_rules,
-    embedding_rules,
-    feedforward_rules,
-    rules_for,
+from flaxformer_mt.convert.name_table import expand_groups, read_names
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    FFN_WIDTH,
+    FLAG,
+    LENGTH,
+    NOT,
+    RATE,
+    WIDTH,
+    Bounds,
+    Field,
+    read_network,
 )
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import as_arrays
+from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.errors import UserError
 
 _NAME = "fairseq"
@@ -36,74 +40,66 @@ _FILES = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt", "*.pt")
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 _PAD = 1
 
-# Values of options that an old checkpoint may lack.
-_DEFAULTS: dict[str, Any] = {
-    "activation_fn": "relu",
-    "dropout": 0.1,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "max_source_positions": 1024,
-    "max_target_positions": 1024,
-    "encoder_normalize_before": False,
-    "decoder_normalize_before": False,
-    "encoder_learned_pos": False,
-    "decoder_learned_pos": False,
-    "share_all_embeddings": False,
-    "share_decoder_input_output_embed": False,
-    "layernorm_embedding": False,
-    "no_scale_embedding": False,
+# Options of an old checkpoint may be absent.
+_FIELDS = (
+    Field("num_encoder_layers", "encoder_layers", bounds=COUNT),
+    Field("num_decoder_layers", "decoder_layers", bounds=COUNT),
+    Field("model_dim", "(encoder|decoder)_embed_dim", bounds=WIDTH),
+    Field("ffn_dim", "(encoder|decoder)_ffn_embed_dim", bounds=FFN_WIDTH),
+    Field("num_heads", "(encoder|decoder)_attention_heads", bounds=WIDTH),
+    Field(
+        "activation",
+        "activation_fn",
+        {
+            "relu": "relu",
+            "gelu": "gelu",
+            "gelu_accurate": "gelu_tanh",
+            "gelu_fast": "gelu_tanh",
+            "swish": "silu",
+        },
+        default="relu",
+    ),
+    Field("norm_position", "(encoder|decoder)_normalize_before", {True: "pre", False: "post"}, default=False),
+    Field("embedding_norm", "layernorm_embedding", FLAG, default=False),
+    Field(
+        "positions",
+        "(encoder|decoder)_learned_pos",
+        {True: "learned", False: "sinusoidal_halves"},
+        default=False,
+    ),
+    Field("first_position", values=_PAD + 1),
+    Field("embedding_scale", "no_scale_embedding", NOT, default=False),
+    Field(
+        "tying",
+        "share_all_embeddings & share_decoder_input_output_embed",
+        {(True, True): "all", (True, False): "all", (False, True): "target_output", (False, False): "none"},
+        default=False,
+    ),
+    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
+    Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=0.0),
+    Field("ffn_dropout_rate", "activation_dropout", bounds=RATE, default=0.0),
+)
+_NUMBERS: dict[str, Bounds] = {
+    **dict.fromkeys(("max_source_positions", "max_target_positions"), LENGTH),
+    "relu_dropout": RATE,
 }
-_ACTIVATIONS: dict[str, Any] = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "swish": "silu",
-}
-_REQUIRED = [
-    f"{side}_{name}"
-    for name in ("embed_dim", "layers", "ffn_embed_dim", "attention_heads")
-    for side in ("encoder", "decoder")
-]
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), toolkit.COUNT),
-    **dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim"), toolkit.WIDTH),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), toolkit.WIDTH),
-    **dict.fromkeys(("encoder_ffn_embed_dim", "decoder_ffn_embed_dim"), toolkit.FFN_WIDTH),
-    **dict.fromkeys(("max_source_positions", "max_target_positions"), toolkit.LENGTH),
-    **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "relu_dropout"), toolkit.RATE),
-}
-_FLAGS = [name for name, value in _DEFAULTS.items() if isinstance(value, bool)]
 _OFF = (
     *("adaptive_input", "char_inputs", "character_embeddings", "cross_self_attention"),
     *("merge_src_tgt_embed", "no_cross_attention", "no_decoder_final_norm"),
     *("no_token_positional_embeddings", "scale_attn", "scale_fc", "scale_heads", "scale_resids"),
     "tie_adaptive_weights",
 )
-_NOUGHT = ("base_layers", "quant_noise_pq", "quant_noise_scalar")
-# Options that are None unless the network has something that this package lacks.
 _ABSENT = (
     "adaptive_softmax_cutoff",
-    *(
-        f"{side}_{name}"
-        for side in ("encoder", "decoder")
-        for name in ("layers_to_keep", "xformers_att_config")
-    ),
+    *expand_groups("(encoder|decoder)_(layers_to_keep|xformers_att_config)"),
 )
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "activation_fn": tuple(_ACTIVATIONS),
+# Options of networks that this package does not have.
+_OTHERS: dict[str, tuple[Any, ...]] = {
     "task": ("translation",),
-    **dict.fromkeys(_FLAGS, (True, False)),
     **dict.fromkeys(_OFF, (False,)),
-    **dict.fromkeys(_NOUGHT, (0,)),
+    **dict.fromkeys(("base_layers", "quant_noise_pq", "quant_noise_scalar"), (0,)),
     **dict.fromkeys(_ABSENT, ("",)),
 }
-_ALIKE = ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
-_EQUAL = [
-    *((f"encoder_{name}", f"decoder_{name}") for name in _ALIKE),
-    ("decoder_embed_dim", "decoder_input_dim"),
-    ("decoder_embed_dim", "decoder_output_dim"),
-]
 # Numbers of the norms of a layer in the first checkpoints -> their names.
 _OLD_NORMS = {
     "encoder": ("self_attn_layer_norm", "final_layer_norm"),
@@ -120,22 +116,12 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     checkpoint = load_checkpoint(file)
     options = _read_options(checkpoint, file)
     state = take_tensors(checkpoint.get("model"), file, what="model")
-    tensors = _rename_old(state)
-    final_norm = _has_final_norm(state, options, file)
+    network = _read_network(options, state, file)
     languages = toolkit.languages_of(options.get(name) for name in ("source_lang", "target_lang"))
     lists = [_read_dictionary(folder, language) for language in languages]
     vocabs = toolkit.read_vocabs(folder, lists, languages)
-    network = _make_network(options, final_norm=final_norm)
-    return toolkit.make_weights(
-        network,
-        vocabs,
-        as_arrays(tensors),
-        _make_rules(network),
-        path=file,
-        what=_NAME,
-        tied=toolkit.tied_names(network, _TABLES),
-        languages=languages,
-    )
+    tensors, rules = as_arrays(_rename_old(state)), [*read_names(_NAMES), *read_names(STACK_NAMES)]
+    return toolkit.make_weights(network, vocabs, tensors, rules, path=file, what=_NAME, languages=languages)
 
 
 # ---- options ----
@@ -151,66 +137,42 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     stored |= {name: task[name] for name in ("source_lang", "target_lang") if task.get(name)}
     for side in ("encoder", "decoder", "quant_noise"):  # of configs in groups
         stored |= {f"{side}_{name}": value for name, value in attributes_of(stored.get(side)).items()}
-    options = _DEFAULTS | {name: value for name, value in stored.items() if value is not None}
-    for name in ("decoder_input_dim", "decoder_output_dim"):
-        options.setdefault(name, options.get("decoder_embed_dim"))
-    equal = list(_EQUAL)
-    if options["encoder_learned_pos"]:  # one table size
+    positions = dict.fromkeys(("max_source_positions", "max_target_positions"), 1024)
+    return positions | {name: value for name, value in stored.items() if value is not None}
+
+
+def _read_network(options: dict[str, Any], state: Mapping[str, torch.Tensor], file: Path) -> ModelConfig:
+    width = options.get("decoder_embed_dim")
+    options = {"decoder_input_dim": width, "decoder_output_dim": width, **options}
+    equal: list[tuple[str, ...]] = [("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")]
+    if options.get("encoder_learned_pos"):  # one table size
         equal.append(("max_source_positions", "max_target_positions"))
-    toolkit.check_options(
-        options, file, required=_REQUIRED, numbers=_NUMBERS, supported=_SUPPORTED, equal=equal
-    )
-    return options
-
-
-def _make_network(options: Mapping[str, Any], *, final_norm: bool) -> ModelConfig:
-    pre_norm, learned = bool(options["encoder_normalize_before"]), bool(options["encoder_learned_pos"])
-    tying: Any = "target_output" if options["share_decoder_input_output_embed"] else "none"
-    return ModelConfig(
-        num_encoder_layers=options["encoder_layers"],
-        num_decoder_layers=options["decoder_layers"],
-        model_dim=options["encoder_embed_dim"],
-        num_heads=options["encoder_attention_heads"],
-        ffn_dim=options["encoder_ffn_embed_dim"],
-        activation=_ACTIVATIONS[options["activation_fn"]],
-        norm_position="pre" if pre_norm else "post",
-        final_norm=final_norm,
-        embedding_norm=bool(options["layernorm_embedding"]),
-        positions="learned" if learned else "sinusoidal_halves",
-        first_position=_PAD + 1,
+    network = read_network(_FIELDS, options, file, others=_OTHERS, numbers=_NUMBERS, equal=equal)
+    return dataclasses.replace(
+        network,
+        final_norm=network.norm_position == "pre" and _has_final_norm(state, file),
         max_positions=max(options["max_source_positions"], options["max_target_positions"]),
-        embedding_scale=not options["no_scale_embedding"],
-        tying="all" if options["share_all_embeddings"] else tying,
-        dropout_rate=float(options["dropout"]),
-        attention_dropout_rate=float(options["attention_dropout"]),
-        ffn_dropout_rate=float(options["activation_dropout"] or options.get("relu_dropout") or 0),
+        ffn_dropout_rate=network.ffn_dropout_rate or float(options.get("relu_dropout") or 0),
     )
 
 
 # ---- arrays ----
 
 
-_TABLES = TableNames(
-    "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"
-)
-_STACKS = toolkit.alike_stacks(
-    "layers",
-    self_attention=("self_attn", "self_attn_layer_norm"),
-    cross_attention=("encoder_attn", "encoder_attn_layer_norm"),
-    feedforward=("", "final_layer_norm"),
-)
-
-
-def _make_rules(network: ModelConfig) -> list[Rule]:
-    attention = attention_rules(("q_proj", "k_proj", "v_proj"), "out_proj")
-    rules = embedding_rules(network, _TABLES)
-    rules += toolkit.stack_rules(
-        _STACKS, attention=attention, feedforward=feedforward_rules({"input": "fc1", "output": "fc2"})
-    )
-    for stack in _STACKS:
-        rules += rules_for([(f"{stack}/embedding_norm", f"{stack}.layernorm_embedding")], NORM)
-        rules.append(Rule(f"{stack}/positions/embedding", f"{stack}.embed_positions.weight"))
-    return rules
+# BART has the same names (huggingface/bart_family.py).
+STACK_NAMES = """
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)    (encoder|decoder).layers.{n}.self_attn.(q|k|v|out)_proj
+(encoder|decoder)/layers_{n}/cross_attention/(query|key|value|output)   (encoder|decoder).layers.{n}.encoder_attn.(q|k|v|out)_proj
+(encoder|decoder)/layers_{n}/feedforward/(input|output)                 (encoder|decoder).layers.{n}.fc(1|2)
+(encoder|decoder)/layers_{n}/(self_attention|cross_attention)_residual/norm  (encoder|decoder).layers.{n}.(self_attn|encoder_attn)_layer_norm
+(encoder|decoder)/layers_{n}/feedforward_residual/norm                  (encoder|decoder).layers.{n}.final_layer_norm
+(encoder|decoder)/(embedding_norm|final_norm)                           (encoder|decoder).(layernorm_embedding|layer_norm)
+(encoder|decoder)/positions                                             (encoder|decoder).embed_positions
+"""  # noqa: E501
+_NAMES = """
+(source|target)_embedding    (encoder|decoder).embed_tokens
+output                       decoder.output_projection
+"""
 
 
 def _rename_old(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -241,10 +203,8 @@ def _rename(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor
         yield name, tensor
 
 
-def _has_final_norm(state: Mapping[str, torch.Tensor], options: Mapping[str, Any], file: Path) -> bool:
-    """Return whether both stacks end in a norm: in pre-norm models, but for those of the first versions."""
-    if not options["encoder_normalize_before"]:
-        return False
+def _has_final_norm(state: Mapping[str, torch.Tensor], file: Path) -> bool:
+    """Return whether both stacks of a pre-norm model end in a norm; those of the first versions do not."""
     stored = "decoder.layer_norm.weight" in state
     version = state.get("decoder.version")
     number = 1.0 if version is None or version.numel() != 1 else float(version)

@@ -10,21 +10,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.foreign_files import read_text
-from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_tying, refuse_overrides
-from flaxformer_mt.convert.name_table import (
-    Constant,
-    Rule,
-    TableNames,
-    attention_rules,
-    embedding_rules,
-    feedforward_rules,
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
+from flaxformer_mt.convert.name_table import read_names
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    FFN_WIDTH,
+    FLAG,
+    RATE,
+    TYING,
+    WIDTH,
+    Field,
+    read_network,
 )
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import as_arrays
+from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.positions import sinusoidal_table
 
@@ -34,21 +35,31 @@ _FILES = ("best.ckpt", "latest.ckpt", "*.ckpt")
 _POSITIONS = 5000
 _SIDES = {"src": "encoder", "trg": "decoder"}
 
-_ACTIVATIONS: dict[str, Any] = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    "num_layers": toolkit.COUNT,
-    **dict.fromkeys(("num_heads", "hidden_size"), toolkit.WIDTH),
-    "ff_size": toolkit.FFN_WIDTH,
-    **dict.fromkeys(("dropout", "emb_dropout"), toolkit.RATE),
+_FIELDS = (
+    Field("num_encoder_layers", "encoder.num_layers", bounds=COUNT),
+    Field("num_decoder_layers", "decoder.num_layers", bounds=COUNT),
+    Field("num_heads", "(encoder|decoder).num_heads", bounds=WIDTH),
+    Field("model_dim", "(encoder|decoder).(hidden_size|embeddings.embedding_dim)", bounds=WIDTH),
+    Field("ffn_dim", "(encoder|decoder).ff_size", bounds=FFN_WIDTH),
+    Field("norm_position", "(encoder|decoder).layer_norm", {"pre": "pre", "post": "post"}),
+    Field("norm_epsilon", values=1e-6),
+    Field("max_positions", values=_POSITIONS),
+    Field(
+        "activation",
+        "(encoder|decoder).activation",
+        {"relu": "relu", "gelu": "gelu", "swish": "silu"},
+        default="relu",
+    ),
+    Field("embedding_scale", "(encoder|decoder).embeddings.scale", FLAG, default=False),
+    Field("dropout_rate", "(encoder|decoder).dropout", bounds=RATE, default=0.0),
+    Field("embedding_dropout_rate", "encoder.embeddings.dropout", bounds=RATE),
+    Field("tying", "tied_embeddings & tied_softmax", TYING, default=False),
+)
+_OTHERS = {
+    f"{side}.{name}": (value,)
+    for side in ("encoder", "decoder")
+    for name, value in (("type", "transformer"), ("alpha", 1))
 }
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "type": ("transformer",),
-    "layer_norm": ("pre", "post"),
-    "activation": tuple(_ACTIVATIONS),
-    "alpha": (1,),
-    "scale": (True, False),
-}
-_EQUAL = ("num_heads", "hidden_size", "ff_size", "layer_norm", "activation", "dropout", "scale")
 
 
 def _read(path: Path, overrides: ImportOverrides) -> Weights:
@@ -58,7 +69,8 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     config = toolkit.read_yaml(config_file)
     file = toolkit.find_file(path, _FILES, what="a model of Joey NMT")
     state = take_tensors(load_checkpoint(file).get("model_state"), file, what="model_state")
-    sides = _read_sides(config.get("model"), state, config_file)
+    options = _read_options(config.get("model"), state, config_file)
+    network = read_network(_FIELDS, options, config_file, others=_OTHERS)
     data = attributes_of(config.get("data"))
     languages = toolkit.languages_of(
         attributes_of(data.get(side)).get("lang") or data.get(side) for side in _SIDES
@@ -66,15 +78,16 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     _warn_of_text(data, folder)
     lists = [_read_list(folder / f"{side}_vocab.txt", data.get("special_symbols")) for side in _SIDES]
     vocabs = toolkit.read_vocabs(folder, lists, languages)
-    network = _make_network(sides, config["model"])
+    tables = toolkit.table_constants(
+        sinusoidal_table(_POSITIONS, network.model_dim)[None], ("encoder.pe.pe", "decoder.pe.pe")
+    )
     return toolkit.make_weights(
         network,
         vocabs,
         as_arrays(state),
-        _make_rules(network),
+        [*read_names(_NAMES), *tables],
         path=file,
         what=_NAME,
-        tied=toolkit.tied_names(network, _TABLES),
         languages=languages,
     )
 
@@ -82,49 +95,23 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
 # ---- options ----
 
 
-def _read_sides(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, dict[str, Any]]:
+def _read_options(model: Any, state: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return the options under names such as encoder.num_layers, with the defaults of others."""
     if not isinstance(model, dict):
         raise UserError(f"{file} has no section model; give the model_dir of Joey NMT")
-    flags = dict.fromkeys(("tied_embeddings", "tied_softmax"), (True, False))
-    toolkit.check_options(model, file, supported=flags)
-    sides = {}
+    options = {name: value for name, value in model.items() if not isinstance(value, dict)}
     for side in ("encoder", "decoder"):
-        options = model.get(side)
-        if not isinstance(options, dict):
+        stack = model.get(side)
+        if not isinstance(stack, dict):
             raise UserError(f"{file} has no section model.{side}; give the model_dir of Joey NMT")
-        embeddings = attributes_of(options.get("embeddings"))
-        options = {"activation": "relu", "dropout": 0.0, "scale": embeddings.get("scale", False)} | options
-        options["emb_dropout"] = embeddings.get("dropout", options["dropout"])
-        if options.get("layer_norm") is None and f"{side}.layer_norm.weight" in state:
-            options["layer_norm"] = "pre"  # of version 1, which has no other
-        width = {"embedding_dim": embeddings.get("embedding_dim")}
-        required = ("num_layers", "num_heads", "hidden_size", "ff_size", "layer_norm")
-        toolkit.check_options(options, file, required=required, numbers=_NUMBERS, supported=_SUPPORTED)
-        toolkit.check_options(width, file, supported={"embedding_dim": (options["hidden_size"],)})
-        sides[side] = options
-    merged = {f"{side}.{name}": options.get(name) for side, options in sides.items() for name in _EQUAL}
-    pairs = [(f"encoder.{name}", f"decoder.{name}") for name in _EQUAL]
-    toolkit.check_options(merged, file, equal=pairs)
-    return sides
-
-
-def _make_network(sides: Mapping[str, Mapping[str, Any]], model: Mapping[str, Any]) -> ModelConfig:
-    encoder, decoder = sides["encoder"], sides["decoder"]
-    return ModelConfig(
-        num_encoder_layers=encoder["num_layers"],
-        num_decoder_layers=decoder["num_layers"],
-        model_dim=encoder["hidden_size"],
-        num_heads=encoder["num_heads"],
-        ffn_dim=encoder["ff_size"],
-        activation=_ACTIVATIONS[encoder["activation"]],
-        norm_position=encoder["layer_norm"],
-        norm_epsilon=1e-6,
-        max_positions=_POSITIONS,
-        embedding_scale=bool(encoder["scale"]),
-        tying=find_tying(embeddings=model.get("tied_embeddings"), output=model.get("tied_softmax")),
-        dropout_rate=float(encoder["dropout"]),
-        embedding_dropout_rate=float(encoder["emb_dropout"]),
-    )
+        embeddings = attributes_of(stack.get("embeddings"))
+        defaults = {"scale": stack.get("scale", False), "embedding_dim": stack.get("hidden_size")}
+        defaults["dropout"] = stack.get("dropout", 0.0)
+        if stack.get("layer_norm") is None and f"{side}.layer_norm.weight" in state:
+            stack = stack | {"layer_norm": "pre"}  # of version 1, which has no other
+        options |= {f"{side}.{name}": value for name, value in stack.items()}
+        options |= {f"{side}.embeddings.{name}": value for name, value in (defaults | embeddings).items()}
+    return options
 
 
 def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
@@ -146,32 +133,20 @@ def _warn_of_text(data: Mapping[str, Any], folder: Path) -> None:
 # ---- arrays ----
 
 
-_TABLES = TableNames("src_embed.lut.weight", "trg_embed.lut.weight", "decoder.output_layer.weight")
-_FEEDFORWARD = ("feed_forward", "feed_forward.layer_norm")
-_STACKS = {
-    "encoder": toolkit.StackNames(
-        "layers", {"self_attention": ("src_src_att", "layer_norm"), "feedforward": _FEEDFORWARD}
-    ),
-    "decoder": toolkit.StackNames(
-        "layers",
-        {
-            "self_attention": ("trg_trg_att", "x_layer_norm"),
-            "cross_attention": ("src_trg_att", "dec_layer_norm"),
-            "feedforward": _FEEDFORWARD,
-        },
-    ),
-}
-
-
-def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
-    attention = attention_rules(("q_layer", "k_layer", "v_layer"), "output_layer")
-    feedforward = feedforward_rules({"input": "pwff_layer.0", "output": "pwff_layer.3"})
-    positions = sinusoidal_table(_POSITIONS, network.model_dim)[None]
-    return [
-        *embedding_rules(network, _TABLES),
-        *toolkit.stack_rules(_STACKS, attention=attention, feedforward=feedforward),
-        *toolkit.table_constants(positions, ("encoder.pe.pe", "decoder.pe.pe")),
-    ]
+_NAMES = """
+source_embedding                                            src_embed.lut
+target_embedding                                            trg_embed.lut
+output                                                      decoder.output_layer
+encoder/layers_{n}/self_attention/(query|key|value|output)  encoder.layers.{n}.src_src_att.(q|k|v|output)_layer
+decoder/layers_{n}/self_attention/(query|key|value|output)  decoder.layers.{n}.trg_trg_att.(q|k|v|output)_layer
+encoder/layers_{n}/self_attention_residual/norm             encoder.layers.{n}.layer_norm
+decoder/layers_{n}/self_attention_residual/norm             decoder.layers.{n}.x_layer_norm
+decoder/layers_{n}/cross_attention/(query|key|value|output) decoder.layers.{n}.src_trg_att.(q|k|v|output)_layer
+decoder/layers_{n}/cross_attention_residual/norm            decoder.layers.{n}.dec_layer_norm
+(encoder|decoder)/layers_{n}/feedforward/(input|output)     (encoder|decoder).layers.{n}.feed_forward.pwff_layer.(0|3)
+(encoder|decoder)/layers_{n}/feedforward_residual/norm      (encoder|decoder).layers.{n}.feed_forward.layer_norm
+(encoder|decoder)/final_norm                                (encoder|decoder).layer_norm
+"""  # noqa: E501
 
 
 # ---- vocabulary ----

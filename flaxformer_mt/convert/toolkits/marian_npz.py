@@ -1,30 +1,58 @@
-"""Format marian-npz: a Transformer that Marian has trained, as Marian itself writes it; import only.
+"""Format marian-npz: a Transformer in the files of Marian, for training and translation there, or from there.
 
     model.npz                  the arrays, and under special:model.yml the options (else in model.npz.yml)
-    model.npz.decoder.yml      names the vocabularies; without it, they are found by their names
+    decoder.yml                names the vocabularies, and has the search options (or model.npz.decoder.yml)
     vocab.spm, or vocab.yml    one for both sides, or two; with vocab.yml also source.spm and target.spm
 
-Translations begin with a vector of zeros: that of <pad>, which Marian does not have, and which gets the first
-id after those of both vocabularies. Needs numpy alone; nothing of a file is unpickled.
+Marian's translations begin with a vector of zeros, which an export needs (model.target_start). In a model
+that is imported, it is that of <pad>, which Marian does not have, and which gets the first id after those of
+both vocabularies. Needs numpy alone; nothing of a file is unpickled.
 """
 
 import contextlib
 import functools
 import math
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.foreign_files import StoredArray, check_unpacked_size, read_bytes
-from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_tying, refuse_overrides
-from flaxformer_mt.convert.name_table import SAME, TRANSPOSED, Layout, Rule, rules_for
-from flaxformer_mt.convert.sentencepiece_file import Specials
+from flaxformer_mt.config import Config, ModelConfig, SearchConfig
+from flaxformer_mt.convert import formats
+from flaxformer_mt.convert.foreign_files import StoredArray, check_network, check_unpacked_size, read_bytes
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights, refuse_overrides
+from flaxformer_mt.convert.huggingface.generation_options import TYPICAL_LENGTH
+from flaxformer_mt.convert.name_table import (
+    FLAT_ROWS,
+    LINEAR,
+    SAME,
+    Constant,
+    Layout,
+    Rule,
+    Table,
+    read_names,
+)
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    FFN_WIDTH,
+    RATE,
+    TYING,
+    WIDTH,
+    Field,
+    any_value,
+    find_problems,
+    read_network,
+    write_options,
+)
+from flaxformer_mt.convert.sentencepiece_file import Specials, drop_fillers
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.convert.toolkits.marian_network import compute_log_probs
+from flaxformer_mt.errors import UserError, describe_error
+from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces
 
@@ -35,16 +63,67 @@ _OPTIONS_BYTES = 1 << 20
 _EOS, _UNK = ("</s>", 0), ("<unk>", 1)
 # The logit of entries that Marian does not have: low enough to take no probability from the others.
 _NEVER = -100.0
+_MODEL = "model.npz"
 _EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
 _OUTPUT = "decoder_ff_logit_out"
 
-_ACTIVATIONS: dict[str, Any] = {"relu": "relu", "swish": "silu"}
-_REQUIRED = ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn")
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("enc-depth", "dec-depth"), toolkit.COUNT),
-    **dict.fromkeys(("dim-emb", "transformer-heads"), toolkit.WIDTH),
-    "transformer-dim-ffn": toolkit.FFN_WIDTH,
-    **{f"transformer-dropout{end}": toolkit.RATE for end in ("", "-attention", "-ffn")},
+_FIELDS = (
+    Field("num_encoder_layers", "enc-depth", bounds=COUNT),
+    Field("num_decoder_layers", "dec-depth", bounds=COUNT),
+    Field(
+        "decoder_self_attention",
+        "transformer-decoder-autoreg",
+        {"self-attention": "attention", "rnn": "ssru"},
+        default="self-attention",
+    ),
+    Field("model_dim", "dim-emb", bounds=WIDTH),
+    Field("num_heads", "transformer-heads", bounds=WIDTH),
+    Field("ffn_dim", "transformer-dim-ffn", bounds=FFN_WIDTH),
+    Field("activation", "transformer-ffn-activation", {"relu": "relu", "swish": "silu"}, default="swish"),
+    Field(
+        "norm_position",
+        "transformer-preprocess & transformer-postprocess",
+        {("n", "a"): "pre", ("", "an"): "post"},
+        default="",
+    ),
+    Field("norm_epsilon", values=1e-6),
+    Field("padding_mask", values=("source", "both")),
+    Field("target_start", values=("symbol", "zeros")),
+    *any_value("norm_affine", "attention_bias", "ffn_bias"),
+    Field("final_norm", "transformer-postprocess-top", {"n": True, "": False}, default=""),
+    Field("embedding_norm", "transformer-postprocess-emb", {"n": True, "": False}, default=""),
+    Field("positions", values="sinusoidal_halves"),
+    Field("output_bias", values=(True, False)),
+    Field(
+        "tying",
+        "tied-embeddings-all & tied-embeddings-src & tied-embeddings",
+        {
+            (every, source, target): TYING[every or source, every or target]
+            for every in (True, False)
+            for source in (False, True)
+            for target in (False, True)
+        },
+        default=False,
+    ),
+    Field("dropout_rate", "transformer-dropout", bounds=RATE, default=0.0),
+    Field("attention_dropout_rate", "transformer-dropout-attention", bounds=RATE, default=0.0),
+    Field("ffn_dropout_rate", "transformer-dropout-ffn", bounds=RATE, default=0.0),
+)
+# Fields whose parameters Marian always has; those that a network lacks are 0, or 1 as scales.
+_ALWAYS = ("norm_affine", "attention_bias", "ffn_bias", "output_bias")
+# Options that Marian asks of every file, whether or not the network depends on them.
+_CONSTANTS: dict[str, Any] = {
+    "version": "v1.12.0",
+    "dec-cell": "gru",
+    "enc-cell": "gru",
+    "enc-type": "bidirectional",
+    **{"dec-cell-base-depth": 2, "dec-cell-high-depth": 1, "enc-cell-depth": 1, "dim-rnn": 1024},
+    **{"input-types": [], "skip": False, "output-omit-bias": False, "separator-symbol": "[eos]"},
+    **{"lemma-dependency": "", "factors-dim-emb": 0, "ulr-dim-emb": 0, "ulr-trainable-transformation": False},
+    **{"bert-train-type-embeddings": True, "bert-type-vocab-size": 2, "transformer-decoder-dim-ffn": 0},
+    **{"transformer-dim-aan": 2048, "transformer-aan-depth": 2, "transformer-aan-nogate": False},
+    **{"transformer-aan-activation": "swish", "transformer-guided-alignment-layer": "last"},
+    **{"transformer-alibi-shift": False, "transformer-alibi-trainable": False},
 }
 # Options of networks that this package does not have.
 _OFF = [
@@ -53,17 +132,14 @@ _OFF = [
     *("transformer-pool", "transformer-rnn-projection", "transformer-train-position-embeddings"),
     "transformer-train-positions",
 ]
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
+_OTHERS: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "transformer-attention-mask": ("default",),
-    "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-decoder-ffn-depth": (0, 2),
-    "transformer-ffn-activation": tuple(_ACTIVATIONS),
     "transformer-ffn-depth": (2,),
     "transformer-tied-layers": ([],),
     "lemma-dim-emb": (0,),
     "factors-combine": ("sum",),
-    **{f"tied-embeddings{end}": (True, False) for end in ("", "-src", "-all")},
     **dict.fromkeys(_OFF, (False,)),
 }
 
@@ -71,16 +147,109 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 def _read(path: Path, overrides: ImportOverrides) -> Weights:
     folder = path if path.is_dir() else path.parent
     refuse_overrides(overrides, folder)
-    file = toolkit.find_file(path, ("model.npz", "*.npz"), what="a Marian model", without=".optimizer.npz")
+    file = _find_model(path)
+    own = formats.OUR_KEY in formats.read_config_json(folder)
     with _open_arrays(file) as arrays:
-        options = _read_options(arrays, file)
-        network = _make_network(options, file)
-        vocabs = _read_vocabs(folder, file)
+        network = _read_network(_read_options(arrays, file), file)
+        vocabs = formats.find_vocabs(folder, overrides) if own else _read_vocabs(folder, file)
         sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
-        tensors = dict(_pad_arrays(arrays, network, sizes))
-        return toolkit.make_weights(
-            network, vocabs, tensors, _make_rules(network, tensors), path=file, what=_NAME
+        tensors = dict(_pad_arrays(arrays, sizes))
+        if not own:
+            rules = _make_rules(network, old_output=f"{_OUTPUT}_W" in tensors)
+            return toolkit.make_weights(network, vocabs, tensors, rules, path=file, what=_NAME)
+        config = formats.find_config(folder, overrides)
+        check_network(config, folder)
+        table = _make_table(config.model, vocabs)
+        return formats.read_weights(table, tensors, config, vocabs, file)
+
+
+def _make_table(network: ModelConfig, vocabs: Vocabs) -> Table:
+    return formats.make_table(network, vocabs, _make_rules(network), what=_NAME, absent=_ALWAYS)
+
+
+# ---- export ----
+
+
+def _write(weights: Weights, folder: Path, quantization: str) -> None:
+    config, vocabs, leaves = weights.config, weights.vocabs, weights.leaves
+    start = next(leaves[path] for path in leaves if re.match("(shared|target)_embedding/", path))
+    if config.model.target_start == "symbol" and start[vocabs.target.bos_id].any():
+        raise UserError(
+            f"{_NAME} cannot express this model: model.target_start is symbol, whose embedding is not zero "
+            "as in Marian; train with --config.model.target_start=zeros"
         )
+    tensors = _make_table(config.model, vocabs).to_foreign(leaves)
+    files = {"source": "vocab.spm"} if vocabs.joint else {s: f"vocab.{s}.spm" for s in ("source", "target")}
+    rows = {}
+    for side, name in files.items():
+        model, rows[side] = drop_fillers(getattr(vocabs, side).model)
+        (folder / name).write_bytes(model)
+    rows.setdefault("target", rows["source"])
+    for name, array in tensors.items():
+        side = "source" if name == "encoder_Wemb" else "target"
+        if name in (*_EMBEDDINGS, f"{_OUTPUT}_Wt"):
+            tensors[name] = array[: rows[side]]
+        elif name == f"{_OUTPUT}_b":
+            tensors[name] = array[:, : rows[side]]
+    options = _CONSTANTS | {name: values[0] for name, values in _OTHERS.items()}
+    options |= write_options(_FIELDS, config.model) | {"dim-vocabs": [rows["source"], rows["target"]]}
+    if config.model.decoder_self_attention == "ssru":
+        options["dec-cell"] = "ssru"
+    text = np.frombuffer(yaml.safe_dump(options).encode() + b"\0", np.int8)
+    arrays: dict[str, Any] = {**tensors, _OPTIONS: text}
+    np.savez(folder / _MODEL, **arrays)
+    listed = list(files.values()) * (2 if vocabs.joint else 1)
+    (folder / "decoder.yml").write_text(yaml.safe_dump(_make_search(config, listed), sort_keys=False))
+    (folder / formats.VOCAB_NAME).mkdir(exist_ok=True)
+    vocabs.save(folder / formats.VOCAB_NAME)
+    formats.write_config_json(weights, folder, _NAME, {})
+
+
+def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
+    """Return the search options in Marian's terms, which divides by a power of the length.
+
+    Its limit of lengths is a multiple of the source's. It is no shorter than ours for sources of four tokens.
+    """
+    search = config.search
+    factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
+    return {
+        "relative-paths": True,
+        "models": [_MODEL],
+        "vocabs": vocabs,
+        "beam-size": search.beam_size if search.method == "beam" else 1,
+        "normalize": round(search.length_penalty * factor, 6),
+        "word-penalty": 0,
+        "max-length-factor": math.ceil(search.max_length_ratio + search.max_length_offset / 4),
+        "allow-unk": search.allow_unknown,
+    }
+
+
+def _list_lost(search: SearchConfig) -> list[str]:
+    lost = [option for option in formats.constraining_options(search) if "allow_unknown" not in option]
+    return lost + [f"search.method={search.method}"] * (search.method in ("sample", "mbr"))
+
+
+def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
+    file = _find_model(path)
+    with _open_arrays(file) as stored:
+        network = _read_network(_read_options(stored, file), file)
+        arrays = {name: StoredArray(np.asarray(array).copy, array.shape) for name, array in stored.items()}
+
+    def outputs(batch: Batch) -> np.ndarray:
+        source, target = np.asarray(batch.source), np.asarray(batch.target_out)
+        # Ids that Marian does not have are those of rows that are appended.
+        sizes = {"source": int(source.max(initial=0)) + 1, "target": int(target.max(initial=0)) + 1}
+        padded = {name: np.asarray(array) for name, array in _pad_arrays(arrays, sizes)}
+        if f"{_OUTPUT}_W" in padded:
+            padded[f"{_OUTPUT}_Wt"] = padded[f"{_OUTPUT}_W"].T
+        mask = np.asarray(batch.source_mask)
+        return compute_log_probs(padded, write_options(_FIELDS, network), source, mask, target)
+
+    return outputs
+
+
+def _find_model(path: Path) -> Path:
+    return toolkit.find_file(path, (_MODEL, "*.npz"), what="a Marian model", without=".optimizer.npz")
 
 
 # ---- options ----
@@ -98,51 +267,19 @@ def _read_options(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
         options = toolkit.read_yaml(beside)
     else:
         raise UserError(f"{file} has no {_OPTIONS}, and {beside.name} is not beside it; copy that file too")
-    supported = dict(_SUPPORTED)
-    if options.get("transformer-decoder-autoreg") == "rnn":
-        supported["dec-cell"] = ("ssru",)
-    supported["transformer-decoder-dim-ffn"] = (0, options.get("transformer-dim-ffn"))
-    toolkit.check_options(options, file, required=_REQUIRED, numbers=_NUMBERS, supported=supported)
     return options
 
 
-def _make_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
-    pre, post, top, embedding = (
-        str(options.get(f"transformer-{name}") or "").replace("d", "")  # dropout
-        for name in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")
-    )
-    norm_position: Any = {("n", "a"): "pre", ("", "an"): "post"}.get((pre, post))
-    if norm_position is None or top not in ("", "n") or embedding not in ("", "n"):
-        raise UserError(
-            f"{file}: transformer-preprocess {pre!r}, transformer-postprocess {post!r}, "
-            f"transformer-postprocess-top {top!r} and transformer-postprocess-emb {embedding!r} (without d); "
-            "supported: 'n' and 'a' (pre-norm) or '' and 'an' (post-norm), with 'n' or '' at the top and for "
-            "embeddings: other models are not imported"
-        )
-    every, source, target = (
-        bool(options.get(f"tied-embeddings{end}", False)) for end in ("-all", "-src", "")
-    )
-    attention, ffn = (options.get(f"transformer-dropout-{name}") for name in ("attention", "ffn"))
-    autoregression = options.get("transformer-decoder-autoreg", "self-attention")
-    return ModelConfig(
-        num_encoder_layers=options["enc-depth"],
-        num_decoder_layers=options["dec-depth"],
-        decoder_self_attention="ssru" if autoregression == "rnn" else "attention",
-        model_dim=options["dim-emb"],
-        num_heads=options["transformer-heads"],
-        ffn_dim=options["transformer-dim-ffn"],
-        activation=_ACTIVATIONS[options.get("transformer-ffn-activation") or "swish"],
-        norm_position=norm_position,
-        norm_epsilon=1e-6,
-        final_norm=top == "n",
-        embedding_norm=embedding == "n",
-        positions="sinusoidal_halves",
-        output_bias=True,
-        tying=find_tying(embeddings=every or source, output=every or target),
-        dropout_rate=float(options.get("transformer-dropout") or 0),
-        attention_dropout_rate=float(attention or 0),
-        ffn_dropout_rate=float(ffn or 0),
-    )
+def _read_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
+    options = dict(options)
+    for end in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb"):
+        options[f"transformer-{end}"] = str(options.get(f"transformer-{end}") or "").replace(
+            "d", ""
+        )  # dropout
+    others = _OTHERS | {"transformer-decoder-dim-ffn": (0, options.get("transformer-dim-ffn"))}
+    if options.get("transformer-decoder-autoreg") == "rnn":
+        others["dec-cell"] = ("ssru",)
+    return read_network(_FIELDS, options, file, others=others)
 
 
 # ---- arrays ----
@@ -161,7 +298,7 @@ def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
     except UserError:
         raise
     except Exception as error:  # a damaged file raises zip, zlib and value errors of many types
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = describe_error(error)
         raise UserError(f"{file} is not an .npz that can be read: {reason}") from error
 
 
@@ -182,7 +319,7 @@ def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) ->
 
 
 def _pad_arrays(
-    arrays: Mapping[str, StoredArray], network: ModelConfig, sizes: Mapping[str, int]
+    arrays: Mapping[str, StoredArray], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, StoredArray]]:
     """Yield the arrays of a network, with entries for the symbols that Marian does not have."""
     target = sizes["target"]
@@ -211,72 +348,53 @@ def _extend(array: StoredArray, axis: int, size: int, *, value: float = 0.0) -> 
     return StoredArray(lambda: np.pad(np.asarray(array), widths, constant_values=value), shape)
 
 
-# [D, H, K] -> [D, HK], [H, E, D] -> [HE, D]: matrices from inputs to outputs.
-_HEADS_OUT = Layout(lambda a: a.reshape(a.shape[0], -1), lambda a, shape: a.reshape(shape))
-_HEADS_IN = Layout(lambda a: a.reshape(-1, a.shape[-1]), lambda a, shape: a.reshape(shape))
-# [D] or [H, K] -> [1, D].
-_ROW = Layout(lambda a: a.reshape(1, -1), lambda a, shape: a.reshape(shape))
-_ATTENTION = [
-    *(Rule(f"/{name}/kernel", f"_W{name[0]}", _HEADS_OUT) for name in ("query", "key", "value")),
-    *(Rule(f"/{name}/bias", f"_b{name[0]}", _ROW) for name in ("query", "key", "value")),
-    Rule("/output/kernel", "_Wo", _HEADS_IN),
-    Rule("/output/bias", "_bo", _ROW),
-]
-_RECURRENCE = [Rule("/input/kernel", "_W"), Rule("/forget/kernel", "_Wf"), Rule("/forget/bias", "_bf", _ROW)]
-_FEEDFORWARD = [
-    Rule("/input/kernel", "_W1"),
-    Rule("/input/bias", "_b1", _ROW),
-    Rule("/output/kernel", "_W2"),
-    Rule("/output/bias", "_b2", _ROW),
-]
-# Stack -> sublayer -> the end of its name, and what precedes the names of its norm.
-_SUBLAYERS = {
-    "encoder": {"self_attention": ("self", "_Wo"), "feedforward": ("ffn", "_ffn")},
-    "decoder": {
-        "self_attention": ("self", "_Wo"),
-        "recurrence": ("rnn", "_ffn"),
-        "cross_attention": ("context", "_Wo"),
-        "feedforward": ("ffn", "_ffn"),
-    },
+# Matrices from inputs to outputs, and rows.
+_LAYOUTS = {
+    "_attention/(query|key|value)/kernel": Layout(
+        lambda a: a.reshape(a.shape[0], -1), lambda a, shape: a.reshape(shape)
+    ),
+    "_attention/output/kernel": FLAT_ROWS,
+    "bias|scale": Layout(lambda a: a.reshape(1, -1), lambda a, shape: a.reshape(shape)),
+    "output_kernel": LINEAR,
+    "": SAME,
 }
-_RULES = {"feedforward": _FEEDFORWARD, "recurrence": _RECURRENCE}
+_NAMES = """
+shared_embedding/embedding            Wemb
+(source|target)_embedding/embedding   (encoder|decoder)_Wemb
+output_kernel                         decoder_ff_logit_out_Wt
+output_bias                           decoder_ff_logit_out_b
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)/kernel  (encoder|decoder)_l{n+1}_self_W(q|k|v|o)
+(encoder|decoder)/layers_{n}/self_attention/(query|key|value|output)/bias    (encoder|decoder)_l{n+1}_self_b(q|k|v|o)
+decoder/layers_{n}/recurrence/(input|forget)/kernel                          decoder_l{n+1}_rnn_(W|Wf)
+decoder/layers_{n}/recurrence/forget/bias                                    decoder_l{n+1}_rnn_bf
+decoder/layers_{n}/cross_attention/(query|key|value|output)/kernel           decoder_l{n+1}_context_W(q|k|v|o)
+decoder/layers_{n}/cross_attention/(query|key|value|output)/bias             decoder_l{n+1}_context_b(q|k|v|o)
+(encoder|decoder)/layers_{n}/feedforward/(input|output)/kernel               (encoder|decoder)_l{n+1}_ffn_W(1|2)
+(encoder|decoder)/layers_{n}/feedforward/(input|output)/bias                 (encoder|decoder)_l{n+1}_ffn_b(1|2)
+(encoder|decoder)/final_norm/(scale|bias)                                    (encoder|decoder)_top_ln_(scale|bias)
+(encoder|decoder)/embedding_norm/(scale|bias)                                (encoder|decoder)_emb_ln_(scale|bias)_pre
+"""  # noqa: E501
+# Norms of sublayers; before a recurrence, and there alone, the norm has the name of the sublayer.
+_NORMS = """
+(encoder|decoder)/layers_{n}/self_attention_residual/norm  (encoder|decoder)_l{n+1}_self_Wo
+decoder/layers_{n}/cross_attention_residual/norm           decoder_l{n+1}_context_Wo
+(encoder|decoder)/layers_{n}/feedforward_residual/norm     (encoder|decoder)_l{n+1}_ffn_ffn
+"""
 
 
-def _make_rules(network: ModelConfig, tensors: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of a network; layers are counted from 1 in Marian."""
-    pre_norm = network.norm_position == "pre"
-    rules = _make_embedding_rules(network, tensors)
-    for stack, count in (("encoder", network.num_encoder_layers), ("decoder", network.num_decoder_layers)):
-        for number in range(count):
-            for sublayer, (name, norm) in _SUBLAYERS[stack].items():
-                ours, theirs = f"{stack}/layers_{number}/{sublayer}", f"{stack}_l{number + 1}_{name}"
-                rules += rules_for([(ours, theirs)], _RULES.get(sublayer, _ATTENTION))
-                # Before a recurrence, and there alone, the norm has the name of the sublayer.
-                before = "" if pre_norm and sublayer == "recurrence" else norm
-                rules += _norm_rules(f"{ours}_residual/norm", theirs + before, pre=pre_norm)
-        rules += _norm_rules(f"{stack}/final_norm", f"{stack}_top", pre=False)
-        rules += _norm_rules(f"{stack}/embedding_norm", f"{stack}_emb", pre=True)
-    return rules
-
-
-def _norm_rules(ours: str, theirs: str, *, pre: bool) -> list[Rule]:
+def _make_rules(network: ModelConfig, *, old_output: bool = False) -> list[Rule | Constant]:
+    pre = network.norm_position == "pre"
     end = "_pre" if pre else ""
-    return [
-        Rule(f"{ours}/scale", f"{theirs}_ln_scale{end}", _ROW),
-        Rule(f"{ours}/bias", f"{theirs}_ln_bias{end}", _ROW),
-    ]
-
-
-def _make_embedding_rules(network: ModelConfig, tensors: Mapping[str, Any]) -> list[Rule]:
-    rules = [
-        Rule("shared_embedding/embedding", "Wemb"),
-        Rule("source_embedding/embedding", "encoder_Wemb"),
-        Rule("target_embedding/embedding", "decoder_Wemb"),
-        Rule("output_bias", f"{_OUTPUT}_b", _ROW),
-    ]
-    if network.tying in ("none", "embeddings"):
-        old = f"{_OUTPUT}_W" in tensors
-        rules.append(Rule("output_kernel", f"{_OUTPUT}_W{'' if old else 't'}", SAME if old else TRANSPOSED))
+    norms = (
+        _NORMS + f"decoder/layers_{{n}}/recurrence_residual/norm decoder_l{{n+1}}_rnn{'' if pre else '_ffn'}"
+    )
+    rules = read_names(_NAMES, layouts=_LAYOUTS)
+    rules += read_names(
+        norms, parameters={"scale": f"_ln_scale{end}", "bias": f"_ln_bias{end}"}, layouts=_LAYOUTS
+    )
+    if old_output:
+        rules.remove(next(rule for rule in rules if rule.theirs == f"{_OUTPUT}_Wt"))
+        rules.append(Rule("output_kernel", f"{_OUTPUT}_W"))
     return rules
 
 
@@ -335,4 +453,12 @@ def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
     return toolkit.PieceList([*names, *fillers, pad], Specials(unk, eos, pad), unused)
 
 
-FORMAT = Format.read_only(_NAME, _read)
+FORMAT = Format(
+    _NAME,
+    functools.partial(find_problems, _FIELDS),
+    _write,
+    _open,
+    _read,
+    quantity="log_probs",
+    lost_options=_list_lost,
+)

@@ -8,6 +8,7 @@ Layers are pre-norm. Sources have no end symbol, which `model.source_end` says. 
 versions 1 to 3, whose vocabularies are lists, or objects of torchtext with lists in them.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,27 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from flaxformer_mt.config import ModelConfig
-from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, find_tying, refuse_overrides
-from flaxformer_mt.convert.name_table import (
-    Constant,
-    Rule,
-    TableNames,
-    attention_rules,
-    embedding_rules,
-    feedforward_rules,
+from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, refuse_overrides
+from flaxformer_mt.convert.name_table import expand_groups, read_names
+from flaxformer_mt.convert.network_fields import (
+    COUNT,
+    EPSILON,
+    FFN_WIDTH,
+    RATE,
+    TYING,
+    WIDTH,
+    Field,
+    read_network,
 )
 from flaxformer_mt.convert.sentencepiece_file import Specials
-from flaxformer_mt.convert.stored_tensors import as_arrays
-from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.convert.toolkits.pickled_checkpoint import (
+from flaxformer_mt.convert.stored_tensors import (
     Record,
+    as_arrays,
     attributes_of,
     load_checkpoint,
     take_tensors,
 )
+from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 
@@ -45,48 +49,46 @@ _POSITIONS = 5000
 _UNK, _PAD, _BOS, _EOS = "<unk>", "<blank>", "<s>", "</s>"
 _FILLER = "averyunlikelytoken"
 
-_DEFAULTS: dict[str, Any] = {
-    "pos_ffn_activation_fn": "relu",
-    "position_encoding_type": "SinusoidalInterleaved",
-    "norm_eps": 1e-6,
-    "dropout": 0.1,
-    "share_embeddings": False,
-    "share_decoder_embeddings": False,
-}
-_ACTIVATIONS: dict[str, Any] = {"relu": "relu", "gelu": "gelu", "silu": "swiglu"}
-_POSITION_TYPES: dict[str, Any] = {
-    "SinusoidalInterleaved": "sinusoidal",
-    "SinusoidalConcat": "sinusoidal_halves",
-}
-_REQUIRED = ("enc_layers", "dec_layers", "heads", "transformer_ff", "enc_hid_size")
-_NUMBERS: dict[str, tuple[type, float, float]] = {
-    **dict.fromkeys(("enc_layers", "dec_layers"), toolkit.COUNT),
-    **dict.fromkeys(("heads", "enc_hid_size", "dec_hid_size"), toolkit.WIDTH),
-    "transformer_ff": toolkit.FFN_WIDTH,
-    "norm_eps": toolkit.EPSILON,
-}
-_SUPPORTED: dict[str, tuple[Any, ...]] = {
+_FIELDS = (
+    Field("num_encoder_layers", "enc_layers", bounds=COUNT),
+    Field("num_decoder_layers", "dec_layers", bounds=COUNT),
+    Field("model_dim", "(enc_hid|dec_hid|src_word_vec|tgt_word_vec)_size", bounds=WIDTH),
+    Field("num_heads", "heads", bounds=WIDTH),
+    Field("ffn_dim", "transformer_ff", bounds=FFN_WIDTH),
+    Field(
+        "activation",
+        "pos_ffn_activation_fn",
+        {"relu": "relu", "gelu": "gelu", "silu": "swiglu"},
+        default="relu",
+    ),
+    Field("norm_epsilon", "norm_eps", bounds=EPSILON, default=1e-6),
+    Field(
+        "positions",
+        "position_encoding_type",
+        {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_halves"},
+        default="SinusoidalInterleaved",
+    ),
+    Field("max_positions", values=_POSITIONS),
+    Field("source_end", values=False),
+    Field("tying", "share_embeddings & share_decoder_embeddings", TYING, default=False),
+    Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
+    Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=None),
+)
+# Options of networks that this package does not have.
+_OTHERS: dict[str, tuple[Any, ...]] = {
     "model_type": ("text",),
     "model_task": ("seq2seq",),
     "encoder_type": ("transformer",),
     "decoder_type": ("transformer",),
     "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
-    "pos_ffn_activation_fn": tuple(_ACTIVATIONS),
     "position_encoding": (True,),
-    "position_encoding_type": tuple(_POSITION_TYPES),
     "layer_norm": ("standard",),
     "generator_function": ("softmax",),
-    **dict.fromkeys(("share_embeddings", "share_decoder_embeddings"), (True, False)),
     **dict.fromkeys(("copy_attn", "parallel_residual", "multiquery", "lora_embedding"), (False,)),
     **dict.fromkeys(("max_relative_positions", "relative_positions_buckets", "num_experts"), (0,)),
     **dict.fromkeys(("n_src_feats", "sliding_window"), (0,)),
     **dict.fromkeys(("lora_layers", "quant_layers"), ([],)),
 }
-_EQUAL = [
-    ("enc_hid_size", "dec_hid_size"),
-    ("src_word_vec_size", "enc_hid_size"),
-    ("tgt_word_vec_size", "dec_hid_size"),
-]
 
 
 def _read(path: Path, overrides: ImportOverrides) -> Weights:
@@ -99,24 +101,23 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     options = _read_options(checkpoint, file)
     tensors = dict(_rename_old(_read_tensors(checkpoint, file)))
     source, target, start = _read_lists(checkpoint.get("vocab"), file)
-    if _EOS not in source and _TABLES.source in tensors:
+    if _EOS not in source and _SOURCE_TABLE in tensors:
         # Of versions 1 and 2, which have no symbols in a vocabulary of sources alone. No network reads it.
-        table = tensors[_TABLES.source]
-        source, tensors[_TABLES.source] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
-    languages = toolkit.Languages()
+        table = tensors[_SOURCE_TABLE]
+        source, tensors[_SOURCE_TABLE] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
     lists = [_make_list(names, start, file) for names in (source, target)]
-    vocabs = toolkit.read_vocabs(folder, lists, languages)
-    network = _make_network(options, tensors)
-    return toolkit.make_weights(
-        network,
-        vocabs,
-        as_arrays(tensors),
-        _make_rules(network),
-        path=file,
-        what=_NAME,
-        tied=toolkit.tied_names(network, _TABLES),
-        languages=languages,
+    vocabs = toolkit.read_vocabs(folder, lists, toolkit.Languages())
+    network = _make_network(options, tensors, file)
+    rules = [
+        *read_names(_GATED_NAMES if network.activation == "swiglu" else _PLAIN_NAMES),
+        *read_names(_NAMES),
+    ]
+    make_table = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
+    positions = make_table(_POSITIONS, network.model_dim)[:, None]
+    rules += toolkit.table_constants(
+        positions, expand_groups("(encoder|decoder).embeddings.make_embedding.pe.pe")
     )
+    return toolkit.make_weights(network, vocabs, as_arrays(tensors), rules, path=file, what=_NAME)
 
 
 # ---- options ----
@@ -126,7 +127,7 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     stored = attributes_of(checkpoint.get("opt"))
     if not stored:
         raise UserError(f"{file} has no options under opt; give a checkpoint of onmt_train")
-    options = _DEFAULTS | {name: value for name, value in stored.items() if value is not None}
+    options = {name: value for name, value in stored.items() if value is not None}
     width = options.get("rnn_size") or options.get("hidden_size")  # of versions 1 and 2
     for name in ("enc_hid_size", "dec_hid_size"):
         if not options.get(name) or (options[name] == -1 and width):
@@ -136,37 +137,16 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for name in ("dropout", "attention_dropout"):  # one number for each stage of training
         if isinstance(options.get(name), list):
             options[name] = options[name][-1] if options[name] else None
-    toolkit.check_options(
-        options,
-        file,
-        required=_REQUIRED,
-        numbers=_NUMBERS | dict.fromkeys(("dropout", "attention_dropout"), (float, 0, 0.999)),
-        supported=_SUPPORTED,
-        equal=_EQUAL,
-    )
     return options
 
 
-def _make_network(options: Mapping[str, Any], tensors: Mapping[str, Any]) -> ModelConfig:
+def _make_network(options: Mapping[str, Any], tensors: Mapping[str, Any], file: Path) -> ModelConfig:
     first = "encoder.transformer.0."
-    dropout, attention = options["dropout"], options.get("attention_dropout")
-    return ModelConfig(
-        num_encoder_layers=options["enc_layers"],
-        num_decoder_layers=options["dec_layers"],
-        model_dim=options["enc_hid_size"],
-        num_heads=options["heads"],
-        ffn_dim=options["transformer_ff"],
-        activation=_ACTIVATIONS[options["pos_ffn_activation_fn"]],
-        norm_epsilon=float(options["norm_eps"]),
-        positions=_POSITION_TYPES[options["position_encoding_type"]],
-        max_positions=_POSITIONS,
+    return dataclasses.replace(
+        read_network(_FIELDS, options, file, others=_OTHERS),
         attention_bias=f"{first}self_attn.linear_query.bias" in tensors,
         ffn_bias=f"{first}feed_forward.w_1.bias" in tensors,
         output_bias="generator.bias" in tensors,
-        source_end=False,
-        tying=find_tying(embeddings=options["share_embeddings"], output=options["share_decoder_embeddings"]),
-        dropout_rate=float(dropout or 0),
-        attention_dropout_rate=None if attention is None else float(attention),
     )
 
 
@@ -198,41 +178,24 @@ def _rename_old(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torc
             yield name.replace("generator.0.", "generator."), tensor
 
 
-_TABLES = TableNames(
-    "encoder.embeddings.make_embedding.emb_luts.0.weight",
-    "decoder.embeddings.make_embedding.emb_luts.0.weight",
-    "generator.weight",
-)
-_POSITION_TABLES = [f"{side}.embeddings.make_embedding.pe.pe" for side in ("encoder", "decoder")]
-_FEEDFORWARD = ("feed_forward", "feed_forward.layer_norm")
-_STACKS = {
-    "encoder": toolkit.StackNames(
-        "transformer", {"self_attention": ("self_attn", "layer_norm"), "feedforward": _FEEDFORWARD}
-    ),
-    "decoder": toolkit.StackNames(
-        "transformer_layers",
-        {
-            "self_attention": ("self_attn", "layer_norm_1"),
-            "cross_attention": ("context_attn", "layer_norm_2"),
-            "feedforward": _FEEDFORWARD,
-        },
-    ),
-}
-
-
-def _make_rules(network: ModelConfig) -> list[Rule | Constant]:
-    attention = attention_rules(("linear_query", "linear_keys", "linear_values"), "final_linear")
-    inputs = {"gate": "w_1", "input": "w_3"} if network.activation == "swiglu" else {"input": "w_1"}
-    make_table = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
-    positions = make_table(_POSITIONS, network.model_dim)[:, None]
-    return [
-        *embedding_rules(network, _TABLES),
-        Rule("output_bias", "generator.bias"),
-        *toolkit.stack_rules(
-            _STACKS, attention=attention, feedforward=feedforward_rules(inputs | {"output": "w_2"})
-        ),
-        *toolkit.table_constants(positions, _POSITION_TABLES),
-    ]
+_SOURCE_TABLE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
+_NAMES = """
+(source|target)_embedding                                    (encoder|decoder).embeddings.make_embedding.emb_luts.0
+output                                                       generator
+output_bias                                                  generator.bias
+encoder/layers_{n}/self_attention/(query|key|value|output)   encoder.transformer.{n}.self_attn.(linear_query|linear_keys|linear_values|final_linear)
+encoder/layers_{n}/self_attention_residual/norm              encoder.transformer.{n}.layer_norm
+decoder/layers_{n}/(self|cross)_attention/(query|key|value|output)  decoder.transformer_layers.{n}.(self|context)_attn.(linear_query|linear_keys|linear_values|final_linear)
+decoder/layers_{n}/(self|cross)_attention_residual/norm      decoder.transformer_layers.{n}.layer_norm_(1|2)
+(encoder|decoder)/layers_{n}/feedforward_residual/norm       (encoder.transformer|decoder.transformer_layers).{n}.feed_forward.layer_norm
+(encoder|decoder)/final_norm                                 (encoder|decoder).layer_norm
+"""  # noqa: E501
+_PLAIN_NAMES = """
+(encoder|decoder)/layers_{n}/feedforward/(input|output)      (encoder.transformer|decoder.transformer_layers).{n}.feed_forward.w_(1|2)
+"""  # noqa: E501
+_GATED_NAMES = """
+(encoder|decoder)/layers_{n}/feedforward/(gate|output|input) (encoder.transformer|decoder.transformer_layers).{n}.feed_forward.w_(1|2|3)
+"""  # noqa: E501
 
 
 # ---- vocabulary ----

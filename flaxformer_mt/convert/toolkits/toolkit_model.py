@@ -1,40 +1,20 @@
-"""What the importers of other toolkits share: checks of options, rules of names, vocabularies and YAML."""
+"""What the importers of other toolkits share: files, vocabularies and YAML."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig
-from flaxformer_mt.convert.foreign_files import check_fields, check_network, read_bytes, read_text
-from flaxformer_mt.convert.formats import Weights, fit_vocabulary, shapes_of, size_fields
+from flaxformer_mt.convert.foreign_files import check_network, read_bytes, read_text
+from flaxformer_mt.convert.formats import Weights, fit_vocabulary, make_table, read_weights
 from flaxformer_mt.convert.huggingface.model_config import make_data_config
-from flaxformer_mt.convert.name_table import (
-    NORM,
-    TABLE_TOLERANCE,
-    Constant,
-    Rule,
-    Table,
-    TableNames,
-    rules_for,
-)
+from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule
 from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model, renumber
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.vocab import Vocab, Vocabs
-
-# Kinds and bounds of options, by what they count.
-COUNT = (int, 1, 1000)
-WIDTH = (int, 1, 1 << 16)
-FFN_WIDTH = (int, 1, 1 << 20)
-LENGTH = (int, 1, 1 << 20)
-RATE = (float, 0, 0.999)
-EPSILON = (float, 0, 1)
-
-_SHOWN = 60
-
 
 _SUFFIXES = (".model", ".spm")
 _SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
@@ -65,46 +45,6 @@ def find_file(path: Path, patterns: Sequence[str], *, what: str, without: str = 
     raise UserError(f"{path} has no file {' or '.join(patterns)} with {what}; give the model's folder")
 
 
-def check_options(
-    options: Mapping[str, Any],
-    path: Path,
-    *,
-    required: Iterable[str] = (),
-    numbers: Mapping[str, tuple[type, float, float]] = MappingProxyType({}),
-    supported: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
-    equal: Iterable[tuple[str, str]] = (),
-) -> None:
-    """Check the options of a network.
-
-    Args:
-      required: options that must be there, and not None.
-      numbers: kind and bounds of options that are numbers; None is accepted.
-      supported: accepted values of options; one that is absent or None is accepted.
-      equal: pairs of options that must have the same value.
-    """
-    if missing := [name for name in required if options.get(name) is None]:
-        raise UserError(f"{path} lacks {', '.join(missing)}; give the file of a complete Transformer model")
-    check_fields(dict(options), dict(numbers), path)
-    problems = [
-        f"{name} is {str(options[name])[:_SHOWN]!r}; supported: {', '.join(map(repr, values))}"
-        for name, values in supported.items()
-        if options.get(name) is not None and not any(_is_same(options[name], value) for value in values)
-    ]
-    problems += [
-        f"{first} is {options.get(first)} and {second} is {options.get(second)}; they must be equal"
-        for first, second in equal
-        if options.get(first) != options.get(second)
-    ]
-    if problems:
-        lines = "\n".join(f"{path}: {problem}" for problem in problems)
-        raise UserError(f"{lines}\nother models are not imported: train one with the supported values")
-
-
-def _is_same(first: Any, second: Any) -> bool:
-    """Return whether two values are equal; numbers of different types are, but for truth values."""
-    return isinstance(first, bool) == isinstance(second, bool) and first == second
-
-
 def make_weights(
     network: ModelConfig,
     vocabs: Vocabs,
@@ -113,7 +53,6 @@ def make_weights(
     *,
     path: Path,
     what: str,
-    tied: Sequence[str] = (),
     languages: Languages = Languages(),  # noqa: B008
 ) -> Weights:
     names = {
@@ -123,60 +62,12 @@ def make_weights(
     data = make_data_config(network.longest_input, **names)
     config = fit_vocabulary(Config(data=data, model=network), vocabs)
     check_network(config, path.parent)
-    shapes = shapes_of(network, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    table = Table(shapes, rules, what=what)
-    leaves = table.to_flax(tensors, tied=tied, origin=str(path), sizes=size_fields(config, vocabs))
-    return Weights(config, vocabs, leaves)
+    table = make_table(network, vocabs, rules, what=what)
+    return read_weights(table, tensors, config, vocabs, path, may_omit_tied=True)
 
 
 def languages_of(codes: Iterable[Any]) -> Languages:
     return Languages(*(code if isinstance(code, str) and code else None for code in codes))
-
-
-class StackNames(NamedTuple):
-    """Names within a stack.
-
-    layers: of the layers. sublayers: of each sublayer, and of its norm; "" where the parameters of a sublayer
-    are directly in the layer.
-    """
-
-    layers: str
-    sublayers: Mapping[str, tuple[str, str]]
-
-
-def tied_names(network: ModelConfig, names: TableNames) -> list[str]:
-    """Return the names that hold one array, of which a file may omit all but one."""
-    tied = [names.source] if network.tying in ("all", "embeddings") else []
-    tied += [names.target]
-    tied += [names.output] if network.tying in ("all", "target_output") else []
-    return tied if len(tied) > 1 else []
-
-
-def alike_stacks(
-    layers: str,
-    *,
-    self_attention: tuple[str, str],
-    cross_attention: tuple[str, str],
-    feedforward: tuple[str, str],
-) -> dict[str, StackNames]:
-    encoder = {"self_attention": self_attention, "feedforward": feedforward}
-    decoder = encoder | {"cross_attention": cross_attention}
-    return {"encoder": StackNames(layers, encoder), "decoder": StackNames(layers, decoder)}
-
-
-def stack_rules(
-    stacks: Mapping[str, StackNames], *, attention: Sequence[Rule], feedforward: Sequence[Rule]
-) -> list[Rule]:
-    rules = []
-    for stack, (layers, sublayers) in stacks.items():
-        ours, theirs = f"{stack}/layers_{{n}}/", f"{stack}.{layers}.{{n}}"
-        for sublayer, (name, norm) in sublayers.items():
-            place = f"{theirs}.{name}" if name else theirs
-            sublayer_rules = feedforward if sublayer == "feedforward" else attention
-            rules += rules_for([(ours + sublayer, place)], sublayer_rules)
-            rules += rules_for([(f"{ours}{sublayer}_residual/norm", f"{theirs}.{norm}")], NORM)
-        rules += rules_for([(f"{stack}/final_norm", f"{stack}.layer_norm")], NORM)
-    return rules
 
 
 def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:

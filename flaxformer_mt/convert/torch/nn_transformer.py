@@ -9,22 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flaxformer_mt.config import Config, ModelConfig
-from flaxformer_mt.convert.formats import unsupported_fields
-from flaxformer_mt.convert.name_table import (
-    FLAT,
-    HEADS_IN,
-    HEADS_OUT,
-    NORM,
-    Constant,
-    Rule,
-    Shapes,
-    TableNames,
-    embedding_rules,
-    feedforward_rules,
-    linear_layout,
-    rules_for,
-)
+from flaxformer_mt.config import Config
+from flaxformer_mt.convert.name_table import Constant, Rule, read_names
+from flaxformer_mt.convert.network_fields import Field, any_value, write_options
 from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, tensor_of
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
@@ -122,121 +109,65 @@ class _Sinusoids(nn.Module):
         return self.table[positions]
 
 
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.activation": ("relu", "gelu"),
-    "model.norm": ("layer",),
-    "model.norm_affine": (True,),
-    "model.embedding_norm": (False,),
-    "model.positions": ("sinusoidal", "learned"),
-    "model.embedding_bias": (False,),
-}
-
-_PROJECTIONS = ("/query", "/key", "/value")
-_ATTENTION = [
-    Rule(tuple(f"{name}/kernel" for name in _PROJECTIONS), ".in_proj_weight", HEADS_IN),
-    Rule(tuple(f"{name}/bias" for name in _PROJECTIONS), ".in_proj_bias", FLAT),
-    Rule("/output/kernel", ".out_proj.weight", HEADS_OUT),
-    Rule("/output/bias", ".out_proj.bias"),
-]
-_STACKS = {
-    "encoder": {"self_attention": "self_attn"},
-    "decoder": {"self_attention": "self_attn", "cross_attention": "multihead_attn"},
-}
-
-
-def _problems(config: Config) -> list[str]:
-    """Return reasons why the class cannot express the model; its heads all have the size d_model / nhead."""
-    model = config.model
-    size = model.model_dim / model.num_heads
-    sizes = (None, int(size)) if size.is_integer() else (None,)
-    return unsupported_fields(config, {**_ALLOWED, "model.key_dim": sizes, "model.value_dim": sizes})
-
-
-def _rules(config: Config, shapes: Shapes) -> list[Rule | Constant]:
-    model = config.model
-    feedforward = feedforward_rules({"input": "linear1", "output": "linear2"}, linear_layout(model))
-    rules: list[Rule | Constant] = [*_embedding_rules(model)]
-    for stack, attentions in _STACKS.items():
-        foreign = f"transformer.{stack}"
-        rules += rules_for([(f"{stack}/final_norm", f"{foreign}.norm")], NORM)
-        flax, foreign = f"{stack}/layers_{{n}}/", f"{foreign}.layers.{{n}}"
-        rules += rules_for([(flax + a, f"{foreign}.{b}") for a, b in attentions.items()], _ATTENTION)
-        rules += rules_for([(f"{flax}feedforward", foreign)], feedforward)
-        sublayers = [*attentions, "feedforward"]
-        norms = [(f"{flax}{name}_residual/norm", f"{foreign}.norm{i}") for i, name in enumerate(sublayers, 1)]
-        rules += rules_for(norms, NORM)
-    return [*rules, *_zeros(model)]
+_FIELDS = (
+    Field("model_dim", "d_model"),
+    Field("num_heads", "nhead"),
+    Field("num_encoder_layers", "num_encoder_layers"),
+    Field("num_decoder_layers", "num_decoder_layers"),
+    Field("ffn_dim", "dim_feedforward"),
+    Field("dropout_rate", "dropout"),
+    Field("activation", "activation", ("relu", "gelu")),
+    Field("norm_epsilon", "layer_norm_eps"),
+    Field("norm_position", "norm_first", {True: "pre", False: "post"}),
+    Field("final_norm", "final_norm"),
+    Field("positions", "positions", ("sinusoidal", "learned")),
+    Field("first_position", "first_position"),
+    Field("max_positions", "max_positions"),
+    Field("embedding_scale", "embedding_scale"),
+    Field("logit_scale", "logit_scale"),
+    Field("output_bias", "output_bias"),
+    Field("tying", "tying"),
+    Field("padding_mask", "padding_mask"),
+    *any_value("attention_bias", "ffn_bias"),
+)
+_NAMES = """
+source_embedding                                               source_embedding
+target_embedding                                               target_embedding
+(encoder|decoder)/positions                                    (source|target)_positions
+output_bias                                                    output.bias
+output                                                         output
+encoder/final_norm                                             transformer.encoder.norm
+encoder/layers_{n}/self_attention/query+key+value/(kernel|bias)   transformer.encoder.layers.{n}.self_attn.in_proj_(weight|bias)
+encoder/layers_{n}/self_attention/output                       transformer.encoder.layers.{n}.self_attn.out_proj
+encoder/layers_{n}/feedforward/(input|output)                  transformer.encoder.layers.{n}.linear(1|2)
+encoder/layers_{n}/(self_attention|feedforward)_residual/norm  transformer.encoder.layers.{n}.norm(1|2)
+decoder/final_norm                                             transformer.decoder.norm
+decoder/layers_{n}/self_attention/query+key+value/(kernel|bias)   transformer.decoder.layers.{n}.self_attn.in_proj_(weight|bias)
+decoder/layers_{n}/self_attention/output               transformer.decoder.layers.{n}.self_attn.out_proj
+decoder/layers_{n}/cross_attention/query+key+value/(kernel|bias)   transformer.decoder.layers.{n}.multihead_attn.in_proj_(weight|bias)
+decoder/layers_{n}/cross_attention/output               transformer.decoder.layers.{n}.multihead_attn.out_proj
+decoder/layers_{n}/feedforward/(input|output)                  transformer.decoder.layers.{n}.linear(1|2)
+decoder/layers_{n}/(self_attention|cross_attention|feedforward)_residual/norm  transformer.decoder.layers.{n}.norm(1|2|3)
+"""  # noqa: E501
 
 
-def _embedding_rules(model: ModelConfig) -> list[Rule]:
-    names = TableNames("source_embedding.weight", "target_embedding.weight", "output.weight")
-    source, target, output = embedding_rules(model, names)
-    return [
-        source,
-        target,
-        Rule("encoder/positions/embedding", "source_positions.weight"),
-        Rule("decoder/positions/embedding", "target_positions.weight"),
-        Rule("output_bias", "output.bias"),
-        output,
-    ]
-
-
-def _zeros(model: ModelConfig) -> list[Constant]:
-    """Return zeros for the biases that PyTorch's layers have and a model without biases lacks."""
-    width, zeros = model.model_dim, []
-    layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-    for stack, attentions in _STACKS.items():
-        for number in range(layers[stack]):
-            layer = f"transformer.{stack}.layers.{number}"
-            if not model.attention_bias:
-                for name in attentions.values():
-                    zeros.append((f"{layer}.{name}.in_proj_bias", 3 * width))
-                    zeros.append((f"{layer}.{name}.out_proj.bias", width))
-            if not model.ffn_bias:
-                zeros += [(f"{layer}.linear1.bias", model.ffn_dim), (f"{layer}.linear2.bias", width)]
-    return [Constant(name, np.zeros(size, np.float32)) for name, size in zeros]
+def _rules(config: Config) -> list[Rule | Constant]:
+    return [*read_names(_NAMES)]
 
 
 def _arguments(config: Config, vocabs: Vocabs) -> dict[str, Any]:
-    model = config.model
-    pre = model.norm_position == "pre"
-    return {
-        "source_size": vocabs.source.size,
-        "target_size": vocabs.target.size,
-        "d_model": model.model_dim,
-        "nhead": model.num_heads,
-        "num_encoder_layers": model.num_encoder_layers,
-        "num_decoder_layers": model.num_decoder_layers,
-        "dim_feedforward": model.ffn_dim,
-        "dropout": model.dropout_rate,
-        "activation": model.activation,
-        "layer_norm_eps": model.norm_epsilon,
-        "norm_first": pre,
-        "final_norm": pre if model.final_norm is None else model.final_norm,
-        "positions": model.positions,
-        "first_position": model.first_position,
-        "max_positions": model.longest_input,
-        "embedding_scale": model.embedding_scale,
-        "logit_scale": model.logit_scale,
-        "output_bias": model.output_bias,
-        "tying": model.tying,
-        "padding_mask": model.padding_mask,
-    }
+    sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
+    return sizes | write_options(_FIELDS, config.model)
 
 
-def _run(module: torch.nn.Module, batch: Batch, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def _run(state: dict[str, Tensor], arguments: dict[str, Any], batch: Batch) -> Tensor:
+    module = TransformerModel(**arguments)
+    module.load_state_dict(state, strict=True)
     masks = (torch.from_numpy(np.array(mask)) for mask in (batch.source_mask, batch.target_mask))
-    return module(tensor_of(batch.source), tensor_of(batch.target_in), *masks)
+    return module.eval()(tensor_of(batch.source), tensor_of(batch.target_in), *masks)
 
 
 STATE_DICT = StateDictFormat(
-    name="torch-nn",
-    problems=_problems,
-    rules=_rules,
-    arguments=_arguments,
-    make_module=TransformerModel,
-    run=_run,
+    "torch-nn", _FIELDS, _rules, _arguments, _run, absent=("attention_bias", "ffn_bias")
 )
 FORMAT = STATE_DICT.make_format()

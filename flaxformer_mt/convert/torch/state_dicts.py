@@ -1,7 +1,6 @@
 """Formats that are the state dict of one PyTorch class, read without unpickling anything but tensors."""
 
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,28 +10,16 @@ import torch
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.convert import formats
-from flaxformer_mt.convert.foreign_files import check_equal, check_network, check_tensors, check_unpacked_size
+from flaxformer_mt.convert.foreign_files import check_equal, check_network
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
-from flaxformer_mt.convert.name_table import Constant, Rule, Shapes, Table, Tensors
+from flaxformer_mt.convert.name_table import Constant, Rule, Table, Tensors
+from flaxformer_mt.convert.network_fields import Fields, find_problems
+from flaxformer_mt.convert.stored_tensors import as_arrays, load_checkpoint, take_tensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
 STATE_NAME = "state_dict.pt"
-# Supported values of formats whose network is that of Vaswani et al. 2017, but for further fields.
-POST_NORM: dict[str, tuple[Any, ...]] = {
-    "model.architecture": ("encoder_decoder",),
-    "model.decoder_self_attention": ("attention",),
-    "model.activation": ("relu",),
-    "model.norm_position": ("post",),
-    "model.norm": ("layer",),
-    "model.norm_affine": (True,),
-    "model.final_norm": (None, False),
-    "model.positions": ("sinusoidal",),
-    "model.embedding_bias": (False,),
-    "model.ffn_bias": (True,),
-    "model.output_bias": (False,),
-}
 _NO_OVERRIDES = ImportOverrides()
 
 
@@ -40,32 +27,34 @@ _NO_OVERRIDES = ImportOverrides()
 class StateDictFormat:
     """A format that consists of the state dict of one PyTorch class.
 
-    problems: maps a config to the reasons why the class cannot express it.
-    rules: maps a config and the shapes of its parameters to the rules of the name table.
+    fields: the network's fields. rules: maps a config to the rules of the name table.
     arguments: arguments of the class for a config and its vocabularies; config.json stores them.
-    make_module: the class, or a function with the same arguments.
-    run: logits [B, T, V] of the module for a batch; the third argument has the tensors of all files.
+    run: logits [B, T, V] for the tensors of all files, the arguments and a batch.
+    find_more_problems: further reasons why the class cannot express a config.
     file_of: the file that stores the tensor of a name.
+    absent: fields whose parameters the class always has; those that a network lacks are 0.
     write_more: writes further files; arguments: weights, tensors and folder.
     """
 
     name: str
-    problems: Callable[[Config], list[str]]
-    rules: Callable[[Config, Shapes], list[Rule | Constant]]
+    fields: Fields
+    rules: Callable[[Config], list[Rule | Constant]]
     arguments: Callable[[Config, Vocabs], dict[str, Any]]
-    make_module: Callable[..., torch.nn.Module]
-    run: Callable[[torch.nn.Module, Batch, dict[str, torch.Tensor]], torch.Tensor]
+    run: Callable[[dict[str, torch.Tensor], dict[str, Any], Batch], torch.Tensor]
+    find_more_problems: Callable[[Config], Iterable[str]] = lambda config: ()
     file_of: Callable[[str], str] = lambda name: STATE_NAME
+    absent: tuple[str, ...] = ()
     write_more: Callable[[Weights, Tensors, Path], None] | None = None
+
+    def problems(self, config: Config) -> list[str]:
+        return [*find_problems(self.fields, config), *self.find_more_problems(config)]
 
     def make_format(self) -> Format:
         return Format(self.name, self.problems, self._write, self.open, self.read)
 
     def make_table(self, config: Config, vocabs: Vocabs) -> Table:
-        shapes = formats.shapes_of(
-            config.model, source_size=vocabs.source.size, target_size=vocabs.target.size
-        )
-        return Table(shapes, self.rules(config, shapes), what=self.name)
+        rules = self.rules(config)
+        return formats.make_table(config.model, vocabs, rules, what=self.name, absent=self.absent)
 
     def _write(self, weights: Weights, folder: Path, quantization: str) -> None:
         tensors = self.make_table(weights.config, weights.vocabs).to_foreign(weights.leaves)
@@ -89,15 +78,11 @@ class StateDictFormat:
         return self.outputs_of(self._load(path, config, vocabs), arguments)
 
     def outputs_of(self, tensors: Tensors, arguments: dict[str, Any]) -> Outputs:
-        module = self.make_module(**arguments)
-        named = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-        state = {name: tensor for name, tensor in named.items() if self.file_of(name) == STATE_NAME}
-        module.load_state_dict(state, strict=True)
-        module.eval()
+        state = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
 
         def outputs(batch: Batch) -> np.ndarray:
             with torch.no_grad():
-                return self.run(module, batch, named).numpy()
+                return self.run(state, arguments, batch).numpy()
 
         return outputs
 
@@ -106,15 +91,15 @@ class StateDictFormat:
         config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
         check_network(config, folder)
         self.check_config(config)
-        return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=str(path))
+        return self.weights_of(self._load(path, config, vocabs), config, vocabs, origin=path)
 
     def check_config(self, config: Config) -> None:
         if problems := self.problems(config):
             raise UserError("\n".join(f"{self.name} cannot express this config: {line}" for line in problems))
 
-    def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: str) -> Weights:
-        table, sizes = self.make_table(config, vocabs), formats.size_fields(config, vocabs)
-        return Weights(config, vocabs, table.to_flax(tensors, origin=origin, sizes=sizes))
+    def weights_of(self, tensors: Tensors, config: Config, vocabs: Vocabs, *, origin: Path) -> Weights:
+        table = self.make_table(config, vocabs)
+        return formats.read_weights(table, tensors, config, vocabs, origin)
 
     def _load(self, path: Path, config: Config, vocabs: Vocabs) -> Tensors:
         tensors: Tensors = {}
@@ -143,30 +128,5 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
 
 
 def load_tensors(path: Path) -> Tensors:
-    state = load_safely(path, what="a state dict")
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise UserError(f"{path} is not a state dict: it must contain named tensors and nothing else")
-    check_tensors(state, path)
-    return to_arrays(state)
-
-
-def load_safely(path: Path, *, what: str, classes: Sequence[type] = ()) -> Any:
-    """Read a file of torch.save that contains tensors, plain values and instances of `classes` only.
-
-    Executes no code from the file, and takes little more memory than the file has bytes.
-    """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; give its folder or the file itself as --input=PATH")
-    try:
-        if zipfile.is_zipfile(path):
-            check_unpacked_size(path)
-        with torch.serialization.safe_globals(list(classes)):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except UserError:
-        raise
-    except Exception as error:  # a damaged file raises zip, pickle and storage errors of many types
-        raise UserError(f"{path} is not {what} that loads safely: {error}".split("\n")[0]) from error
-
-
-def to_arrays(state: dict[str, torch.Tensor]) -> Tensors:
-    return {str(name): tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}
+    state = take_tensors(load_checkpoint(path), path, what="it")
+    return {name: np.asarray(array) for name, array in as_arrays(state).items()}

@@ -3,28 +3,18 @@
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import flaxformer_mt
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.run_report import sections
-from flaxformer_mt.evaluation.run_report.charts import SIZE
-from flaxformer_mt.evaluation.run_report.sections import ReportedRun, read_runs, share_a_set
+from flaxformer_mt.evaluation.run_report.sections import Attention, ReportedRun, read_runs, share_a_set
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.text_io.lines import check_writable, is_device
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.translator import Translator
-
-
-class Attention(NamedTuple):
-    """The weights [T][S] of a translation's pieces over the pieces of its source, without end symbols."""
-
-    number: int
-    source: Sequence[str]
-    target: Sequence[str]
-    weights: Sequence[Sequence[float]]
 
 
 def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[int]) -> list[Attention]:
@@ -106,15 +96,15 @@ def make_parts(
     if attention:
         attentions = find_attention(compared[0].run_dir, compared[0].translations, attention)
         shown = [
-            ("paragraph", f"Model: {compared[0].name}."),
-            *(("attention", block) for block in attentions),
+            f"Model: {compared[0].name}.",
+            *attentions,
         ]
     left_out = [run.name for run in runs if run.translations.sources and run not in compared]
     note = f"Left out, because their sentences are not those of the first run: {', '.join(left_out)}."
     parts = {
         "Summary": sections.make_summary(runs, compared, samples)
         + sections.make_significance(compared, samples)
-        + ([("paragraph", note)] if left_out else []),
+        + ([note] if left_out else []),
         "Training": sections.make_curves(runs),
         f"Scores by source length ({name})": sections.make_length_scores(compared, samples)
         or _explain_absence(runs, name),
@@ -130,7 +120,7 @@ def make_parts(
 def _explain_absence(runs: Sequence[ReportedRun], name: str) -> sections.Blocks:
     directions = [direction for run in runs for direction in run.by_direction]
     text = _BY_DIRECTION.format(f"{name}.{directions[0].name}") if directions else _NO_TRANSLATIONS
-    return [("paragraph", text)]
+    return [text]
 
 
 def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks]) -> str:
@@ -147,6 +137,6 @@ def make_page(runs: Sequence[ReportedRun], parts: Mapping[str, sections.Blocks])
         places=[run.run_dir for run in runs],
         made=f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M}",
         version=flaxformer_mt.__version__,
-        size=SIZE,
         zip=zip,
+        kind=lambda block: type(block).__name__,
     )

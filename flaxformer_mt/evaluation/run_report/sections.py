@@ -1,7 +1,7 @@
 """The sections of the page as blocks of values, which its template writes; [] where there is nothing."""
 
 import difflib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +13,16 @@ from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.comparison import find_largest_differences
 from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations
-from flaxformer_mt.evaluation.metrics import choose_score_options, resample_scores, score_sentences_chrf
-from flaxformer_mt.evaluation.run_report.charts import Bar, Chart, Line, draw_bars, draw_lines
+from flaxformer_mt.evaluation.metrics import (
+    METRICS,
+    QUICK,
+    choose_score_options,
+    resample_scores,
+    score_sentences_chrf,
+)
+from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_lines, read_curve
 from flaxformer_mt.evaluation.score_breakdowns import name_bucket, split_by_length
+from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.runs.run_directory import read_report
 from flaxformer_mt.tracking import read_metrics
 
@@ -97,22 +104,16 @@ def share_a_set(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     return [run for run, comparable in zip(runs, sets, strict=True) if comparable == first]
 
 
+_TITLES = [metric.title for metric in METRICS.values()]
+# Of parts of a set there is no TER, which takes most time.
+_QUICK_TITLES = [METRICS[metric].title for metric in QUICK]
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
-_METRICS = ("bleu", "chrf")
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
 
-# What a section consists of: the kind of a block, as the template names it, and its values.
-Blocks = list[tuple[str, Any]]
 
-
-class Table(NamedTuple):
-    """A table of texts, of runs, or of lists of lines; the columns `numbers` are aligned on the right."""
-
-    heading: Sequence[Any]
-    rows: Iterable[Sequence[Any]]
-    caption: str
-    numbers: Container[int] = ()
+class Heading(NamedTuple):
+    text: str
 
 
 class Sentence(NamedTuple):
@@ -122,9 +123,21 @@ class Sentence(NamedTuple):
     rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 
 
+class Attention(NamedTuple):
+    """The weights [T][S] of a translation's pieces over the pieces of its source, without end symbols."""
+
+    number: int
+    source: Sequence[str]
+    target: Sequence[str]
+    weights: Sequence[Sequence[float]]
+
+
+# What a section consists of: paragraphs, tables and others, which the template writes by their types.
+Blocks = list[str | Table | list[Chart] | Heading | Sentence | Attention]
+
+
 def _choose_score_options(run: ReportedRun, references: Sequence[str], language: str) -> dict[str, Any]:
-    options = choose_score_options(run.config.train, language, references, warn=lambda message: None)
-    return options | {"only": _METRICS}
+    return choose_score_options(run.config.train, language, references, warn=lambda message: None)
 
 
 def _score(
@@ -139,7 +152,7 @@ def _score(
     systems = {"": translations.hypotheses}
     results = resample_scores(systems, translations.references, samples=samples, **options)
     if signatures is not None:
-        signatures.add("; ".join(f"{name} {results.signatures[name.lower()]}" for name in ("BLEU", "chrF")))
+        signatures.add("; ".join(f"{METRICS[m].title} {text}" for m, text in results.signatures.items()))
     return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
 
 
@@ -155,7 +168,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
         rows.append(
             [
                 run,
-                *(write_bar(scores.get(metric)) for metric in _METRICS),
+                *(write_bar(scores.get(metric)) for metric in METRICS),
                 _number(report.get("parameters")),
                 _number(report.get("step", max((r["step"] for r in run.metrics), default=None))),
                 _number(report.get("target_tokens")),
@@ -165,16 +178,16 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
                 str(report.get("version", "–")),
             ]
         )
-    heading = ["run", "BLEU", "chrF", "parameters", "updates", "target tokens", "time", "hardware"]
+    heading = ["run", *_TITLES, "parameters", "updates", "target tokens", "time", "hardware"]
     heading += ["finished", "version"]
     caption = "Scores with 95% intervals (bootstrap), and what training took; – stands for unknown"
-    blocks: Blocks = [("table", Table(heading, rows, caption, range(1, 7)))]
-    blocks += [("paragraph", f"Signatures: {text}") for text in sorted(signatures)]
+    blocks: Blocks = [Table(heading, rows, caption, range(1, 8))]
+    blocks += [f"Signatures: {text}" for text in sorted(signatures)]
     for run in runs:
         if state := _describe_state(run):
-            blocks.append(("paragraph", f"{run.name}: {state}"))
+            blocks.append(f"{run.name}: {state}")
         if command := run.report.get("command"):
-            blocks.append(("paragraph", f"{run.name} was trained by: {command}"))
+            blocks.append(f"{run.name} was trained by: {command}")
     return blocks
 
 
@@ -203,21 +216,18 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
             f"{scores[metric].score - tests.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
-            for metric in _METRICS
+            for metric in METRICS
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
     caption = (
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    return [("table", Table(["runs", "BLEU", "chrF"], rows, caption, (1, 2)))]
+    return [Table(["runs", *_TITLES], rows, caption, (1, 2, 3))]
 
 
 def write_bar(bar: Bar | None) -> str:
-    """37.10 ± 1.05."""
-    if bar is None:
-        return "–"
-    return f"{bar.value:.2f}" + ("" if bar.interval is None else f" ± {bar.interval:.2f}")
+    return "–" if bar is None else write_score(*bar)
 
 
 def _number(value: Any) -> str:
@@ -238,40 +248,37 @@ def make_curves(runs: Sequence[ReportedRun]) -> Blocks:
         lines = []
         for run in runs:
             for split, dashed in (("train", False), ("valid", panel == "loss")):
-                points = {
-                    record["step"]: record[panel]
-                    for record in run.metrics
-                    if record.get("split") == split and isinstance(record.get(panel), int | float)
-                }
                 name = run.name if panel != "loss" else f"{run.name}, {'valid' if dashed else 'training'}"
-                lines.append(Line(run.number, name, sorted(points.items()), dashed))
-        charts += draw_lines(lines, title=title, x_name="updates")
-    return [("charts", charts)] if charts else []
+                points = list(zip(*read_curve(run.metrics, split, panel), strict=True))
+                lines.append(Line(run.number, name, points, dashed))
+        charts += chart_lines(lines, title=title, x_name="updates")
+    return [charts] if charts else []
 
 
 def make_length_scores(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     """Charts and a table of the scores of runs by source length."""
-    bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in _METRICS}
+    bars: dict[str, dict[str, list[tuple[int, Bar]]]] = {metric: {} for metric in QUICK}
     cells: dict[str, list[list[Any]]] = {}
     for run in runs:
         options = _choose_score_options(run, run.translations.references, run.language)
         for bucket, part in split_by_length(run.translations).items():
-            label, scores = name_bucket(*bucket), _score(part, samples, options)
-            for metric in _METRICS:
+            label, scores = name_bucket(*bucket), _score(part, samples, options | {"only": QUICK})
+            for metric in QUICK:
                 bars[metric].setdefault(label, []).append((run.number, scores[metric]))
-            written = [write_bar(scores[metric]) for metric in _METRICS]
+            written = [write_bar(scores[metric]) for metric in QUICK]
             cells.setdefault(label, []).append([label, f"{len(part.sources):,}", run, *written])
     if not runs:
         return []
+    words = "words of the source"
     charts = [
         chart
-        for metric, title in (("bleu", "BLEU by source length"), ("chrf", "chrF by source length"))
-        for chart in draw_bars(bars[metric], title=title, x_name="words of the source")
+        for metric in QUICK
+        for chart in chart_bars(bars[metric], title=f"{METRICS[metric].title} by source length", x_name=words)
     ]
     caption = "Scores with 95% intervals by the number of words of the source"
     rows = [row for group in cells.values() for row in group]
-    table = Table(["words", "sentences", "run", "BLEU", "chrF"], rows, caption, (1, 3, 4))
-    return [("charts", charts), ("table", table)]
+    table = Table(["words", "sentences", "run", *_QUICK_TITLES], rows, caption, (1, 3, 4))
+    return [charts, table]
 
 
 def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blocks:
@@ -286,15 +293,16 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         groups = {
             direction: (
                 report.get("sentences"),
-                {metric: Bar(report[metric], None) for metric in _METRICS if metric in report},
+                {metric: Bar(report[metric], None) for metric in QUICK if metric in report},
             )
             for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
         }
         for direction, translations in run.by_direction.items():
             options = _choose_score_options(run, translations.references, direction.target)
-            groups[direction.name] = len(translations.sources), _score(translations, samples, options)
+            scores = _score(translations, samples, options | {"only": QUICK})
+            groups[direction.name] = len(translations.sources), scores
         for direction_name, (size, scores) in groups.items():
-            cells = [write_bar(scores.get(metric)) for metric in _METRICS]
+            cells = [write_bar(scores.get(metric)) for metric in QUICK]
             rows.append([direction_name, run, _number(size), *cells])
             if "bleu" in scores:
                 bars.setdefault(direction_name, []).append((run.number, scores["bleu"]))
@@ -302,10 +310,10 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         return []
     order = {direction: place for place, direction in enumerate(dict.fromkeys(row[0] for row in rows))}
     rows.sort(key=lambda row: order[row[0]])  # the runs of a direction below each other
-    heading = ["direction", "run", "sentences", "BLEU", "chrF"]
+    heading = ["direction", "run", "sentences", *_QUICK_TITLES]
     caption = "Scores by direction, with 95% intervals where there are translations"
-    chart = draw_bars(bars, title="BLEU by direction", x_name="direction")
-    return [("charts", chart), ("table", Table(heading, rows, caption, (2, 3, 4)))]
+    chart = chart_bars(bars, title="BLEU by direction", x_name="direction")
+    return [chart, Table(heading, rows, caption, (2, 3, 4))]
 
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
@@ -332,19 +340,19 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
     first, shown = runs[0].translations, Blocks()
     if len(runs) == 1:
         scores = score_sentences_chrf(first.hypotheses, first.references)
-        shown.append(("heading", "The lowest chrF"))
+        shown.append(Heading("The lowest chrF"))
         for i in sorted(range(len(scores)), key=lambda i: scores[i])[:_SENTENCES]:
             rows = [
                 ("source", [("", first.sources[i])]),
                 ("translation", [("", first.hypotheses[i])]),
                 ("against the reference", mark_words(first.hypotheses[i], first.references[i])),
             ]
-            shown.append(("sentence", Sentence(f"Sentence {i + 1}, chrF {scores[i]:.1f}", rows)))
+            shown.append(Sentence(f"Sentence {i + 1}, chrF {scores[i]:.1f}", rows))
     for other in runs[1:]:
         pairs = list(zip(first.hypotheses, other.translations.hypotheses, strict=True))
         differing = sum(ours != theirs for ours, theirs in pairs)
-        shown.append(("heading", f"{runs[0].name} and {other.name}"))
-        shown.append(("paragraph", f"{differing:,} of {len(pairs):,} translations differ."))
+        shown.append(Heading(f"{runs[0].name} and {other.name}"))
+        shown.append(f"{differing:,} of {len(pairs):,} translations differ.")
         for i, ours, theirs in find_largest_differences(
             first.hypotheses, other.translations.hypotheses, first.references, most=_SENTENCES
         ):
@@ -354,7 +362,7 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
                 (f"{runs[0].name} → {other.name}", mark_words(*pairs[i])),
             ]
             title = f"Sentence {i + 1}, chrF {ours:.1f} and {theirs:.1f}"
-            shown.append(("sentence", Sentence(title, rows)))
+            shown.append(Sentence(title, rows))
     return shown
 
 
@@ -365,12 +373,12 @@ def make_config_differences(runs: Sequence[ReportedRun]) -> Blocks:
         defaults = flatten(type(runs[0].config)())
         changed = [name for name in defaults if tables[0][name] != defaults[name]]
         rows = [[n, repr(tables[0][n]), repr(defaults[n])] for n in changed]
-        return [("table", Table(["field", "value", "default"], rows, "Fields that are not the default"))]
+        return [Table(["field", "value", "default"], rows, "Fields that are not the default")]
     unlike = [name for name in tables[0] if any(table[name] != tables[0][name] for table in tables)]
     if not unlike:
-        return [("paragraph", "The configs are equal.")]
+        return ["The configs are equal."]
     rows = [[name, *(repr(table[name]) for table in tables)] for name in unlike]
-    return [("table", Table(["field", *runs], rows, "Fields that are not the same in all runs"))]
+    return [Table(["field", *runs], rows, "Fields that are not the same in all runs")]
 
 
 def make_data(runs: Sequence[ReportedRun]) -> Blocks:
@@ -386,6 +394,6 @@ def make_data(runs: Sequence[ReportedRun]) -> Blocks:
                 rows.append([run, *cells, problems or "none"])
     if not rows:
         text = "The runs were trained by a version that did not record it; see the command prepare."
-        return [("paragraph", text)]
+        return [text]
     heading = ["run", "split", "data set", "read", "kept", "problems"]
-    return [("table", Table(heading, rows, "Pairs that were read and kept", (3, 4)))]
+    return [Table(heading, rows, "Pairs that were read and kept", (3, 4))]

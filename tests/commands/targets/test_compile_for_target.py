@@ -97,6 +97,11 @@ def test_the_programs_are_those_of_training(two_cpus):
     compiler = TargetCompiler(two_cpus, sizes=(40, 40))
     gradient, add, update = compiler.compile_update(accumulated)
     assert not gradient.collectives and not add.collectives and update.collectives["all-reduce"].bytes > 4000
+
+
+@pytest.mark.slow
+def test_matrices_are_gathered_as_in_training(two_cpus):
+    compiler = TargetCompiler(two_cpus, sizes=(40, 40))
     once, twice = (
         compiler.compile_update(config)[0].collectives["all-gather"].bytes
         for gathers in ("once", "twice")

@@ -1,0 +1,56 @@
+"""The network of Vaswani et al. 2017 over a state dict, in PyTorch: what documents 000, 001 and 003 share."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flaxformer_mt.convert.network_fields import Field, any_value
+
+State = dict[str, Tensor]
+Attention = Callable[[str, Tensor, Tensor, Tensor], Tensor]
+
+FIELDS = (Field("norm_position", values="post"), *any_value("key_dim", "value_dim"))
+_MASKED_SCORE = -1e9
+
+
+def linear(state: State, name: str, x: Tensor) -> Tensor:
+    """Apply a linear layer, or a convolution of kernel size 1."""
+    return functional.linear(x, state[f"{name}.weight"].flatten(1), state.get(f"{name}.bias"))
+
+
+def norm(state: State, name: str, x: Tensor, epsilon: float = 1e-5) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], epsilon)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, blocked: Tensor, *, heads: int) -> Tensor:
+    """Return what heads mix, [B, Q, HE]; `blocked` is True where a query does not attend."""
+    query, key, value = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key, value))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    mixed = scores.masked_fill(blocked, _MASKED_SCORE).softmax(-1) @ value
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def is_future(ids: Tensor) -> Tensor:
+    return torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).triu(1)
+
+
+def run_layers(
+    x: Tensor,
+    y: Tensor,
+    blocked: tuple[Tensor, Tensor],
+    *,
+    attention: Attention,
+    feedforward: Callable[[str, Tensor], Tensor],
+    encoder: Iterable[tuple[str, str]],
+    decoder: Iterable[tuple[str, str, str]],
+) -> Tensor:
+    """Return the decoder's output; the names of sublayers are those of each layer, in order."""
+    source_blocked, target_blocked = blocked
+    for own, inner in encoder:
+        x = feedforward(inner, attention(own, x, x, source_blocked))
+    for own, cross, inner in decoder:
+        y = attention(own, y, y, target_blocked)
+        y = feedforward(inner, attention(cross, y, x, source_blocked))
+    return y

@@ -1,0 +1,238 @@
+"""The fields of a network in a foreign format: one table, read in both directions.
+
+    Field("num_encoder_layers", "enc_layers", bounds=COUNT)
+    Field("activation", "act_fn", {"relu": "relu", "swish": "silu"})
+    Field("norm_position", values="pre")
+
+make a ModelConfig of foreign options, the options of a ModelConfig, and the reasons why a format cannot
+express one: a field that is not listed must have the value that changes nothing, the default of ModelConfig.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert.foreign_files import check_fields
+from flaxformer_mt.convert.name_table import expand_groups
+from flaxformer_mt.errors import UserError
+
+# Kind and bounds of a number.
+Bounds = tuple[type, float, float]
+COUNT: Bounds = (int, 1, 1000)
+WIDTH: Bounds = (int, 1, 1 << 16)
+FFN_WIDTH: Bounds = (int, 1, 1 << 20)
+LENGTH: Bounds = (int, 1, 1 << 20)
+RATE: Bounds = (float, 0, 0.999)
+EPSILON: Bounds = (float, 0, 1)
+
+FLAG = {True: True, False: False}
+NOT = {True: False, False: True}
+# Whether both sides share embeddings, and whether the output matrix is the target's embedding -> model.tying.
+TYING = {
+    (True, True): "all",
+    (True, False): "embeddings",
+    (False, True): "target_output",
+    (False, False): "none",
+}
+
+# Fields of which every format can have any value: sizes, and what training alone reads or computes alike.
+_FREE = (
+    *("num_encoder_layers", "num_decoder_layers", "model_dim", "num_heads", "ffn_dim", "ffn_layer"),
+    *("max_positions", "relative_buckets", "relative_distance", "alignment", "initializer", "attention"),
+    *("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"),
+    *("dtype", "remat", "scan_layers"),
+)
+_SHOWN = 60
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Field(NamedTuple):
+    """A field of ModelConfig in a foreign format.
+
+    ours: its name.
+    theirs: the option with its value; with groups, as in (encoder|decoder)_layers, options that must be
+      equal; a and b in `a & b` make one value together; "" if the format has one value for all models.
+    values: foreign value -> ours; or the supported values, of which models that are read have the first;
+      None: any value, the same on both sides.
+    default: that of an absent option; ...: it must be there.
+    """
+
+    ours: str
+    theirs: str = ""
+    values: Any = None
+    bounds: Bounds | None = None
+    default: Any = ...
+
+    @property
+    def supported(self) -> tuple[Any, ...] | None:
+        if isinstance(self.values, Mapping):
+            return tuple(dict.fromkeys(self.values.values()))
+        return self.values if self.values is None or isinstance(self.values, tuple) else (self.values,)
+
+
+Fields = Sequence[Field]
+
+
+def any_value(*names: str) -> list[Field]:
+    return [Field(name) for name in names]
+
+
+# Every other field of today. One that is added later is refused until a format lists it.
+EVERY_FIELD = any_value(
+    *(
+        "architecture",
+        "decoder_self_attention",
+        "key_dim",
+        "value_dim",
+        "activation",
+        "norm_position",
+        "norm",
+    ),
+    *("norm_epsilon", "norm_affine", "final_norm", "embedding_norm", "positions", "first_position"),
+    *("embedding_scale", "attention_scale", "logit_scale", "embedding_bias", "tying", "padding_mask"),
+    *("source_end", "attention_bias", "ffn_bias", "output_bias"),
+)
+
+
+def value_of(model: ModelConfig, name: str) -> Any:
+    """Return the value of a field, or what stands for None: the size of heads, pre-norm's last norm."""
+    value = getattr(model, name)
+    if value is None and name in ("key_dim", "value_dim"):
+        return model.model_dim // model.num_heads
+    if value is None and name == "final_norm":
+        return model.norm_position == "pre"
+    if value is None and name.endswith("dropout_rate"):
+        return model.dropout_rate
+    return model.longest_input if value is None and name == "max_positions" else value
+
+
+def find_problems(fields: Fields, config: Config) -> list[str]:
+    """List what a format does not support: `model.norm_position is pre; supported: post`."""
+    model, listed = config.model, {field.ours: field.supported for field in fields}
+    problems = []
+    for name in (field.name for field in dataclasses.fields(model)):
+        supported = (
+            listed[name] if name in listed else None if name in _FREE else _neutral_values(model, name)
+        )
+        value = getattr(model, name)
+        if supported is not None and value not in supported and value_of(model, name) not in supported:
+            shown = ", ".join(map(str, supported))
+            problems.append(f"model.{name} is {value}; supported: {shown}")
+    return problems
+
+
+def _neutral_values(model: ModelConfig, name: str) -> tuple[Any, ...]:
+    if name in ("key_dim", "value_dim"):
+        size, rest = divmod(model.model_dim, model.num_heads)
+        return (None,) if rest else (None, size)
+    if name == "final_norm":
+        return (None, model.norm_position == "pre")
+    return (next(field.default for field in dataclasses.fields(model) if field.name == name),)
+
+
+def write_options(fields: Fields, model: ModelConfig) -> dict[str, Any]:
+    """Return the foreign options of a network."""
+    options: dict[str, Any] = {}
+    for field in fields:
+        value = value_of(model, field.ours)
+        if isinstance(field.values, Mapping):
+            value = next(theirs for theirs, ours in field.values.items() if ours == value)
+        for names in expand_groups(field.theirs) if field.theirs else ():
+            parts = names.split(" & ")
+            options |= zip(parts, value if len(parts) > 1 else (value,), strict=True)
+    return options
+
+
+def read_network(
+    fields: Fields,
+    options: Mapping[str, Any],
+    path: Path,
+    *,
+    others: Mapping[str, tuple[Any, ...]] = _NOTHING,
+    numbers: Mapping[str, Bounds] = _NOTHING,
+    equal: Iterable[Sequence[str]] = (),
+) -> ModelConfig:
+    """Return the network that foreign options describe.
+
+    Args:
+      others: options without a field here -> the values that change nothing; None is always one.
+      numbers: bounds of further options.
+      equal: further options that must be equal.
+    """
+    names = [(field, expand_groups(field.theirs) if field.theirs else []) for field in fields]
+    stored = {
+        name: default if options.get(name) is None else options[name]
+        for field, groups in names
+        for group in groups
+        for name, default in _defaults(field, group)
+    }
+    if missing := [name for name, value in stored.items() if value is ...]:
+        raise UserError(f"{path} lacks {', '.join(missing)}; give the file of a complete Transformer model")
+    check_fields(
+        dict(options) | stored,
+        {name: field.bounds for field, groups in names if field.bounds for name in groups} | dict(numbers),
+        path,
+    )
+    problems: list[str] = []
+    network: dict[str, Any] = {}
+    for field, groups in names:
+        values = [_join(stored, group) for group in groups]
+        if not groups:
+            network |= {field.ours: field.supported[0]} if field.supported else {}
+        elif field.values is None:
+            number = field.bounds is not None and field.bounds[0] is float and values[0] is not None
+            network[field.ours] = float(values[0]) if number else values[0]
+        elif (found := _find(field.values, values[0])) is ...:
+            problems.append(_explain(groups[0], values[0], field.values))
+        else:
+            network[field.ours] = found
+    equal = [*(groups for _, groups in names if len(groups) > 1), *equal]
+    problems += [
+        f"{group[0]} is {stored.get(group[0], options.get(group[0]))} and {name} is "
+        f"{stored.get(name, options.get(name))}; they must be equal"
+        for group in equal
+        for name in group[1:]
+        if stored.get(group[0], options.get(group[0])) != stored.get(name, options.get(name))
+    ]
+    problems += find_other_options(options, others)
+    if problems:
+        lines = "\n".join(f"{path}: {problem}" for problem in problems)
+        raise UserError(f"{lines}\nother models are not imported: train one with the supported values")
+    return ModelConfig(**network)
+
+
+def _defaults(field: Field, group: str) -> Iterable[tuple[str, Any]]:
+    return [(name, field.default) for name in group.split(" & ")]
+
+
+def _join(stored: Mapping[str, Any], group: str) -> Any:
+    parts = [stored[name] for name in group.split(" & ")]
+    return tuple(parts) if len(parts) > 1 else parts[0]
+
+
+def _find(values: Any, value: Any) -> Any:
+    """Return our value of a foreign one; ... if there is none."""
+    pairs = values.items() if isinstance(values, Mapping) else zip(values, values, strict=True)
+    return next((ours for theirs, ours in pairs if _is_same(theirs, value)), ...)
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """Return whether two values are equal; numbers of different types are, but for truth values."""
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return all(map(_is_same, first, second))
+    return isinstance(first, bool) == isinstance(second, bool) and first == second
+
+
+def _explain(name: str, value: Any, supported: Iterable[Any]) -> str:
+    return f"{name} is {str(value)[:_SHOWN]!r}; supported: {', '.join(map(repr, supported))}"
+
+
+def find_other_options(options: Mapping[str, Any], others: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    return [
+        _explain(name, options[name], neutral)
+        for name, neutral in others.items()
+        if options.get(name) is not None and not any(_is_same(options[name], value) for value in neutral)
+    ]

@@ -1,0 +1,47 @@
+"""Tables of results, made of the values that a command writes as JSON; here as text, in reports as HTML."""
+
+import string
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Table(NamedTuple):
+    """Cells are texts; in reports also runs, or lists of lines. The columns `numbers` are aligned right."""
+
+    heading: Sequence[Any]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+    numbers: Container[int] = ()
+
+
+class _Cells(string.Formatter):
+    """Writes nothing for None."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return "" if value is None else str(format(value, format_spec))
+
+
+def make_table(columns: Mapping[str, str], records: Iterable[Mapping[str, Any]], caption: str = "") -> Table:
+    """A row for each record: {"share": "{share:.1%}"} with [{"share": 0.25}] has the cell 25.0%."""
+    rows = [[_Cells().vformat(cell, (), record) for cell in columns.values()] for record in records]
+    return Table(list(columns), rows, caption)
+
+
+def write_score(score: float, interval: float | None) -> str:
+    """37.10 ± 1.05."""
+    return f"{score:.2f}" + ("" if interval is None else f" ± {interval:.2f}")
+
+
+def write_text(parts: Iterable["str | Table"], indent: str = "  ") -> str:
+    """Lines, and tables in columns, of which those of numbers are aligned on the right."""
+    return "\n".join(part if isinstance(part, str) else _write_table(part, indent) for part in parts)
+
+
+def _write_table(table: Table, indent: str) -> str:
+    columns, first = [], bool(table.heading)
+    for cells in zip(*([table.heading] if first else []), *table.rows, strict=True):
+        width = max(map(len, cells))
+        right = all(cell == "" or cell[0].isdigit() for cell in cells[first:])
+        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
+    lines = [f"{indent}{'  '.join(row)}".rstrip() for row in zip(*columns, strict=True)]
+    return "\n".join([table.caption, *lines] if table.caption else lines)

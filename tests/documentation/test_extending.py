@@ -1,0 +1,57 @@
+"""The worked examples of docs/extending.md, executed in the modules that they extend."""
+
+import re
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+
+from documentation.pages import ROOT
+from flaxformer_mt.config import CleanConfig, Config
+from flaxformer_mt.convert.formats import ImportOverrides, Weights
+from flaxformer_mt.corpus import pair_checks
+from flaxformer_mt.model import feedforward
+from flaxformer_mt.training import update
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def run_part(begin: str, end: str, module: object = None) -> dict:
+    """Execute the part of the page from one line up to another, with the names of a module."""
+    (text,) = re.findall(rf"^{re.escape(begin)}.*?(?=^{re.escape(end)})", PAGE, re.S | re.M)
+    names = dict(vars(module)) if module else {}
+    exec(compile(text, "docs/extending.md", "exec"), names)
+    return names
+
+
+def test_the_activation_is_one_of_jax():
+    (line,) = re.findall(r'^    "mish": (.*),', PAGE, re.M)
+    x = np.linspace(-3, 3, 7)
+    mish = eval(line, dict(vars(feedforward)))
+    np.testing.assert_allclose(mish(x), x * np.tanh(np.log1p(np.exp(x))), rtol=1e-5)
+
+
+def test_the_loss_term_sums_over_real_tokens():
+    names = run_part("@dataclass(frozen=True)\nclass ActivationPenalty", "LossTerm", update)
+    hidden = jax.random.normal(jax.random.key(0), (2, 3, 5))
+    mask = np.array([[True, True, False], [True, False, False]])
+    sums = names["ActivationPenalty"](weight=0.5)(None, hidden, SimpleNamespace(target_mask=mask))
+    np.testing.assert_allclose(sums.loss_sum, (np.square(hidden).mean(-1) * mask).sum(), rtol=1e-6)
+    assert sums.weight == 3
+
+
+def test_the_cleaning_rule_finds_questions_on_one_side():
+    find = run_part("def find_questions", "RULES", pair_checks)["find_questions_on_one_side"]
+    texts = (["Wer? ", "Gut.", "Wo?"], ["Who?", "Good?", "Here."])
+    block = SimpleNamespace(texts=texts, first_side=0, lengths=np.ones((3, 2)))
+    assert find(block, CleanConfig()).tolist() == [-1, 0, 0]
+
+
+def test_the_format_reads_what_it_writes(tmp_path):
+    format = run_part('"""Format npz', "# flaxformer_mt/convert/formats.py, _HOMES")["FORMAT"]
+    vocabs = SimpleNamespace(save=lambda folder: None)
+    leaves = {"encoder/kernel": np.arange(6.0).reshape(2, 3)}
+    format.write(Weights(Config(), vocabs, leaves), tmp_path, "none")
+    read = format.read(tmp_path, ImportOverrides(vocabs=vocabs))
+    np.testing.assert_array_equal(read.leaves["encoder/kernel"], leaves["encoder/kernel"])
+    assert read.config == Config()
