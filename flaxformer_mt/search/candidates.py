@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from flaxformer_mt.kernels.cross_entropy import maxima_of_chunks
 from flaxformer_mt.shapes import Array, typed
 
 # Entries of the vocabulary per chunk (see `top_k`): about this many, and at least and at most so many.
@@ -84,8 +85,7 @@ def _top_of_chunks(
         ids = indices[..., None] * length + np.arange(length)
         return jnp.where((ids == barred[0]) & barred[1][..., None, None], -jnp.inf, masked)
 
-    # XLA would take the maximum of maxima from the logits themselves, and read them once more.
-    largest = jax.lax.optimization_barrier(chunks.max(axis=-1))
+    largest = maxima_of_chunks(chunks)
     top = largest.max(axis=-1)
     normalizer = top + jnp.log(jnp.exp(chunks - top[..., None, None]).sum(axis=(-1, -2)))
     largest = largest.at[..., partial].set(mask_chunks(chunks[..., partial, :], partial).max(axis=-1))
