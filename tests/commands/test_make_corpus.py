@@ -156,7 +156,7 @@ def test_wrong_flags_are_refused_in_one_line(capfd):
         ([*COMMAND, "--output=out", "--tag=a b"], "--tag is 'a b'; a tag is one symbol"),
         ([*COMMAND, "--output=out", "--window=0"], "--window is 0; it must be at least 1"),
         ([*COMMAND, "--output=out", "--weight=-1"], "--weight is -1.0; it must be"),
-        ([*COMMAND, "--output=out", "--weight=nan"], "--weight is nan; it must be a finite number"),
+        ([*COMMAND, "--output=out", "--weight=nan"], "--weight is 'nan'; it must be a finite number"),
         ([*COMMAND, "--output=out", "--max_length_ratio=0.5"], "--max_length_ratio is 0.5"),
         ([*COMMAND, "--output=out", "--pair_length_ratio=0.5"], "--pair_length_ratio is 0.5"),
         ([*COMMAND, "--output=out", "--max_repetitions=0"], "--max_repetitions is 0"),

@@ -179,7 +179,7 @@ def test_a_cut_vocabulary_leaves_the_rest_of_the_model_as_it_is(name, languages,
     vocab, original = trained.vocabs.target, whole.vocabs.target
     assert vocab.size == found["pieces"] < original.size * 0.8
     assert set(vocab.tags) == ({"deu_Latn", "eng_Latn"} if name == "nllb" else {"<2de>", "<2en>", "<2fr>"})
-    kept = list(vocab.facts.kept)
+    kept = list(vocab.metadata.kept)
     lead = "deu_Latn " if name == "nllb" else "<2en> "
     cut_ids = vocab.tokenize(lead + text[0])
     assert [kept[one] for one in cut_ids] == original.tokenize(lead + text[0])

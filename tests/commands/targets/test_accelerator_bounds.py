@@ -63,8 +63,8 @@ def describe(recipe: str, target: str, *flags: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("recipe", "flags", "attention", "kernels", "gigabytes"),
     [
-        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 190),
-        ("wmt14_en_de_big", BIG, "triton", 1800, 200),
+        ("wmt14_en_de_big", (*BIG, "model.attention_dropout_rate=0"), "cudnn", 1800, 153),
+        ("wmt14_en_de_big", BIG, "triton", 1820, 152),
         ("multi30k_de_en", SMALL, "triton", 1450, 3.6),
     ],
 )
@@ -98,4 +98,4 @@ def test_an_update_on_a_v5e_has_few_cycles():
     flags = ("data.batch_tokens=16384", "data.max_source_length=128", "data.max_target_length=128")
     found = describe("wmt14_en_de_base", "v5e:1x1", *SMALL, *flags)
     assert found["attention"]["kernel"] == "pallas" and sum(found["attention"]["calls"].values()) == 36
-    assert 0 < found["estimate"]["million_cycles"] <= 90 and found["estimate"]["milliseconds"] is None
+    assert 0 < found["estimate"]["million_cycles"] <= 82 and found["estimate"]["milliseconds"] is None
