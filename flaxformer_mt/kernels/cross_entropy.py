@@ -321,3 +321,10 @@ def _mean_of_teacher(table: Array, mixture: Mixture) -> Array:
 
     zeros = jnp.zeros((*mixture.ids.shape[:-1], table.shape[1]), jnp.float32)
     return jax.lax.fori_loop(0, mixture.ids.shape[-1], add, zeros)
+
+
+def maxima_of_chunks(chunks: Array) -> Array:
+    """Return the maxima over the last axis: XLA would take the maximum of them all from `chunks`, and read
+    these once more.
+    """
+    return jax.lax.optimization_barrier(chunks.max(axis=-1))
