@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.commands.terminal_tables import align
+from flaxformer_mt.evaluation.tables import Table, write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records" / "accelerator.jsonl"
@@ -153,7 +153,7 @@ def format_figures(figures: Figures, stored: Mapping[str, Any] | None) -> str:
     rows = [
         [name, *(f"{some[name]:,}" if name in some else "" for some in (figures, before))] for name in names
     ]
-    return "\n".join(align([["figure", "this run", versions], *rows]))
+    return write_text([Table(["figure", "this run", versions], rows)], indent="")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -21,7 +21,7 @@ MOMENTS = {
     "the cache": ("flaxformer_mt.corpus.text_files.load_or_scan",),
     "cleaning": ("flaxformer_mt.corpus.reader.load_or_clean",),
     "the vocabulary": ("flaxformer_mt.data.prepare._find_vocabs",),
-    "the token store": ("flaxformer_mt.data.token_store._write_store",),
+    "the token store": ("flaxformer_mt.data.token_store.artifact",),
     "the run's config": ("flaxformer_mt.data.prepare.open_run",),
     "a checkpoint written": ("flaxformer_mt.runs.array_files.write_item",),
     "a checkpoint sealed": ("flaxformer_mt.runs.checkpoints.atomic_folder.seal_folder",),

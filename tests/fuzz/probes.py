@@ -177,12 +177,9 @@ def use_damaged_cache(number: int, settings: dict[str, Any]) -> Any:
 
 def prepared_data(config_file: Path, run: Path | None = None) -> str:
     from flaxformer_mt.config.files import read_config
-    from flaxformer_mt.corpus import caches, read_pairs
+    from flaxformer_mt.corpus import read_pairs
     from flaxformer_mt.data.prepare import prepare
 
-    for descriptor in caches._held.values():
-        os.close(descriptor)
-    caches._held.clear()
     config = read_config(config_file)
     prepared = prepare(config, run)
     stores = [store for store in (prepared.train.base, prepared.valid) if store is not None]
