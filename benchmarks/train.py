@@ -246,7 +246,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
             )
             for name, (system, dtype) in systems_of.items()
         }
-        tokens = {name: sum(int(b.target_mask.sum()) for b in batches[_kind(name)]) for name in names}
+        tokens = {name: sum(int(b.sides[1].mask.sum()) for b in batches[_kind(name)]) for name in names}
         rates: dict[str, list[float]] = {name: [] for name in names}
         losses, products = {}, {name: [] for name in names}
         for number in range(options.rounds or setting.rounds):
@@ -282,9 +282,9 @@ def _conclude(
     for kind, some in batches.items():
         counts: dict[str, int] = {}
         for batch in some:
-            shape = "x".join(map(str, (*batch.source.shape, batch.target_in.shape[1])))
+            shape = "x".join(map(str, batch.shape))
             counts[shape] = counts.get(shape, 0) + 1
-        real = sum(int(b.target_mask.sum()) for b in some)
+        real = sum(int(b.sides[1].mask.sum()) for b in some)
         result[f"batches_{kind}"] = {"shapes": counts, "target_tokens": real}
     for name, system in systems.items():
         kind = _kind(name)

@@ -481,7 +481,9 @@ def name_missing_library(target: Target) -> Iterator[None]:
 def _missing_library(message: str) -> str:
     if "cudnn" not in message.lower():
         return ""
-    return f"; cuDNN comes with the extra gpu: {install_command(extra='gpu')}; or set model.attention=xla"
+    return (
+        f"; cuDNN comes with the extra cuda13: {install_command(extra='cuda13')}; or set model.attention=xla"
+    )
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ _RULES: Rules = {
     "model.attention_dropout_rate=0, or model.attention=auto": (
         lambda c: c.model.attention in ("xla", "cudnn") and _attention_dropout(c.model)
     ),
-    "{model.attention} needs model.dtype=bfloat16, not {model.dtype}; set it, or use auto": (
+    "{model.attention} needs model.dtype bfloat16, but {model.dtype is}; set it, or use auto": (
         lambda c: c.model.attention in ("cudnn", "pallas") and c.model.dtype != "bfloat16"
     ),
     "model.max_positions {most} is below the maximum {what}, {longest} tokens; raise it or lower "

@@ -9,7 +9,7 @@ import abc
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from flaxformer_mt.corpus.score_files import ScoreFile, checksum, open_score_fil
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.corpus.word_alignment import load_links
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.shapes import TeacherTokens
 from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.words import number_pieces
+
+if TYPE_CHECKING:
+    from flaxformer_mt.shapes import TeacherTokens
 
 
 class Side(NamedTuple):
@@ -321,7 +323,9 @@ class Teacher(Column):
                 )
             self._starts[members[counts > 0]] = scored.offsets[rows[members[counts > 0]]]
 
-    def lay_out(self, batch: Layout) -> TeacherTokens:
+    def lay_out(self, batch: Layout) -> "TeacherTokens":
+        from flaxformer_mt.shapes import TeacherTokens  # text is read without JAX, too
+
         target, top_k = batch.target, max(file.top_k for file in self.sets if file is not None)
         ids = np.zeros((batch.shape[0], batch.shape[2], top_k), np.int32)
         probs = np.zeros(ids.shape, np.float16)

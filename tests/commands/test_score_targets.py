@@ -186,7 +186,7 @@ def test_scores_of_other_vocabularies_and_texts_are_refused(made, tiny_run, tiny
     parts = {name: getattr(scored, name)[first:] for name in ("ids", "probs")}
     offsets = np.maximum(scored.offsets - first, 0)
     checks = scored.checks + (np.arange(len(scored.checks)) == 0).astype(scored.checks.dtype)
-    pairs.scores = (dataclasses.replace(scored, offsets=offsets, checks=checks, **parts),)
+    scores.sets = (dataclasses.replace(scored, offsets=offsets, checks=checks, **parts),)
     assert len(TokenStore.build(pairs, vocabs, tmp_path / "others")) == len(pairs)
 
 

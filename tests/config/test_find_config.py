@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import flaxformer_mt
