@@ -64,7 +64,9 @@ _EnsembleOptions: Any = take_fields(LoadOptions, "ensemble")
 CheckpointOptions: Any = take_fields(LoadOptions, "checkpoint")
 NonfiniteOptions: Any = take_fields(LoadOptions, "allow_nonfinite")
 DtypeOptions: Any = take_fields(LoadOptions, "dtype")
-SearchModelOptions: Any = take_fields(LoadOptions, "dtype", "quantization", "split_sentences")
+SearchModelOptions: Any = take_fields(
+    LoadOptions, "dtype", "quantization", "split_sentences", "capitals", "repetitions"
+)
 ShortlistOptions: Any = take_fields(LoadOptions, "shortlist")
 _LongLinesOptions: Any = take_fields(LoadOptions, "long_lines")
 
@@ -294,6 +296,9 @@ class TranslateOptions(
     input: Annotated[str, _Source] = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: Annotated[str, _Output] = "-"
+    # Run (or RUN@CHECKPOINT) that translates on: --run=DE_EN --then=EN_FR translates from German to French.
+    # Search options are for both runs; --checkpoint, --ensemble and --shortlist for --run. None: no such run.
+    then: str | None = None
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
@@ -575,6 +580,9 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     backend: Literal["jax", "ctranslate2"] = "jax"
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
+    # Also translate between languages that no run translates, through a third one: runs de-en and en-fr offer
+    # de-fr.
+    pivots: bool = True
     # Compile all sizes at the start. Meanwhile, a request waits only for the functions that it needs.
     warm_up: bool = True
 
@@ -607,6 +615,7 @@ def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -
 
     names = ("source_language", "target_language")
     languages = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    known = read_tags(options.run / "vocab")
-    choose_line_tags(read_config(options.run / "config.json").data, **languages, vocab_tags=known)
+    if getattr(options, "then", None) is None:  # with it, they are those of two runs
+        known = read_tags(options.run / "vocab")
+        choose_line_tags(read_config(options.run / "config.json").data, **languages, vocab_tags=known)
     return languages

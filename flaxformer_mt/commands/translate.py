@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,11 +26,11 @@ from flaxformer_mt.commands.options import (
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
-from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
-from flaxformer_mt.object_store.remote_runs import to_url
+from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,
@@ -45,6 +45,7 @@ from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
     from flaxformer_mt.translation.engine import LineEngine
+    from flaxformer_mt.translation.pivot import PivotEngine
     from flaxformer_mt.translation.requests import Request
     from flaxformer_mt.translation.result import Annotations, TranslationFormat
 
@@ -163,7 +164,7 @@ class BlockTranslator:
         self,
         warn: Callable[[str], None],
         *,
-        make_engine: "Callable[[Callable[[str], None]], LineEngine]",
+        make_engine: "Callable[[Callable[[str], None]], LineEngine | PivotEngine]",
         form: "TranslationFormat",
         unique: bool = False,
     ) -> None:
@@ -197,28 +198,39 @@ class BlockTranslator:
 
 
 def _make_jax_engine(
-    warn: Callable[[str], None], *, run: Path, loading: LoadOptions, warm_up: int
-) -> "LineEngine":
-    """Load a run; `warm_up` is the number of hypotheses for which programs are prepared, or 0."""
+    warn: Callable[[str], None],
+    *,
+    runs: Sequence[tuple[Path, LoadOptions]],
+    languages: Mapping[str, str],
+    warm_up: int,
+) -> "LineEngine | PivotEngine":
+    """Load a run, or two for a pivot; `warm_up` is the number of hypotheses of prepared programs, or 0."""
+    from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
     from flaxformer_mt.translation.translator import Translator
 
-    translator = Translator.load(run, loading, warn=warn)
-    if warm_up:
+    translators = [Translator.load(run, loading, warn=warn) for run, loading in runs]
+    for translator in translators if warm_up else ():
         translator.warm_up(n_best=warm_up)
-    return translator.engine()
+    if len(runs) == 1:
+        return translators[0].engine()
+    datas = (translator.config.data for translator in translators)
+    directions = choose_pivot(*datas, languages.get("source_language"), languages.get("target_language"))
+    return PivotEngine(*(translator.engine() for translator in translators), directions)
 
 
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
     """Translate --input by the model folder --run, line by line, and keep the record of the output."""
+    from flaxformer_mt.translation.guards import choose_guards
     from flaxformer_mt.translation.result import TranslationFormat
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
     changes = _find_search_changes(options)
     folder, split = options.run.expanduser(), options.split_sentences
+    guards = choose_guards(options.capitals, options.repetitions, None)
     make = functools.partial(
         BlockTranslator,
-        make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, **changes),
+        make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, guards=guards, **changes),
         form=TranslationFormat(),
     )
     write_translations(options, make, fields={}, languages={}, keep_record=True)
@@ -287,10 +299,18 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
 
     uses_workers = check_workers(options)
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
-    search = choose_search(options)
-    languages = read_languages(options)
     n_best = 1 if options.n_best is None else options.n_best
-    check_n_best(search, n_best, where="--")
+    every, runs = [options], []
+    if options.then is not None:
+        then, checkpoint = split_checkpoint(options.then)
+        own = {"checkpoint": checkpoint, "ensemble": (), "shortlist": None}
+        every.append(dataclasses.replace(options, run=open_copy(then), **own))
+    for one in every:
+        search = choose_search(one)
+        check_n_best(search, n_best, where="--")
+        # Workers of other machines make copies of their own.
+        runs.append((Path(to_url(one.run)), choose_loading(one, search)))
+    languages = read_languages(options)
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
     form, annotations = choose_format(options)
@@ -298,8 +318,8 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
         BlockTranslator,
         make_engine=functools.partial(
             _make_jax_engine,
-            run=Path(to_url(options.run)),  # workers of other machines make copies of their own
-            loading=choose_loading(options, search),
+            runs=runs,
+            languages=languages,
             warm_up=n_best * options.warm_up,
         ),
         form=form,
@@ -462,6 +482,8 @@ def _check_flags(options: TranslateOptions) -> None:
                 f"--{name} has no effect without --alignments or --json (or --markup); give one of these, or "
                 f"leave out --{name}"
             )
+    if options.then is not None and options.alignments == "pieces":
+        raise UserError("--then joins alignments of words, not --alignments=pieces; leave out pieces")
     if options.markup and options.alignments == "pieces":
         raise UserError("--markup needs alignments of words, not --alignments=pieces; leave out pieces")
     for name, effect in (("resume", "continues an output file"), ("overwrite", "replaces an output file")):

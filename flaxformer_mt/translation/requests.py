@@ -37,6 +37,7 @@ class Request:
       n_best: maximum number of hypotheses, the translation itself included.
       source_language, target_language: for a multilingual model; None: the tags at the start of the text.
       annotations: additional output, and whether markup is taken out and put back.
+      sentence_starts: where the sentences of the text start, if it is not to be split anew; without markup.
       top_k: with `target`, the number of most probable tokens to return for each of its positions.
     """
 
@@ -51,6 +52,7 @@ class Request:
     target_language: str | None = None
     annotations: Annotations = NO_ANNOTATIONS
     top_k: int = 0
+    sentence_starts: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON values."""
@@ -68,8 +70,7 @@ class Request:
     def from_json(cls, fields: dict[str, Any]) -> "Request":
         """Return the request of `to_json`, before or after it was text."""
         fields = dict(fields)
-        if "required" in fields:
-            fields["required"] = tuple(fields["required"])
+        fields |= {name: tuple(fields[name]) for name in ("required", "sentence_starts") if name in fields}
         if "annotations" in fields:
             fields["annotations"] = Annotations(**fields["annotations"])
         return cls(**fields)

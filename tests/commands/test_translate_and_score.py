@@ -24,6 +24,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.text_io import lines as lines_module
+from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
@@ -296,6 +297,9 @@ def untrained(tmp_path):
     [
         (["--json", "--scores"], "--scores has no effect with --json"),
         (["--n_best=2", "--scores"], "--scores has no effect with --n_best"),
+        (["--then=x", "--alignments=pieces"], "--then joins alignments of words"),
+        (["--capitals=no"], "--capitals is 'no'"),
+        (["--repetitions=False"], "--repetitions is 'False'"),
         (["--unique"], "--unique has no effect without --n_best"),
         (["--n_best=2", "--token_scores"], "or give --json instead"),
         (["--scores", "--token_scores"], "leave out --scores"),
@@ -382,6 +386,32 @@ def test_a_language_model_has_no_source(tmp_path, capfd):
     save_config(config, tmp_path / "config.json")
     assert main(["score", f"--run={tmp_path}", "--source=a", "--target=a"]) == 2
     assert "scores --target without a source; leave out --source" in capfd.readouterr().err
+
+
+def test_two_runs_in_a_row_and_one_that_does_not_follow(run_dir, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    then = tmp_path / "then"
+    shutil.copytree(run_dir, then)
+    text = (then / "config.json").read_text()
+    (then / "config.json").write_text(text.replace('"en"', '"fr"').replace('"de"', '"en"'))
+    write_lines("in", LINES)
+    command = ["translate", f"--run={run_dir}", f"--then={then}@10", "--input=in"]
+    assert main([*command, "--output=out", "--window=2"]) == 0
+    first, second = Translator.load(run_dir), Translator.load(then)
+    found = first.translate(LINES, then=second, notes=Notes(alignments="words"))
+    assert read_lines("out") == [one.text for one in found] and found[0].text
+    Path("out").unlink()
+    assert main([*command, "--json", "--alignments"]) == 0
+    described = list(map(json.loads, capfd.readouterr().out.splitlines()))
+    assert [one["text"] for one in described] == [one.text for one in found]
+    assert described[0]["alignment"] == [list(pair) for pair in found[0].alignment]
+    for flags, words in (
+        ([f"--then={run_dir}"], "the second de-en, which leads in no way"),
+        ([f"--then={then}", "--target_language=es"], "to es in no way"),
+        (["--then=absent"], "absent"),
+    ):
+        assert main(["translate", f"--run={run_dir}", "--input=in", *flags]) == 2
+        assert words in capfd.readouterr().err
 
 
 def test_a_model_of_several_languages_is_told_the_target(two_way_run, tmp_path, monkeypatch, capfd):
