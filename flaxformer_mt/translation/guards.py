@@ -65,26 +65,28 @@ class LetterCase(NamedTuple):
         """
         if not case or self.vocab is None:
             return text
-        words = re.findall(r"\S+", text)
-        spelled = [self._spellings(word, first=not number) for number, word in enumerate(words)]
-        counts = iter(map(self._count, self.vocab.tokenize_all(list(itertools.chain(*spelled)))))
-        best = iter(min(own, key=lambda _: next(counts)) for own in spelled)
-        return re.sub(r"\S+", lambda _: next(best), text)
+        vocab = self.vocab
 
-    def _count(self, tokens: Sequence[int]) -> int:
-        """Number of pieces; an unknown one counts as many."""
-        assert self.vocab is not None
-        return len(tokens) + 9 * list(tokens).count(self.vocab.unk_id)
+        def choose(word: re.Match[str]) -> str:
+            first = not text[: word.start()].strip()
+            spellings, ranks = self._spell(word[0], case, first=first), []
+            for ids in map(list, vocab.tokenize_all(spellings)):
+                # Of two single pieces, that of the lower id is more frequent; a sentence begins with a capital.
+                number = ids[0] if len(ids) == 2 and not first else 0
+                ranks.append((len(ids) + 9 * ids.count(vocab.unk_id), number))
+            return spellings[ranks.index(min(ranks))]
 
-    def _spellings(self, word: str, *, first: bool) -> list[str]:
-        """Return the spellings of a word, the usual ones first."""
+        return re.sub(r"\S+", choose, text)
+
+    def _spell(self, word: str, case: str, *, first: bool) -> list[str]:
+        """Return the spellings of a word; of equally good ones, the first is taken."""
         low = change_case(word, "lower_case", self.language)
         if self.language[:2] == "en":
             low = re.sub(r"\bi\b", "I", low)
         lows = [low, low.replace("ss", "ß")] if self.language[:2] == "de" else [low]
         titles = [change_case(one, "title_case", self.language) for one in lows]
-        spelled = [*titles, *lows] if first else [*lows, *titles]
-        return list(dict.fromkeys([*spelled, low.title(), word]))
+        spellings = [*titles, *lows] if first else [*lows, *titles]
+        return list(dict.fromkeys([*[word] * (case == "title_case"), *spellings, low.title(), word]))
 
 
 AS_IT_IS = LetterCase()
@@ -99,7 +101,7 @@ def put_back(text: str, case: str, language: str) -> str:
 
 
 def count_repeated(tokens: Sequence[int]) -> int:
-    """Return how many tokens in a row, at most, repeat those before them: [7 5 6 5 6 5 8] has 3."""
+    """Return how many tokens in a row, at most, repeat those before them: [7 5 6 5 6 5 6 8] has 4; 0: few."""
     most, size = 0, len(tokens)
     if len(set(zip(*(tokens[n:] for n in range(_LOOP)), strict=False))) > size - _LOOP:
         return 0  # too few to count, for most sentences
