@@ -71,7 +71,7 @@ class LetterCase(NamedTuple):
             first = not text[: word.start()].strip()
             spellings, ranks = self._spell(word[0], case, first=first), []
             for ids in map(list, vocab.tokenize_all(spellings)):
-                # Of two single pieces, that of the lower id is more frequent; a sentence begins with a capital.
+                # Of two single pieces, the lower id is more frequent; a sentence begins with a capital.
                 number = ids[0] if len(ids) == 2 and not first else 0
                 ranks.append((len(ids) + 9 * ids.count(vocab.unk_id), number))
             return spellings[ranks.index(min(ranks))]
