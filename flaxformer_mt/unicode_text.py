@@ -48,8 +48,8 @@ SHORT_WORD = 3
 def find_case(text: str) -> str:
     """Return which of `CASES` a text is; "" for any other.
 
-    In capitals, two letters or more have no lower case. In title case, all words of more than three letters,
-    two at least and more than one other, begin with a capital: "Der Herr der Ringe Kommt".
+    In capitals, two letters or more have no lower case. In title case, all words of more than three letters
+    begin with a capital, and two of them at least are not the first word: "Der Herr der Neun Ringe".
     """
     letters = [letter for letter in text if letter.isalpha()]
     if text.isupper() and len(letters) > 1:
@@ -57,8 +57,9 @@ def find_case(text: str) -> str:
     words = [word for word in text.split() if any(map(str.isalpha, word))]
     if len(words) == 1:
         return "single_words"
-    firsts = [word.lstrip("\"'([{«„“‘¿¡")[:1] for word in words if len(word) > SHORT_WORD]
-    return "title_case" if len(words) > 2 <= len(firsts) and all(map(str.isupper, firsts)) else ""
+    long = [word for number, word in enumerate(words) if not number or len(word) > SHORT_WORD]
+    capitals = [word.lstrip("\"'([{«„“‘¿¡")[:1].isupper() for word in long]
+    return "title_case" if len(long) > 2 and all(capitals) else ""
 
 
 # Bytes that are looked at.

@@ -69,12 +69,12 @@ class LetterCase(NamedTuple):
 
         def choose(word: re.Match[str]) -> str:
             first = not text[: word.start()].strip()
-            spellings, ranks = self._spell(word[0], case, first=first), []
-            for ids in map(list, vocab.tokenize_all(spellings)):
-                # Of two single pieces, the lower id is more frequent; a sentence begins with a capital.
-                number = ids[0] if len(ids) == 2 and not first else 0
-                ranks.append((len(ids) + 9 * ids.count(vocab.unk_id), number))
-            return spellings[ranks.index(min(ranks))]
+            spellings, counts = self._spell(word[0], case, first=first), []
+            for ids in map(list, vocab.tokenize_all(spellings)):  # of an unknown piece, any other is better
+                counts.append(len(ids) + 9 * ids.count(vocab.unk_id))
+            # A sentence begins with a capital, unless the vocabulary hardly knows it.
+            counts[0] -= first
+            return spellings[counts.index(min(counts))]
 
         return re.sub(r"\S+", choose, text)
 
