@@ -64,9 +64,7 @@ _EnsembleOptions: Any = take_fields(LoadOptions, "ensemble")
 CheckpointOptions: Any = take_fields(LoadOptions, "checkpoint")
 NonfiniteOptions: Any = take_fields(LoadOptions, "allow_nonfinite")
 DtypeOptions: Any = take_fields(LoadOptions, "dtype")
-SearchModelOptions: Any = take_fields(
-    LoadOptions, "dtype", "quantization", "split_sentences", "capitals", "repetitions"
-)
+SearchModelOptions: Any = take_fields(LoadOptions, "dtype", "quantization", "split_sentences")
 ShortlistOptions: Any = take_fields(LoadOptions, "shortlist")
 _LongLinesOptions: Any = take_fields(LoadOptions, "long_lines")
 
@@ -94,6 +92,21 @@ class LanguageOptions:
     target_language: _TargetLanguage = None
     # Language of the lines, for a model with data.source_tags. None: the model's source language.
     source_language: _SourceLanguage = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardOptions:
+    """What becomes of text that models translate badly."""
+
+    # ---- guards ----
+
+    # Sentences in capitals, in title case or of a single word: always translates them in sentence case and
+    # puts the translation back into their own; auto does so with the kinds that fewer than 0.5% of the
+    # training lines had, and with none if their shares are not known; never leaves all as they are.
+    capitals: Literal["auto", "always", "never"] = "auto"
+    # Translations that repeat a sequence of tokens, unlike their source: search_again searches them again
+    # without repetitions, and takes the better one; keep leaves them.
+    repetitions: Literal["search_again", "keep"] = "search_again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +299,7 @@ class TranslateOptions(
     _EnsembleFlags,
     EncodingOptions,
     LanguageOptions,
+    GuardOptions,
     _LongLinesOptions,
 ):
     """Translates text line by line, and writes one line for each input line in the same order."""
@@ -548,7 +562,7 @@ class ImportOptions:
 
 
 @dataclass(frozen=True)
-class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
+class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, GuardOptions):
     """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
 
     # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. For several

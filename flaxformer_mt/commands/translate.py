@@ -3,6 +3,7 @@
 Contains the options that must be equal to resume an output file.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -143,10 +144,14 @@ def open_one_output(
 
 
 class TranslatedBlock(NamedTuple):
-    """The output lines of each line of a block, and the number of target tokens in all of them."""
+    """The output lines of each line of a block, and the number of target tokens in all of them.
+
+    Also how often each guard has changed a sentence since the block before.
+    """
 
     outputs: list[list[str]]
     tokens: int
+    guarded: dict[str, int]
 
 
 def name_block(block: "list[Request]") -> str:
@@ -194,7 +199,9 @@ class BlockTranslator:
                 self._form.lines(request.seed - 1, request.text, translation, pieces)
                 for request, translation in zip(block, found, strict=True)
             ]
-            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found))
+            guarded = dict(self.engine.guarded)
+            self.engine.guarded.clear()
+            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found), guarded)
 
 
 def _make_jax_engine(
@@ -220,17 +227,15 @@ def _make_jax_engine(
 
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
     """Translate --input by the model folder --run, line by line, and keep the record of the output."""
-    from flaxformer_mt.translation.guards import choose_guards
     from flaxformer_mt.translation.result import TranslationFormat
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
         from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
     changes = _find_search_changes(options)
     folder, split = options.run.expanduser(), options.split_sentences
-    guards = choose_guards(options.capitals, options.repetitions, None)
     make = functools.partial(
         BlockTranslator,
-        make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, guards=guards, **changes),
+        make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, **changes),
         form=TranslationFormat(),
     )
     write_translations(options, make, fields={}, languages={}, keep_record=True)
@@ -377,11 +382,15 @@ def write_translations(
         if isinstance(worker_pool, InProcess):
             worker_pool.work.engine.on_progress = progress.add  # line by line
             worker_pool.work.ahead = all(text.is_ready is None for text in texts.values())  # files
+        guarded: collections.Counter[str] = collections.Counter()
         for block in worker_pool.map(blocks, name=name_block):
+            guarded.update(block.guarded)
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)
             if not isinstance(worker_pool, InProcess):
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
+    for guard, count in (+guarded).items():
+        print(f"sentences that --{guard} has changed: {count:,}", file=sys.stderr)
 
 
 def score_file(options: ScoreOptions) -> None:

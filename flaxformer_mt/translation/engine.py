@@ -285,9 +285,7 @@ class LineEngine(ABC):
             own = waiting.setdefault(line.request.n_best, {})
             for number, sentence in enumerate(line.sentences):
                 own[line, number, False] = sentence
-            if count := sum(part.case != "" for part in line.parts):
-                self.guarded["capitals"] += count
-                self._named["capitals"].add(line.request.seed)
+            self.guarded["capitals"] += sum(part.case != "" for part in line.parts)
             if len(line.parts) > 1 or line.parts[0].cut:
                 for name, what in (("split", "continues"), ("cut", "cut")):
                     if any(getattr(part, what) for part in line.parts):
@@ -390,7 +388,6 @@ class LineEngine(ABC):
                     line.sentences[number] = dataclasses.replace(sentence, no_repeat=True)
                     again.setdefault(line.request.n_best, {})[part] = line.sentences[number]
                     self.guarded["repetitions"] += 1
-                    self._named["repetitions"].add(line.request.seed)
                     continue
             (line.trial[1] if is_trial and line.trial else line.translations)[number] = translation
             line.num_missing -= 1
@@ -483,10 +480,6 @@ class LineEngine(ABC):
         messages = {
             "split": f"{{}}: {longest} translated in parts, which are joined again",
             "cut": f"{{}}: {longest} only the beginning was translated; split long lines into sentences",
-            "capitals": "{}: in capitals or title case, or a single word, which training lacked, so "
-            "translated in sentence case, and put back into its own; --capitals=never leaves it",
-            "repetitions": "{}: the translation repeated itself, so searched again without repetitions; "
-            "--repetitions=keep leaves it",
             "failed": f"{{}}: {_NOT_NUMBERS}, so the translation is empty; try an earlier checkpoint",
             "unsatisfied": "{}: the translation lacks some of the required phrases; require fewer phrases, "
             "or allow longer translations or a larger beam",

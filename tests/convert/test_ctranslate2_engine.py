@@ -114,7 +114,7 @@ def test_repetitions_are_searched_again(folder, plain, monkeypatch):
     assert strict[2].tokens != plain[2].tokens
     found = [one.tokens for one in translate(system, LINES)]
     assert found == [(strict if number == 2 else plain)[number].tokens for number in range(len(LINES))]
-    assert system.guarded == {"repetitions": 1} and "guards" in system.describe()
+    assert +system.guarded == {"repetitions": 1} and "guards" in system.describe()
 
 
 def test_samples_depend_on_the_seed_and_on_their_options(folder, plain):

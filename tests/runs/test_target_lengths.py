@@ -141,7 +141,7 @@ def test_letter_cases_are_guarded_as_the_run_was_trained(tiny_run, tmp_path):
         (run / "target_lengths.json").write_text(json.dumps({"ratio": 1.0, "offset": 9.0, **known}))
         translator = Translator.load(run, capitals=option, repetitions="keep", spread=False)
         assert translator.describe().get("guards", [[], False]) == [expected, False]
-    assert Translator.load(run, spread=False, capitals="never").describe()["guards"] == [[], True]
+    assert Translator.load(run, spread=False, repetitions="search_again").describe()["guards"] == [[], True]
 
 
 def test_sentences_are_translated_apart_as_the_run_was_trained(tiny_run, tmp_path):

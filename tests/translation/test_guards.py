@@ -151,10 +151,8 @@ def test_capitals_are_translated_in_sentence_case_and_put_back(guarded, shared_t
         else:  # one sentence of two
             first = shared_translator.translate(["Milch!"])[0].text
             assert found.text == first + expected.text.removeprefix(first).upper() != expected.text
-    assert sum(one.startswith("line 1: in capitals") for one in warnings) == len(lines)
-    warnings.clear()
     assert translator.translate(plain[:2]) == shared_translator.translate(plain[:2])
-    assert not any("capitals" in one for one in warnings)
+    assert not warnings
     # Prefixes and phrases are asked for as they are written.
     for constraint in ({"prefixes": ["the "]}, {"required": [["cat"]]}):
         expected = shared_translator.translate([lines[0]], **constraint)
@@ -203,7 +201,7 @@ def test_repetitions_are_searched_again_and_the_better_is_kept(guarded, translat
     answers = {}
     while len(engine):
         answers |= dict(engine.step())
-    assert engine.guarded == {"repetitions": 2}
+    assert +engine.guarded == {"repetitions": 2}
     kept = [
         min(pair, key=lambda one: (len(one.tokens) - len(set(one.tokens)), -one.score))
         for pair in zip(usual, strict, strict=True)
@@ -211,10 +209,6 @@ def test_repetitions_are_searched_again_and_the_better_is_kept(guarded, translat
     assert answers[0].tokens == usual[0].tokens and answers[4].tokens == usual[4].tokens
     assert answers[2].tokens == kept[3].tokens and answers[3].text == ""
     assert answers[1].tokens == usual[1].tokens + kept[2].tokens
-    (message,) = engine.take_warnings()
-    assert (
-        message.startswith("lines 2, 3: the translation repeated itself") and "--repetitions=keep" in message
-    )
 
 
 def test_the_better_of_two_translations():

@@ -84,7 +84,7 @@ def serve(options: ServeOptions) -> None:
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         threads = {model.thread for model in models.values()}
         guarded = sum((thread.engine.guarded for thread in threads), collections.Counter())
-        for guard, count in guarded.items():
+        for guard, count in (+guarded).items():
             _say(f"sentences that --{guard} has changed: {count:,}")
         _say("all requests are answered; the server ends")
 
