@@ -220,9 +220,10 @@ def _make_jax_engine(
         translator.warm_up(n_best=warm_up)
     if len(runs) == 1:
         return translators[0].engine()
-    datas = (translator.config.data for translator in translators)
-    directions = choose_pivot(*datas, languages.get("source_language"), languages.get("target_language"))
-    return PivotEngine(*(translator.engine() for translator in translators), directions)
+    first, second = translators
+    names = languages.get("source_language"), languages.get("target_language")
+    directions = choose_pivot(first.config.data, second.config.data, *names)
+    return PivotEngine(first.engine(), second.engine(), directions)
 
 
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
@@ -307,8 +308,10 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     n_best = 1 if options.n_best is None else options.n_best
     every, runs = [options], []
     if options.then is not None:
+        if options.alignments == "pieces":
+            raise UserError("--then joins alignments of words, not --alignments=pieces; leave out pieces")
         then, checkpoint = split_checkpoint(options.then)
-        own = {"checkpoint": checkpoint, "ensemble": (), "shortlist": None}
+        own: dict[str, Any] = {"checkpoint": checkpoint, "ensemble": (), "shortlist": None}
         every.append(dataclasses.replace(options, run=open_copy(then), **own))
     for one in every:
         search = choose_search(one)
@@ -491,8 +494,6 @@ def _check_flags(options: TranslateOptions) -> None:
                 f"--{name} has no effect without --alignments or --json (or --markup); give one of these, or "
                 f"leave out --{name}"
             )
-    if options.then is not None and options.alignments == "pieces":
-        raise UserError("--then joins alignments of words, not --alignments=pieces; leave out pieces")
     if options.markup and options.alignments == "pieces":
         raise UserError("--markup needs alignments of words, not --alignments=pieces; leave out pieces")
     for name, effect in (("resume", "continues an output file"), ("overwrite", "replaces an output file")):

@@ -425,17 +425,18 @@ class LineEngine(ABC):
         text = request.text if line.marked is None else line.marked.text
         if any(map(_has_failed, line.translations)):
             self._named["failed"].add(request.seed)
-        parts, translations = line.parts, line.translations
+        parts, translations, how = line.parts, line.translations, dict[str, Any]()
         if any(part.case for part in parts):
             language = self._choose_tags(request.source_language, request.target_language).target_language
+            how = {"language": language}
             translations = [
-                change_texts(one, functools.partial(put_back, case=part.case, language=language))
+                change_texts(one, functools.partial(put_back, case=part.case, source=part.content, **how))
                 for part, one in zip(parts, translations, strict=True)
             ]
         if len(parts) == 1 and parts[0].content == text and not parts[0].cut:
             joined: Translation = translations[0]
         else:
-            how: dict[str, Any] = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
+            how = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
             joined = join_parts(text, parts, translations, annotations=line.annotations, **how)
         if request.required and len(parts) != 1:  # no search knows all phrases
             joined = check_phrases(joined, [one for one in request.required if not is_blank(one)])

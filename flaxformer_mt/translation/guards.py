@@ -69,7 +69,7 @@ class LetterCase(NamedTuple):
 
         def choose(word: re.Match[str]) -> str:
             first = not text[: word.start()].strip()
-            spellings, counts = self._spell(word[0], case, first=first), []
+            spellings, counts = self._spell(word[0], first=first), []
             for ids in map(list, vocab.tokenize_all(spellings)):  # of an unknown piece, any other is better
                 counts.append(len(ids) + 9 * ids.count(vocab.unk_id))
             # A sentence begins with a capital, unless the vocabulary hardly knows it.
@@ -78,7 +78,7 @@ class LetterCase(NamedTuple):
 
         return re.sub(r"\S+", choose, text)
 
-    def _spell(self, word: str, case: str, *, first: bool) -> list[str]:
+    def _spell(self, word: str, *, first: bool) -> list[str]:
         """Return the spellings of a word; of equally good ones, the first is taken."""
         low = change_case(word, "lower_case", self.language)
         if self.language[:2] == "en":
@@ -86,18 +86,19 @@ class LetterCase(NamedTuple):
         lows = [low, low.replace("ss", "ß")] if self.language[:2] == "de" else [low]
         titles = [change_case(one, "title_case", self.language) for one in lows]
         spellings = [*titles, *lows] if first else [*lows, *titles]
-        return list(dict.fromkeys([*[word] * (case == "title_case"), *spellings, low.title(), word]))
+        return list(dict.fromkeys([*spellings, low.title(), word]))
 
 
 AS_IT_IS = LetterCase()
 
 
-def put_back(text: str, case: str, language: str) -> str:
+def put_back(text: str, case: str, language: str, source: str) -> str:
     """Put the translation of a sentence into the letter case of the sentence."""
-    if case == "title_case":
-        words = rf"^\W*\w+|[^\W\d_]{{{SHORT_WORD + 1},}}"
+    if case == "title_case" and not "".join(re.findall(r"(?<!\S)[^\w\s]*([^\W\d_])", source)).isupper():
+        words = rf"^\W*\w+|[^\W\d_]{{{SHORT_WORD + 1},}}"  # short ones are small in the sentence too
         return re.sub(words, lambda word: change_case(word[0], "title_case", language), text)
-    return change_case(text, "upper_case", language) if case == "capitals" else text
+    change = {"capitals": "upper_case", "title_case": "title_case"}.get(case)
+    return text if change is None else change_case(text, change, language)
 
 
 def count_repeated(tokens: Sequence[int]) -> int:

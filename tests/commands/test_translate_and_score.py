@@ -19,7 +19,7 @@ from tiny_experiment import quick_environment, random_params
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.config.files import save_config
+from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -388,17 +388,21 @@ def test_a_language_model_has_no_source(tmp_path, capfd):
     assert "scores --target without a source; leave out --source" in capfd.readouterr().err
 
 
-def test_two_runs_in_a_row_and_one_that_does_not_follow(run_dir, tmp_path, monkeypatch, capfd):
+def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     then = tmp_path / "then"
-    shutil.copytree(run_dir, then)
-    text = (then / "config.json").read_text()
-    (then / "config.json").write_text(text.replace('"en"', '"fr"').replace('"de"', '"en"'))
-    write_lines("in", LINES)
-    command = ["translate", f"--run={run_dir}", f"--then={then}@10", "--input=in"]
+    shutil.copytree(tiny_run, then)
+    config = read_config(tiny_run / "config.json")
+    save_config(
+        config.replace({"data.source_language": "yy", "data.target_language": "zz"}), then / "config.json"
+    )
+    lines = ["ba do", "", "gu fi. Ka lo!", "mi nu"]
+    write_lines("in", lines)
+    command = ["translate", f"--run={tiny_run}", f"--then={then}@best", "--input=in"]
     assert main([*command, "--output=out", "--window=2"]) == 0
-    first, second = Translator.load(run_dir), Translator.load(then)
-    found = first.translate(LINES, then=second, notes=Notes(alignments="words"))
+    loading = {"repetitions": "search_again", "warn": lambda message: None}
+    first, second = (Translator.load(run, **loading) for run in (tiny_run, then))
+    found = first.translate(lines, then=second, notes=Notes(alignments="words"))
     assert read_lines("out") == [one.text for one in found] and found[0].text
     Path("out").unlink()
     assert main([*command, "--json", "--alignments"]) == 0
@@ -406,11 +410,11 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(run_dir, tmp_path, monke
     assert [one["text"] for one in described] == [one.text for one in found]
     assert described[0]["alignment"] == [list(pair) for pair in found[0].alignment]
     for flags, words in (
-        ([f"--then={run_dir}"], "the second de-en, which leads in no way"),
-        ([f"--then={then}", "--target_language=es"], "to es in no way"),
+        ([f"--then={tiny_run}"], "the second xx-yy, which leads in no way"),
+        ([f"--then={then}", "--target_language=qq"], "to qq in no way"),
         (["--then=absent"], "absent"),
     ):
-        assert main(["translate", f"--run={run_dir}", "--input=in", *flags]) == 2
+        assert main(["translate", f"--run={tiny_run}", "--input=in", *flags]) == 2
         assert words in capfd.readouterr().err
 
 

@@ -116,7 +116,7 @@ def test_training_lines_of_several_sentences_and_in_capitals_are_counted(tiny_co
     data = tmp_path / "data"
     shutil.copytree(tiny_config.data.text_dir, data)
     source = data / "train.xx"
-    lines = ["Ba do. Fi gu!", "Mi 3.5 nu."] * 8 + ["BA DO", "Badado fi Midofi", "MI", "Mi."]
+    lines = ["Ba do. Fi gu!", "Mi 3.5 nu."] * 8 + ["BA DO", "Badado fi Midofi Lonumi", "MI", "Mi."]
     lines += [f"{line} a" for line in source.read_text().splitlines()[20:]]
     source.write_text("".join(f"{line}\n" for line in lines))
     own = dataclasses.replace(tiny_config.data, text_dir=str(data))

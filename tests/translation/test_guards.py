@@ -90,11 +90,30 @@ def test_words_get_the_case_that_they_have_in_the_vocabulary(letter_case, text, 
 
 def test_letters_of_some_languages(letter_case):
     for language, word, usual in (("en", "I'M", "I'm"), ("tr", "ILIK", "ılık"), ("de", "ICH", "ich")):
-        assert letter_case._replace(language=language)._spell(word, "capitals", first=False)[0] == usual
-    assert put_back("iyi ılık", "capitals", "tr") == "İYİ ILIK" and put_back("iyi", "capitals", "en") == "IYI"
-    assert put_back("the dog of a man", "title_case", "en") == "The dog of a man"
-    assert put_back("the little dog's house", "title_case", "en") == "The Little dog's House"
-    assert put_back("straße", "capitals", "de") == "STRASSE" and put_back("a B", "", "de") == "a B"
+        assert letter_case._replace(language=language)._spell(word, first=False)[0] == usual
+    text = "the little dog's house of a man"
+    for text, case, language, source, expected in (
+        ("iyi ılık", "capitals", "tr", "A", "İYİ ILIK"),
+        ("iyi", "capitals", "en", "A", "IYI"),
+        ("straße", "capitals", "de", "A", "STRASSE"),
+        (
+            "the little dog's house of a man",
+            "title_case",
+            "en",
+            "Das Haus des Hundes",
+            "The Little dog's House of a man",
+        ),
+        (
+            "the little dog's house of a man",
+            "title_case",
+            "en",
+            "Das «Haus» Des",
+            "The Little Dog's House Of A Man",
+        ),
+        ("a B", "single_words", "de", "A", "a B"),
+        ("a B", "", "de", "A", "a B"),
+    ):
+        assert put_back(text, case, language, source) == expected
     assert LetterCase().find("DER MANN") == "" and LetterCase().lower("DER", "") == "DER"
 
 

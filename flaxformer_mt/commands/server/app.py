@@ -363,7 +363,7 @@ class _Server:
             "active_sentences": ("Sentences that are being searched.", active),
             "resident_bytes": ("Memory of the server.", resident_bytes()),
         }
-        guarded = sum((thread.engine.guarded for thread in threads), collections.Counter())
+        guarded = sum((one.engine.guarded for one in threads), collections.Counter[str]())
         return PlainTextResponse(self._measurements.format(gauges, guarded))
 
     async def _read(self, request: Request) -> dict[str, Any]:

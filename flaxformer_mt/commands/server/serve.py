@@ -83,7 +83,7 @@ def serve(options: ServeOptions) -> None:
                 handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         threads = {model.thread for model in models.values()}
-        guarded = sum((thread.engine.guarded for thread in threads), collections.Counter())
+        guarded = sum((one.engine.guarded for one in threads), collections.Counter[str]())
         for guard, count in (+guarded).items():
             _say(f"sentences that --{guard} has changed: {count:,}")
         _say("all requests are answered; the server ends")
