@@ -403,11 +403,12 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monk
     loading = {"repetitions": "search_again", "warn": lambda message: None}
     first, second = (Translator.load(run, **loading) for run in (tiny_run, then))
     found = first.translate(lines, then=second, notes=Notes(alignments="words"))
-    assert read_lines("out") == [one.text for one in found] and found[0].text
+    assert read_lines("out") == [one.text for one in found] and found[0].tokens
     Path("out").unlink()
     assert main([*command, "--json", "--alignments"]) == 0
     described = list(map(json.loads, capfd.readouterr().out.splitlines()))
     assert [one["text"] for one in described] == [one.text for one in found]
+    assert described[0]["score"] == pytest.approx(found[0].score, abs=1e-4) != 0
     assert described[0]["alignment"] == [list(pair) for pair in found[0].alignment]
     for flags, words in (
         ([f"--then={tiny_run}"], "the second xx-yy, which leads in no way"),
