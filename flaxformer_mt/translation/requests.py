@@ -37,7 +37,7 @@ class Request:
       n_best: maximum number of hypotheses, the translation itself included.
       source_language, target_language: for a multilingual model; None: the tags at the start of the text.
       annotations: additional output, and whether markup is taken out and put back.
-      sentence_starts: where the sentences of the text start, if it is not to be split anew; without markup.
+      sentence_starts: where the sentences of the text start; None: the engine finds them. Not with markup.
       top_k: with `target`, the number of most probable tokens to return for each of its positions.
     """
 

@@ -361,7 +361,7 @@ class Translator:
           source_language: language of lines that do not begin with a language tag, for a model with
             data.source_tags.
           target_language: language to translate such lines into, for a model of several languages.
-          then: a translator from this one's target language into a third one, which is that of the results.
+          then: a translator from this one's target language into a third one, the language of the results.
           params: parameters that replace the translator's own.
           search: search options of this call, such as beam_size=8; see `with_search`.
 
