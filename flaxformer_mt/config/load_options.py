@@ -33,7 +33,7 @@ class LoadOptions:
     # Lines of several sentences: always translates each sentence separately and joins the results; never
     # translates the line as a whole; auto is always, unless 10% of the training lines had several sentences.
     split_sentences: Literal["auto", "always", "never"] = "auto"
-    # Sentences in capitals, in title case or of a single word, as the flag of translate: auto, always or never.
+    # Sentences in capitals, in title case or of a single word, as translate's flag: auto, always or never.
     capitals: Literal["auto", "always", "never"] = "never"
     # Translations that repeat themselves, as the flag of translate: searched again, or kept.
     repetitions: Literal["search_again", "keep"] = "keep"
