@@ -8,6 +8,7 @@ from flaxformer_mt.atomic_folder import artifact, digest, digest_file
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
+from flaxformer_mt.corpus.documents import SEPARATOR, find_separator
 from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, Split, cache_dir, has_split, read_pairs
@@ -90,6 +91,9 @@ def prepare(
         check_language_tags(vocabs.source, train_pairs.tags)
         check_language_tags(vocabs.target, filter(None, train_pairs.target_tags))
         check_tags(vocabs.source, train_pairs.report["parts"])
+        if context := train_pairs.context:
+            for vocab in (vocabs.source, vocabs.target)[: 1 + context.target]:
+                find_separator(vocab)
     if run_dir is not None and is_first():
         publish(run_dir)
     tags = (part.get("tag", "") for part in train_pairs.report["parts"])
@@ -110,7 +114,7 @@ def prepare(
         )
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
-    lengths = _learn_lengths(train, vocabs, run_dir, language=language)
+    lengths = _learn_lengths(train, vocabs, run_dir, language=language, context=config.data.context)
     report: dict[str, Any] = {
         "train": train_pairs.report,
         **{split: held_out[split].report if split in held_out else None for split in splits},
@@ -137,22 +141,23 @@ def prepare(
 
 
 def _learn_lengths(
-    train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str
+    train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str, context: int
 ) -> dict[str, Any] | None:
     """What there is to know of the lengths of training lines, also written into the run directory."""
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
-        lengths["several_sentences"] = _count_several_sentences(train, vocabs, language)
+        lengths["several_sentences"] = _count_several_sentences(train, vocabs, language, context)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
         publish(run_dir)
     return lengths
 
 
-def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str) -> float:
+def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str, context: int) -> float:
     """Share of source lines with more than one sentence, of some lines all over the training set."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = (vocabs.source.detokenize(train.base[number][0]) for number in numbers)
+    texts = (text.rpartition(SEPARATOR)[2] for text in texts) if context else texts
     return sum(len(split_sentences(text, language=language)) > 1 for text in texts) / len(numbers)
 
 
@@ -182,18 +187,21 @@ def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
 
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
+    wanted = config.vocab
+    if config.data.context:
+        wanted = dataclasses.replace(wanted, symbols=tuple(dict.fromkeys((*wanted.symbols, SEPARATOR))))
     if run_dir is not None and (run_dir / "vocab").is_dir():
         open_run(run_dir, config)
         load_sealed_vocabs(run_dir / "vocab")
-        return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
+        return make_vocabs(wanted, pairs, run_dir / "vocab", target_only=not pairs.has_source)
     # A vocabulary is a function of the text, of its settings, and of the bytes of the given model files.
-    fields = dataclasses.asdict(config.vocab) | {"sampling": None}
+    fields = dataclasses.asdict(wanted) | {"sampling": None}
     models = map(Path, filter(None, (config.vocab.source_model, config.vocab.target_model)))
     key = digest([pairs.fingerprint, fields, [digest_file(model) for model in models if model.is_file()]])
     folder = root / "vocabularies" / key
 
     def load(folder: Path, metadata: Any = None) -> Vocabs:
-        return make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
+        return make_vocabs(wanted, pairs, folder, target_only=not pairs.has_source)
 
     with name_full_disk(folder):
         vocabs = artifact(folder, lambda partial: load(partial) and {}, load)
