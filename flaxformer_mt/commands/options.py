@@ -294,6 +294,12 @@ class TranslateOptions(
     input: Annotated[str, _Source] = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: Annotated[str, _Output] = "-"
+    # Read each line with the lines before it in its document, by a model with data.context. Documents end at
+    # blank lines.
+    documents: bool = False
+    # File with the id of the document of each line, one line for each input line; a document ends where the
+    # id changes, too. None: no ids.
+    document_ids: str | None = None
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,12 +24,12 @@ from flaxformer_mt.commands.options import (
     find_declaration,
     read_languages,
 )
-from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config import DataConfig, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
-from flaxformer_mt.config.schema import MbrConfig
+from flaxformer_mt.config.schema import MOST_LINES, MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.remote_runs import to_url
 from flaxformer_mt.text_io.lines import (
@@ -40,7 +41,7 @@ from flaxformer_mt.text_io.lines import (
     open_output,
     take_windows,
 )
-from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
+from flaxformer_mt.text_io.resumable_output import START_OVER, ResumableOutput, open_resumable
 from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
@@ -90,21 +91,28 @@ def describe_output(
         "inputs": sorted(inputs),
         # Only if given, so that commands of earlier versions can be resumed.
         **({"unique": True} if options.unique else {}),
+        **({"documents": _digest(options.document_ids)} if options.documents else {}),
         **languages,
     }
+
+
+def _digest(file: str | None) -> str:
+    from flaxformer_mt.atomic_folder import digest_file
+
+    return "" if file is None else digest_file(Path(file).expanduser())
 
 
 class PlainOutput:
     """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
 
     def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
-        self._write, self.done = write, done
+        self._write, self.done, self.texts = write, done, list[str]()
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
         """Return the lines after those that are done."""
         return itertools.islice(lines, self.done, None)
 
-    def write(self, lines: Iterable[str]) -> None:
+    def write(self, lines: Iterable[str], text: str | None = None) -> None:
         """Write lines, one after the other."""
         for line in lines:
             self._write(line)
@@ -122,7 +130,8 @@ def open_one_output(
     output: ResumableOutput | PlainOutput
     with contextlib.ExitStack() as files:
         if not is_first():
-            output = PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
+            output = PlainOutput(lambda line: None)
+            output.done, output.texts = json.loads(exchange(b"")[0])
         elif options.output == STANDARD or is_device(options.output):
             output = PlainOutput(files.enter_context(open_output(options.output)))
         else:
@@ -131,7 +140,7 @@ def open_one_output(
             resumable = open_resumable(options.output, origin=origin(), step=window, **resumed)
             output = files.enter_context(resumable)
         if is_first():
-            exchange(str(output.done).encode())
+            exchange(json.dumps([output.done, list(output.texts)]).encode())
         try:
             yield output
         except BaseException:
@@ -142,10 +151,11 @@ def open_one_output(
 
 
 class TranslatedBlock(NamedTuple):
-    """The output lines of each line of a block, and the number of target tokens in all of them."""
+    """The output lines of each line of a block, the number of target tokens in all of them, and the texts."""
 
     outputs: list[list[str]]
     tokens: int
+    texts: list[str]
 
 
 def name_block(block: "list[Request]") -> str:
@@ -158,6 +168,8 @@ class BlockTranslator:
 
     # Whether the next block is read while one is translated.
     ahead = False
+    # Translations of the lines before the first block.
+    before: Iterable[str] = ()
 
     def __init__(
         self,
@@ -185,7 +197,8 @@ class BlockTranslator:
         from flaxformer_mt.translation.result import drop_repeated
 
         windows, kept = itertools.tee(blocks)
-        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
+        how: dict[str, Any] = {"ahead": self.ahead, "warn": self._warn, "before": self.before}
+        translated = run_windows(self.engine, windows, **how)
         pieces = self.engine.vocabs.target.pieces
         for found, block in zip(translated, kept, strict=False):
             found = list(map(drop_repeated, found)) if self._unique else found
@@ -193,7 +206,8 @@ class BlockTranslator:
                 self._form.lines(request.seed - 1, request.text, translation, pieces)
                 for request, translation in zip(block, found, strict=True)
             ]
-            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found))
+            texts = [one.text for one in found]
+            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found), texts)
 
 
 def _make_jax_engine(
@@ -324,11 +338,14 @@ def write_translations(
     keep_record: bool,
 ) -> None:
     """Translate --input by blocks of lines, and write the output of each in order."""
+    from flaxformer_mt.corpus.documents import Documents
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.requests import make_requests
     from flaxformer_mt.workers.worker_pool import InProcess, open_pool
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
+    paths["document_ids"] = options.document_ids
+    data = _check_documents(options) if options.documents else DataConfig()
     with contextlib.ExitStack() as files:
         texts = {
             name: files.enter_context(open_lines(path, invalid_utf8=options.invalid_utf8))
@@ -336,6 +353,10 @@ def write_translations(
             if path is not None
         }
         _check_lengths(options)
+        ids, documents = texts.pop("document_ids", None), None
+        if options.documents:
+            documents = Documents(texts["input"].lines, data.context, ids and ids.lines)
+            texts["input"] = texts["input"]._replace(lines=iter(documents))
         worker_pool = files.enter_context(open_pool(make, workers=options.workers, ray=options.ray))
         typed = options.input == STANDARD and sys.stdin.isatty()
         window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
@@ -344,24 +365,48 @@ def write_translations(
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
+        if data.target_context and len(output.texts) < min(output.done, MOST_LINES):
+            raise UserError(f"the record of {options.output} lacks translations of lines; {START_OVER}")
         lines = {name: output.read(name, text.lines) for name, text in texts.items()}
         required = (line.split("\t") for line in lines["required"]) if "required" in lines else None
         constraints = {
             "prefix": ("lines of --prefix", lines.get("prefixes")),
             "required": ("lines of --required", required),
         }
-        requests = make_requests(lines["input"], constraints, first_line=output.done + 1, **fields)
+        requests = make_requests(
+            lines["input"],
+            constraints,
+            first_line=output.done + 1,
+            documents=documents,
+            translated=() if data.target_context else None,
+            **fields,
+        )
         blocks = take_windows(requests, window, is_ready)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(worker_pool, InProcess):
             worker_pool.work.engine.on_progress = progress.add  # line by line
             worker_pool.work.ahead = all(text.is_ready is None for text in texts.values())  # files
+            worker_pool.work.before = output.texts
         for block in worker_pool.map(blocks, name=name_block):
-            for lines_of_one in block.outputs:
-                output.write(lines_of_one)
+            for lines_of_one, text in zip(block.outputs, block.texts, strict=True):
+                output.write(lines_of_one, text if data.target_context else None)
             if not isinstance(worker_pool, InProcess):
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
+
+
+def _check_documents(options: TranslateOptions) -> DataConfig:
+    """Return the data section of the run's config. Raises UserError if it has no use for documents."""
+    from flaxformer_mt.corpus.documents import check_context
+
+    data = read_config(options.run / "config.json").data
+    check_context(data, "--documents")
+    if data.target_context and (options.workers or options.ray):
+        raise UserError(
+            "--workers and --ray translate blocks of lines at the same time, but this model reads the "
+            "translations of lines before (data.target_context); leave them out"
+        )
+    return data
 
 
 def score_file(options: ScoreOptions) -> None:
@@ -442,6 +487,11 @@ def _check_flags(options: TranslateOptions) -> None:
         raise UserError(
             "only one of --input, --prefix and --required can be standard input; give files for the others"
         )
+    if options.document_ids == STANDARD or (options.document_ids and not options.documents):
+        problem = "cannot be standard input" if options.documents else "has no effect without --documents"
+        raise UserError(
+            f"--document_ids={options.document_ids} {problem}; give --documents --document_ids=FILE"
+        )
     for written, contents in (("json", "all scores"), ("n_best", "each hypothesis with its score")):
         for name in ("scores", "token_scores"):
             if getattr(options, written) not in (False, None) and getattr(options, name):
@@ -470,7 +520,8 @@ def _check_flags(options: TranslateOptions) -> None:
             raise UserError(f"--{name} {effect}, but the output is {what}; give --output=FILE")
     check_line_flags(options)
     if options.output != STANDARD:
-        check_output(options.output, inputs=(options.input, options.prefix, options.required))
+        inputs = (options.input, options.prefix, options.required, options.document_ids)
+        check_output(options.output, inputs=inputs)
 
 
 def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
@@ -491,13 +542,14 @@ def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> N
 
 
 def _check_lengths(options: TranslateOptions) -> None:
-    """Raise UserError if --prefix or --required has another number of lines than --input."""
+    """Raise UserError if a file with a line for each line of --input has another number of lines."""
     num_lines = count_lines(options.input)
-    for flag in ("prefix", "required"):
+    for flag in ("prefix", "required", "document_ids"):
         path = getattr(options, flag)
         count = None if path is None else count_lines(path)
         if None not in (num_lines, count) and num_lines != count:
             raise UserError(
                 f"--{flag}={path} has {count} lines, but --input={options.input} has {num_lines}; give one "
-                "for each line, an empty one for a line without constraint"
+                "for each line"
+                + (", an empty one for a line without constraint" if flag != "document_ids" else "")
             )

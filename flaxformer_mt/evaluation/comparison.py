@@ -165,7 +165,8 @@ def translate_compared_systems(
         translator = Translator.load(system.run, options)
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
-        translated = translator.translate(scored.sources, **(languages if several else {}))
+        how = {"documents": scored.documents} if translator.config.data.context else {}
+        translated = translator.translate(scored.sources, **how, **(languages if several else {}))
         description = {"name": system.name, "checkpoint": translator.checkpoint, "step": translator.step}
         description |= describe_search(translator.config.search)
         rivals.append(Rival(description, tuple(translation.text for translation in translated)))

@@ -6,7 +6,7 @@ Contains the report of an evaluation, for translation models and for language mo
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -73,9 +73,13 @@ def evaluate_lines(
     lowercase: bool,
     tokenize: str,
     languages: Mapping[str, Any] | None = None,
+    documents: Sequence[Hashable] | bool = False,
     progress: TextIO | None = None,
 ) -> Evaluation:
-    """Translate sources and score the translations against one reference each."""
+    """Translate sources and score the translations against one reference each.
+
+    Models with data.context read `documents`, see `Translator.translate`; others translate each line alone.
+    """
     if len(sources) != len(references):
         raise UserError(
             f"{len(sources)} sources cannot be scored against {len(references)} references; "
@@ -83,7 +87,8 @@ def evaluate_lines(
         )
     start = time.monotonic()
     with _show_progress(translator, len(sources), progress):
-        translations = translator.translate(sources, **(languages or {}))
+        how = dict(languages or {}) | ({"documents": documents} if translator.config.data.context else {})
+        translations = translator.translate(sources, **how)
     seconds = time.monotonic() - start
     hypotheses = tuple(translation.text for translation in translations)
     return Evaluation(
@@ -197,6 +202,7 @@ def _evaluate_set(
         scored.sources,
         scored.references,
         languages=scored.languages,
+        documents=scored.documents,
         progress=progress,
         **scoring,
     )

@@ -1,7 +1,6 @@
 """The evaluation set: sources and references from a split of a run's data set, or from a user's files."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -119,6 +118,8 @@ class ScoredSet:
     # The languages to translate from and to, as `Translator.translate` takes them: those that are given, or
     # those of the direction if there are several.
     languages: dict[str, str]
+    # The documents of the sentences, as `Translator.translate` takes them.
+    documents: Sequence[Hashable] | bool = True
 
 
 def read_sets(
@@ -164,12 +165,13 @@ def _read_split_sets(
     files = "--source=FILE --reference=FILE"
     check_split(config, split, files=files)
     several, sets = len(find_directions(config.data)) > 1, []
-    for direction, pairs in _read_split(config.data, split).items():
+    for direction, (pairs, documents) in _read_split(config.data, split).items():
         if direction in directions:
             name = f"{split}.{direction.name}" if several else split
             both = {"source_language": direction.source, "target_language": direction.target}
             sources, references = (tuple(getattr(pair, side) for pair in pairs) for side in Pair._fields)
-            sets.append(ScoredSet(name, sources, references, direction, both if several else named))
+            languages = both if several else named
+            sets.append(ScoredSet(name, sources, references, direction, languages, documents))
     if not sets:
         raise UserError(
             f"{config.data.dataset} has no {split} split for {' and '.join(named.values())}; score files "
@@ -178,14 +180,18 @@ def _read_split_sets(
     return sets
 
 
-def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
+def _read_split(
+    data: DataConfig, split: Split
+) -> dict[Direction, tuple[list[Pair], Sequence[Hashable] | bool]]:
+    """Read the pairs of each direction, and their documents."""
     pairs = read_pairs(data, split, tagged=False)
     directions = find_directions(data)
-    if len(directions) == 1:
-        return {directions[0]: list(pairs)}
-    rows, texts = iter(pairs), dict[Direction, list[Pair]]()
+    rows, documents, start = list(pairs), pairs.documents, 0
+    texts = {}
     for part, languages in zip(pairs.parts, pairs.languages, strict=True):
-        texts[Direction(*languages)] = list(itertools.islice(rows, part.size))
+        own = slice(start, start := start + part.size)
+        direction = directions[0] if len(directions) == 1 else Direction(*languages)
+        texts[direction] = rows[own], documents is None or documents[own]
     return texts
 
 
@@ -217,7 +223,7 @@ def check_same_set(
     all_pairs = _read_split(data, split)
     # Of several directions the same one; of a single one whatever its languages are called.
     own_direction = scored.direction if scored.direction in all_pairs else next(iter(all_pairs))
-    pairs = [(pair.source, pair.target) for pair in all_pairs[own_direction]]
+    pairs = [(pair.source, pair.target) for pair in all_pairs[own_direction][0]]
     languages = f"{own_direction.source} to {own_direction.target}"
     if pairs != list(zip(scored.sources, scored.references, strict=True)):
         raise UserError(

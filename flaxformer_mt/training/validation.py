@@ -68,6 +68,7 @@ class Validation:
         self._sources = [pair.source for pair in prepared.valid_pairs]
         self._scorer = DirectionScorer(prepared.valid_pairs, config.train)
         self._references = [pair.target for pair in prepared.valid_pairs]
+        self._documents = (prepared.valid_pairs.documents if config.data.context else None) or False
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
         ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
         # Decoding takes parameters with one subtree per layer.
@@ -97,7 +98,8 @@ class Validation:
                 self._compile_steps(whole)
                 if self._translator is not None and self._split is None:
                     unstacked = self._shapes_after(unstack_layers, whole) if self._scanned else whole
-                    self._translator.compile(self._sources, replicated_shapes(unstacked))
+                    shapes = replicated_shapes(unstacked)
+                    self._translator.compile(self._sources, shapes, self._documents)
 
         threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._compiling = threads.submit(compile_all)
@@ -126,7 +128,9 @@ class Validation:
         unstacked = self._unstack(params) if self._scanned else params
         start = time.monotonic()
         found = self._translator.translate(
-            self._sources, params=place_parameters(unstacked, self._split or True)
+            self._sources,
+            documents=self._documents,
+            params=place_parameters(unstacked, self._split or True),
         )
         seconds = time.monotonic() - start
         evaluation = Translations(

@@ -20,6 +20,8 @@ import numpy as np
 import flaxformer_mt
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.corpus.documents import Context, check_context, tokenize_before
+from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
@@ -43,7 +45,13 @@ from flaxformer_mt.translation.result import (
     join_parts,
     read_results,
 )
-from flaxformer_mt.translation.segmentation import LongLines, SourcePart, check_lines, read_sources
+from flaxformer_mt.translation.segmentation import (
+    LongLines,
+    SourcePart,
+    check_lines,
+    find_language_tags,
+    read_sources,
+)
 from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocabs
 
@@ -201,9 +209,33 @@ class LineEngine(ABC):
         for part in parts:
             of_lines[part.line].append(part)
         return [
-            self._make_line(request, own, tags, marked.get(number))
+            self._make_line(request, self._add_context(request, own, tags), tags, marked.get(number))
             for number, (request, own) in enumerate(zip(requests, of_lines, strict=True))
         ]
+
+    def _add_context(self, request: Request, parts: list[SourcePart], tags: LineTags) -> list[SourcePart]:
+        """Put the lines before a line before its parts; where they are split into sentences, its own too."""
+        context = Context.of(self.config.data)
+        if context is None or request.context is None:
+            return parts
+        read = (lambda text: take_out(text).text) if request.annotations.markup else str
+        texts, own = [read(line)[len(find_language_tags(line)) :] for line in request.context], list[str]()
+        if self._apart and not context.target:
+            texts = [one for text in texts for one in split_sentences(text, language=tags.source_language)]
+            own = [part.content for part in parts[:-1]]
+        sides = [tokenize_before(self.vocabs.source, [text.strip() for text in [*texts, *own]])]
+        if context.target:
+            sides.append(tokenize_before(self.vocabs.target, [*map(read, request.translated or ())]))
+        added = []
+        for number, part in enumerate(parts):
+            last = len(texts) + (number if own else 0)
+            nearest = [side[max(0, last - context.lines) : last] for side in sides]
+            # A translation is taken to be as long as its source.
+            fitting = context.count([len(part.ids)] * len(sides), nearest)
+            source, *target = (tuple(itertools.chain(*side[len(side) - fitting :])) for side in nearest)
+            ids, size = np.array([*source, *part.ids], np.int32), part.added_pieces + len(source)
+            added.append(part._replace(ids=ids, added_pieces=size, translated=sum(target, ())))
+        return added
 
     def _make_line(
         self, request: Request, parts: list[SourcePart], tags: LineTags, marked: MarkedLine | None = None
@@ -214,6 +246,10 @@ class LineEngine(ABC):
             annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
         if request.prefix or request.required:
             self._check_sentences(request, sentences)
+        sentences = [
+            dataclasses.replace(one, prefix=(*part.translated, *one.prefix)) if part.translated else one
+            for one, part in zip(sentences, parts, strict=True)
+        ]
         line = Line(request, annotations, parts, sentences, [None] * len(parts), marked, phrases)
         line.num_missing = len(parts)
         return line
@@ -223,6 +259,8 @@ class LineEngine(ABC):
             check_n_best(self.config.search, request.n_best)
         if request.required:
             check_constraints(self.config.search)
+        if request.context:
+            check_context(self.config.data, "a context")
 
     def _read_pairs(self, requests: list[Request], tags: LineTags) -> list[Line]:
         """Read requests of the same languages with given targets."""
@@ -528,7 +566,8 @@ class JaxEngine(LineEngine):
             self._engine.check(sentence, f"line {request.seed}")
 
     def _read(self, found: list[tuple[Part, SearchResult]]) -> list[tuple[Part, Translation]]:
-        translations = read_results([result for _, result in found], self.vocabs.target)
+        skipped = [len(line.parts[number].translated) for (line, number, _), _ in found]
+        translations = read_results([result for _, result in found], self.vocabs.target, skipped)
         return [
             (part, rank_candidates(one, self.config, part[0].request.n_best))
             for (part, _), one in zip(found, translations, strict=True)

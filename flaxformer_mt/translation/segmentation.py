@@ -142,6 +142,8 @@ class SourcePart(NamedTuple):
     cut: bool = False
     # Whether the part before is of the same line or sentence, which was too long for one part.
     continues: bool = False
+    # What its translations begin with in the search, but not as results: translations of lines before it.
+    translated: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:

@@ -237,6 +237,11 @@ class CTranslate2Engine(LineEngine):
     def _annotate(self, parts: list[Part]) -> None:
         """Do nothing: CTranslate2 returns attention with its translations."""
 
+    def _check(self, request: Request) -> None:
+        super()._check(request)
+        if request.translated is not None:
+            raise UserError("CTranslate2 reads no translations before a line here (data.target_context)")
+
     def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
         raise UserError("CTranslate2 takes no prefixes and required phrases here; use the run itself")
 
