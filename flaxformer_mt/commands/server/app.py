@@ -48,7 +48,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
     "/translate_file": (
         "Translate a file",
         ("file", "source", "target"),
-        ("api_key",),
+        ("documents", "api_key"),
         {"translatedFileUrl": "http://127.0.0.1:5000/download_file/0123456789abcdef.en.txt"},
     ),
     "/download_file/{name}": ("Fetch a translated file, as often as it is kept", (), (), None),
@@ -343,6 +343,11 @@ class _Server:
                     for pair, model in self._models.items()
                 },
                 "models": {"-".join(pair): model.title for pair, model in self._models.items()},
+                # Number of lines that are read before each line.
+                "documents": {
+                    "-".join(pair): model.thread.engine.config.data.context
+                    for pair, model in self._models.items()
+                },
                 "version": flaxformer_mt.__version__,
             }
         )

@@ -62,8 +62,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scores": dict(_SWITCH, description="Describe the score and the log-probability of each hypothesis."),
     "alignments": dict(_TEXT, enum=["words", "pieces"], description="Describe which words belong together."),
     "attention": dict(_SWITCH, description="Describe the attention weights of each hypothesis."),
+    "documents": {
+        "type": "boolean",
+        "description": "Whether lines are read with the lines before them in the text, up to a blank one. "
+        "By default, models that were trained with data.context do so.",
+    },
 }
-_TEXTS = "The text, or a list of texts. Each line is translated separately."
+_TEXTS = "The text, or a list of texts. Each line has a translation."
 _FILE = "A text (.txt) or a document (.html, .htm) in UTF-8."
 # JSON schemas of all fields.
 FIELDS: dict[str, dict[str, Any]] = OPTIONS | {
@@ -89,6 +94,8 @@ class TextRequest:
     scores: bool
     alignments: Literal["words", "pieces"] | None
     attention: bool
+    # None: by the models that can.
+    documents: bool | None = None
 
     @property
     def describes(self) -> bool:
@@ -200,7 +207,7 @@ def _read_language(fields: dict[str, Any], name: str) -> str:
 
 def _read_option(fields: dict[str, Any], name: str) -> Any:
     schema, value = OPTIONS[name], fields.get(name)
-    if value is None or value is False or value == "":
+    if value is None or value == "" or (value is False and "default" in schema):
         return schema.get("default")
     match schema:
         case {"enum": choices}:

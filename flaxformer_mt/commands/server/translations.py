@@ -11,6 +11,7 @@ from flaxformer_mt.commands.server.html_documents import Line, Template, read_ht
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.corpus.documents import Context, Documents
 from flaxformer_mt.translation.requests import EngineThread, Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
@@ -24,14 +25,13 @@ class DirectedModel(NamedTuple):
     # What names the model to its readers, such as its run and checkpoint.
     title: str = ""
 
-    def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
-        """Add a line; see `EngineThread.submit`."""
+    def submit(self, line: str, **fields: Any) -> Future[Translation]:
+        """Add a line, with more fields of its request; see `EngineThread.submit`."""
         request = Request(
             line,
-            n_best=n_best,
             source_language=self.source_language,
             target_language=self.target_language,
-            annotations=annotations,
+            **fields,
         )
         return self.thread.submit(request)
 
@@ -67,6 +67,8 @@ class Translations:
         for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
             if asked > largest:
                 raise Refusal(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
+        if request.documents and not all(map(_context_of, choices.values())):
+            raise Refusal(400, "the field documents is true, but a model reads each line alone")
         count = max(alternatives + 1, n_best)
         annotations = Annotations(alignments=request.alignments, attention=request.attention)
         templates = [(read_html if request.format == "html" else read_text)(text) for text in request.texts]
@@ -74,7 +76,8 @@ class Translations:
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
             model = choices[most_likely["language"]]
-            answers = await _translate_lines(model, template.lines, n_best=count, annotations=annotations)
+            how: dict[str, Any] = {"n_best": count, "annotations": annotations}
+            answers = await _translate_lines(model, template.lines, documents=request.documents, **how)
             fields = _answer_text(model, template, answers, request)
             return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
 
@@ -111,18 +114,44 @@ class Translations:
             self.num_waiting -= lines
 
 
+def _context_of(model: DirectedModel) -> Context | None:
+    return Context.of(model.thread.engine.config.data)
+
+
 async def _translate_lines(
-    model: DirectedModel, lines: Sequence[Line], *, n_best: int = 1, annotations: Annotations = NO_ANNOTATIONS
+    model: DirectedModel,
+    lines: Sequence[Line],
+    *,
+    documents: bool | None = False,
+    n_best: int = 1,
+    annotations: Annotations = NO_ANNOTATIONS,
 ) -> list[Translation]:
-    """Translate lines together; if this is cancelled, so are they."""
+    """Translate lines together; if this is cancelled, so are they.
+
+    Lines that are read with the translations of lines before them wait for these.
+    """
     for_markup = annotations._replace(alignments="words", for_markup=True)
-    futures = [
-        model.submit(
-            line.text, n_best=n_best, annotations=for_markup if line.needs_alignment else annotations
-        )
-        for line in lines
-    ]
-    return await asyncio.gather(*map(asyncio.wrap_future, futures))
+    context = _context_of(model) if documents is not False else None
+    texts = Documents([line.text for line in lines], context.lines if context else 0)
+    # Consecutive lines of which each waits for those before, with the lines that are read before each.
+    chains: list[list[tuple[Line, tuple[str, ...]]]] = []
+    for line, _ in zip(lines, texts, strict=True):
+        if not (context and context.target and texts.before):
+            chains.append([])
+        chains[-1].append((line, texts.before))
+
+    async def translate_chain(chain: Sequence[tuple[Line, tuple[str, ...]]]) -> list[Translation]:
+        answers: list[Translation] = []
+        for line, before in chain:
+            fields: dict[str, Any] = {"annotations": for_markup if line.needs_alignment else annotations}
+            if context:
+                fields["context"] = before
+            if context and context.target:
+                fields["translated"] = tuple(one.text for one in answers[len(answers) - len(before) :])
+            answers.append(await asyncio.wrap_future(model.submit(line.text, n_best=n_best, **fields)))
+        return answers
+
+    return [one for answers in await asyncio.gather(*map(translate_chain, chains)) for one in answers]
 
 
 async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[str, Any]]:
