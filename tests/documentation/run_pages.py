@@ -60,7 +60,8 @@ GIVEN = {
     ],
     "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
     "docs/translating.md": [
-        "cp runs/toy_de_en/translations/test.source test.de",
+        "cp runs/toy_de_en/translations/test.source test.de && rm -f documents.en",
+        f"python train.py --config=toy_documents --run=runs/toy_documents {_FEW_UPDATES} {_SHORT}",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
     "docs/research-formats.md": [
@@ -100,6 +101,7 @@ ADDED = [
     # The large size takes 20 minutes; the small one is a part of .ci/run.
     Added("docs/testing.md", r"FLAXFORMER_MT_FUZZ=", "--collect-only"),
     # Trainings whose result no other command needs.
+    Added("docs/data.md", r"--config=toy_documents", f"{_FEW_UPDATES} {_SHORT}"),
     Added(README, r"train\.py runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/pretrained.md", r"--run=runs/(tuned|adapted)", _FEW_UPDATES),

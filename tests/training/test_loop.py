@@ -269,6 +269,27 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
         assert line["utilization"] == pytest.approx(line["model_flops_per_second"] / 1e12)
 
 
+def test_documents_killed_and_resumed_equal_undisturbed(base, tmp_path):
+    """Lines before each pair are drawn again for each epoch, and validation waits for translations."""
+    config = change(
+        base,
+        data={"context": 2, "target_context": True, "max_source_length": 32, "max_target_length": 32},
+        vocab={"sampling": 0.2},
+        train={"steps": 6, "log_every": 6, "checkpoint_every": 2, "evaluate_every": 4},
+        search={"method": "greedy", "beam_size": 1},
+    )
+    config = change(config, data={"batch_tokens": 1024})
+    fit(config, tmp_path / "undisturbed")
+    save_config(config, tmp_path / "config.json")
+    killed = run_killed(tmp_path / "run", tmp_path / "config.json", "update", 5)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert Checkpoints(tmp_path / "run").steps() == [2, 4]
+    assert fit(config, tmp_path / "run")["step"] == 6
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
+    stores = [*Path(config.data.cache_dir).glob("tokens/*/source.values")]
+    assert stores, "token stores are kept"
+
+
 @pytest.mark.parametrize(
     ("sections", "number", "status"),
     [
