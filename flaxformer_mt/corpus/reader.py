@@ -167,6 +167,11 @@ def read_pairs(
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
+        if context is not None and raw.documents is None:
+            raise UserError(
+                f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
+                "text files (parallel_text) in the order of their documents, or set data.context=0"
+            )
         folder = cache_dir(config) / "cleaned"
         cleaned = load_or_clean(
             raw,
@@ -193,12 +198,7 @@ def read_pairs(
         if cleaned.sentences is not None:
             keys.append(cleaned.sentences)
         reports.append(report | {"name": member.name})
-        if context is not None:
-            if raw.documents is None:
-                raise UserError(
-                    f"data.context is {config.context}, but the rows of {member.name} are in no known order; "
-                    "use text files (parallel_text) in the order of their documents, or set data.context=0"
-                )
+        if context is not None and raw.documents is not None:
             identities.append(["documents", *context, hashlib.blake2b(raw.documents.tobytes()).hexdigest()])
             reports[-1]["documents"] = len(np.unique(raw.documents))
         set_name = member.dataset.partition("@")[0]

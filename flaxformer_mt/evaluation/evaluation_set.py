@@ -1,5 +1,6 @@
 """The evaluation set: sources and references from a split of a run's data set, or from a user's files."""
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,12 +166,12 @@ def _read_split_sets(
     files = "--source=FILE --reference=FILE"
     check_split(config, split, files=files)
     several, sets = len(find_directions(config.data)) > 1, []
-    for direction, (pairs, documents) in _read_split(config.data, split).items():
+    for direction, rows in _read_split(config.data, split).items():
         if direction in directions:
             name = f"{split}.{direction.name}" if several else split
             both = {"source_language": direction.source, "target_language": direction.target}
-            sources, references = (tuple(getattr(pair, side) for pair in pairs) for side in Pair._fields)
-            languages = both if several else named
+            sources, references = (tuple(getattr(pair, side) for pair, _ in rows) for side in Pair._fields)
+            languages, documents = both if several else named, [document for _, document in rows]
             sets.append(ScoredSet(name, sources, references, direction, languages, documents))
     if not sets:
         raise UserError(
@@ -180,18 +181,16 @@ def _read_split_sets(
     return sets
 
 
-def _read_split(
-    data: DataConfig, split: Split
-) -> dict[Direction, tuple[list[Pair], Sequence[Hashable] | bool]]:
-    """Read the pairs of each direction, and their documents."""
+def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[tuple[Pair, Hashable]]]:
+    """Read the pairs of each direction, and the document of each pair."""
     pairs = read_pairs(data, split, tagged=False)
+    rows = zip(pairs, pairs.documents or itertools.repeat(0), strict=False)
     directions = find_directions(data)
-    rows, documents, start = list(pairs), pairs.documents, 0
-    texts = {}
+    if len(directions) == 1:
+        return {directions[0]: list(rows)}
+    texts = dict[Direction, list[tuple[Pair, Hashable]]]()
     for part, languages in zip(pairs.parts, pairs.languages, strict=True):
-        own = slice(start, start := start + part.size)
-        direction = directions[0] if len(directions) == 1 else Direction(*languages)
-        texts[direction] = rows[own], documents is None or documents[own]
+        texts[Direction(*languages)] = list(itertools.islice(rows, part.size))
     return texts
 
 
@@ -223,7 +222,7 @@ def check_same_set(
     all_pairs = _read_split(data, split)
     # Of several directions the same one; of a single one whatever its languages are called.
     own_direction = scored.direction if scored.direction in all_pairs else next(iter(all_pairs))
-    pairs = [(pair.source, pair.target) for pair in all_pairs[own_direction][0]]
+    pairs = [(pair.source, pair.target) for pair, _ in all_pairs[own_direction]]
     languages = f"{own_direction.source} to {own_direction.target}"
     if pairs != list(zip(scored.sources, scored.references, strict=True)):
         raise UserError(

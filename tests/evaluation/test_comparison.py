@@ -127,7 +127,8 @@ def runs(tmp_path, monkeypatch, systems, references):
 
     monkeypatch.setattr(Translator, "load", FakeTranslator)
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(sources, references, strict=True)]
-    sets = {"toy_de_en": pairs, "shorter": pairs[:-1]}
+    rows = type("Pairs", (list,), {"documents": None})
+    sets = {"toy_de_en": rows(pairs), "shorter": rows(pairs[:-1])}
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "test" and data.dataset in sets)
     monkeypatch.setattr(scored_set, "read_pairs", lambda data, split, tagged: sets[data.dataset])
     monkeypatch.chdir(tmp_path)

@@ -214,7 +214,7 @@ def test_evaluate_run_counts_case_as_the_config_says(run_dir):
 
 
 def test_evaluate_run_on_a_split(run_dir, monkeypatch):
-    pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(SOURCES, REFERENCES, strict=True)]
+    pairs = type("Pairs", (list,), {"documents": None})(map(Pair, SOURCES, REFERENCES))
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "valid")
     monkeypatch.setattr(scored_set, "read_pairs", lambda data, split, tagged: {"valid": pairs}[split])
     with pytest.raises(UserError, match="split is 'trial'; it must be test or valid"):

@@ -207,7 +207,7 @@ def _read_language(fields: dict[str, Any], name: str) -> str:
 
 def _read_option(fields: dict[str, Any], name: str) -> Any:
     schema, value = OPTIONS[name], fields.get(name)
-    if value is None or value == "" or (value is False and "default" in schema):
+    if value is None or value == "" or (value is False and name != "documents"):
         return schema.get("default")
     match schema:
         case {"enum": choices}:
