@@ -239,11 +239,11 @@ def test_sentences_of_a_line_are_lines_before_one_another(source_only):
 
 def ask(translator, text, **fields):
     from flaxformer_mt.commands.server.request_fields import read_request
-    from flaxformer_mt.commands.server.translations import DirectedModel, Translations
+    from flaxformer_mt.commands.server.translations import Translations, direct
 
     thread = EngineThread(translator.engine(arriving=True))
     try:
-        server = Translations({("xx", "yy"): DirectedModel(thread)}, most_waiting=100)
+        server = Translations(direct(thread, translator.config.data), most_waiting=100)
         wanted = read_request({"q": text, "source": "xx", "target": "yy", **fields}, 1000)
         return asyncio.run(server.translate(wanted))["translatedText"]
     finally:

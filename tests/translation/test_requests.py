@@ -59,7 +59,11 @@ def test_a_request_travels_as_json_and_pickle():
     default = Request("a")
     assert default.to_json() == {"text": "a"}
     full = Request(
-        *("a", "id", 7, "b", "p", ("x", "y"), 3, "de", "en"), Annotations(alignments="pieces", layer=-1), 4
+        *("a", "id", 7, "b", "p", ("x", "y"), 3, "de", "en"),
+        Annotations(alignments="pieces", layer=-1),
+        4,
+        ("c", "d"),
+        ("e",),
     )
     assert all(getattr(full, field.name) != field.default for field in dataclasses.fields(Request))
     for request in (default, full):

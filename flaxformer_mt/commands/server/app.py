@@ -345,7 +345,7 @@ class _Server:
                 "models": {"-".join(pair): model.title for pair, model in self._models.items()},
                 # Number of lines that are read before each line.
                 "documents": {
-                    "-".join(pair): model.thread.engine.config.data.context
+                    "-".join(pair): model.context.lines if model.context else 0
                     for pair, model in self._models.items()
                 },
                 "version": flaxformer_mt.__version__,

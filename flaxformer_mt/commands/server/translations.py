@@ -24,6 +24,8 @@ class DirectedModel(NamedTuple):
     target_language: str | None = None
     # What names the model to its readers, such as its run and checkpoint.
     title: str = ""
+    # What it reads before a line.
+    context: Context | None = None
 
     def submit(self, line: str, **fields: Any) -> Future[Translation]:
         """Add a line, with more fields of its request; see `EngineThread.submit`."""
@@ -38,7 +40,7 @@ class DirectedModel(NamedTuple):
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
     """Return a model in each of its directions."""
-    return {pair: DirectedModel(thread, *pair, title) for pair in find_directions(data)}
+    return {pair: DirectedModel(thread, *pair, title, Context.of(data)) for pair in find_directions(data)}
 
 
 # Characters of a text from which its language is found, if several are possible.
@@ -67,7 +69,7 @@ class Translations:
         for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
             if asked > largest:
                 raise Refusal(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
-        if request.documents and not all(map(_context_of, choices.values())):
+        if request.documents and not all(model.context for model in choices.values()):
             raise Refusal(400, "the field documents is true, but a model reads each line alone")
         count = max(alternatives + 1, n_best)
         annotations = Annotations(alignments=request.alignments, attention=request.attention)
@@ -114,10 +116,6 @@ class Translations:
             self.num_waiting -= lines
 
 
-def _context_of(model: DirectedModel) -> Context | None:
-    return Context.of(model.thread.engine.config.data)
-
-
 async def _translate_lines(
     model: DirectedModel,
     lines: Sequence[Line],
@@ -131,7 +129,7 @@ async def _translate_lines(
     Lines that are read with the translations of lines before them wait for these.
     """
     for_markup = annotations._replace(alignments="words", for_markup=True)
-    context = _context_of(model) if documents is not False else None
+    context = model.context if documents is not False else None
     texts = Documents([line.text for line in lines], context.lines if context else 0)
     # Consecutive lines of which each waits for those before, with the lines that are read before each.
     chains: list[list[tuple[Line, tuple[str, ...]]]] = []
