@@ -392,7 +392,7 @@ NEGATIVE = {"search.coverage_layer", "model.alignment.layer"}
 ZERO = {
     "data.clean.min_script_share",
     "data.clean.min_language_probability",
-    *("data.valid_pairs", "data.test_pairs"),
+    *("data.valid_pairs", "data.test_pairs", "data.context"),
     *("data.batch_pairs", "data.loader_threads", "data.prefetch", "vocab.sampling"),
     *(f"data.noise.{name}" for name in fields_of(NoiseConfig)),
     *("model.alignment.weight", "model.alignment.layer", "model.alignment.head"),
