@@ -32,7 +32,7 @@ class Context(NamedTuple):
             return None
         return cls(data.context, data.target_context, (data.max_source_length, data.max_target_length))
 
-    def count(self, own: Sequence[int], before: Sequence[Sequence[np.ndarray]]) -> int:
+    def fit(self, own: Sequence[int], before: Sequence[Sequence[np.ndarray]]) -> int:
         """Return how many of the lines before a line fit, the nearest first, on all sides that have them.
 
         Args:

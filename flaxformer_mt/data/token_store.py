@@ -129,7 +129,7 @@ class TokenizeChunks:
             tokenized.append(dict(zip(lines, found, strict=True)))
         for row, pairs in enumerate(block.before):
             sides = [[own[pair] for pair in pairs] for own in tokenized]
-            fitting = self.context.count([len(own[row]) for own in ids], sides)
+            fitting = self.context.fit([len(own[row]) for own in ids], sides)
             for side, nearest in enumerate(sides):
                 before[side][row] = np.concatenate([_NOTHING, *nearest[len(nearest) - fitting :]])
         return before

@@ -231,7 +231,7 @@ class LineEngine(ABC):
             last = len(texts) + (number if own else 0)
             nearest = [side[max(0, last - context.lines) : last] for side in sides]
             # A translation is taken to be as long as its source.
-            fitting = context.count([len(part.ids)] * len(sides), nearest)
+            fitting = context.fit([len(part.ids)] * len(sides), nearest)
             source, *target = (tuple(itertools.chain(*side[len(side) - fitting :])) for side in nearest)
             ids, size = np.array([*source, *part.ids], np.int32), part.added_pieces + len(source)
             added.append(part._replace(ids=ids, added_pieces=size, translated=sum(target, ())))

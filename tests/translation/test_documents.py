@@ -89,10 +89,10 @@ def test_a_document_ends_at_a_blank_line_and_where_the_id_changes():
 
 def test_the_nearest_lines_that_fit_on_all_sides_are_read():
     context, line = Context(9, True, (10, 8)), [np.zeros(3)] * 4
-    assert context.count([4, 2], [line, line]) == 2  # 4 + 2 * 3 are 10, 2 + 3 * 3 more than 8
-    assert context.count([5, 1], [line, line]) == 1
-    assert context.count([8, 1], [line, line]) == 0 and context.count([1, 1], [[], []]) == 0
-    assert context._replace(target=False).count([1, 8], [line]) == 3
+    assert context.fit([4, 2], [line, line]) == 2  # 4 + 2 * 3 are 10, 2 + 3 * 3 more than 8
+    assert context.fit([5, 1], [line, line]) == 1
+    assert context.fit([8, 1], [line, line]) == 0 and context.fit([1, 1], [[], []]) == 0
+    assert context._replace(target=False).fit([1, 8], [line]) == 3
 
 
 def in_folder(config, folder, **fields):
