@@ -236,9 +236,10 @@ def run_windows(
             problems.append(problem)
             return
         if window is not None:
+            reads: list[Callable[[], Any]]
             if any(request.waits for request in window):
-                waves = [functools.partial(read_waiting, window, wave) for wave in _find_waves(window)]
-                pending.append((window, waves, True))
+                reads = [functools.partial(read_waiting, window, wave) for wave in _find_waves(window)]
+                pending.append((window, reads, True))
                 return
             first = done + sum(len(requests) for requests, *_ in pending)
             size = max(1, len(window)) if len(window) <= _FEW or _is_constrained(window) else _CHUNK
