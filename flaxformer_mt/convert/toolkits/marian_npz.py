@@ -240,6 +240,7 @@ def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
 
 def _list_lost(search: SearchConfig) -> list[str]:
     lost = [option for option in formats.constraining_options(search) if "allow_unknown" not in option]
+    lost += [f"search.rerank={search.rerank}"] if search.rerank else []
     return lost + [f"search.method={search.method}"] * (search.method in ("sample", "mbr"))
 
 
