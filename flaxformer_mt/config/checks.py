@@ -242,8 +242,8 @@ _SEARCH_RULES: Rules = {
     "{search.beam_size} is not divisible by {search.diversity_groups}; the nearest multiple is {nearest}": (
         lambda c: _searches_beams(c.search) and _nearest(c.search.beam_size, c.search.diversity_groups)
     ),
-    "{search.rerank is}, but {search.method is}, which has no list of hypotheses to choose from; give "
-    "search.method=beam, or leave it out": lambda c: c.search.rerank and c.search.method != "beam",
+    "{search.rerank is}, but {search.method is}, which has no list of hypotheses to choose from; use beam "
+    "search, or leave it out": lambda c: c.search.rerank and c.search.method != "beam",
     "{search.rerank_weight} has no effect without search.rerank; give a scorer, or leave it out": (
         lambda c: c.search.rerank_weight is not None and not c.search.rerank
     ),

@@ -695,11 +695,11 @@ class MbrConfig:
     # ---- reranking ----
 
     # Scorer of sources and translations, which --scorer defines, that chooses among the hypotheses of beam
-    # search. Empty: the model's scores rank them.
+    # search, instead of the model's scores.
     rerank: str = ""
     # Rank hypotheses by the model's score plus this weight times the scorer's; evaluate --tune_rerank finds
     # it. None: by the scorer alone.
-    rerank_weight: Annotated[float | None, at_least(0)] = None
+    rerank_weight: Annotated[float | None, above(0, at_most=1_000_000)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,7 +193,7 @@ def evaluate_run(
         vocab_tags=read_tags(run_dir / "vocab"),
         alone=bool(scorers),
     )
-    decide_once(lambda: try_scorers(asked, with_references=bool(sets[0].references)))
+    decide_once(lambda: try_scorers(asked, "--scorer", with_references=bool(sets[0].references)))
     if tune_rerank is not None:
         return _tune_rerank(run_dir, loading, sets, tune_rerank, train)
     resamples = resamples or ResamplingOptions(1000 if compared else 0)
@@ -258,12 +258,11 @@ def _report_scores(
     }
 
 
-def try_scorers(names: Sequence[str], *, with_references: bool) -> None:
+def try_scorers(names: Sequence[str], where: str, *, with_references: bool = True) -> None:
     """Ask each scorer from outside for a score, so that one that fails does so before the work begins."""
     for name in names:
-        if find_metric(name, "--scorer").scorer is not None or not with_references:
-            texts = ["1"] if with_references else None
-            score_sentences(name, ["1"], ["1"], texts, where="the evaluation")
+        if find_metric(name, where).scorer is not None or not with_references:
+            score_sentences(name, ["1"], ["1"], ["1"] if with_references else None, where=where)
 
 
 def _tune_rerank(

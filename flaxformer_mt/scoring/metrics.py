@@ -95,8 +95,8 @@ def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, time
         return _define(OutsideScorer(name, shown, definition))
     given, text = re.fullmatch(r"(?:([A-Za-z][\w+-]*)=)?(.*)", definition.strip(), re.S).groups()  # type: ignore[union-attr]
     name = name or given
-    metric, _, file = text.partition(":")
-    if text in METRICS or text in _OTHERS or metric == "spbleu":
+    (metric, _, file), known = text.partition(":"), (METRICS | _OTHERS).get(text)
+    if metric == "spbleu" or (known is not None and known.scorer is None):
         if name not in (None, metric):
             raise UserError(f"--scorer={definition}: {metric} keeps its name; leave out {name}=")
         if metric == "spbleu":
@@ -109,10 +109,9 @@ def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, time
     except ValueError as error:
         raise UserError(f"--scorer={definition}: {error}; correct its quotes") from error
     if not words or shutil.which(words[0]) is None:
-        known = suggest(text, [*METRICS, *_OTHERS, "spbleu"]) or (
-            "; give [NAME=]COMMAND, MODULE:FUNCTION, spbleu:FILE or the name of a metric"
-        )
-        raise UserError(f"--scorer={definition}: there is no program {words[0] if words else ''!r}{known}")
+        usage = "give [NAME=]COMMAND, MODULE:FUNCTION, spbleu:FILE or the name of a metric"
+        hint = suggest(text, [*METRICS, *_OTHERS, "spbleu"], otherwise=usage)
+        raise UserError(f"--scorer={definition}: there is no program {words[0] if words else ''!r}{hint}")
     script = next((word for word in words if word.endswith(".py")), words[0])
     name = name or re.sub(r"[^\w+-]", "_", Path(script).stem)
     return _define(OutsideScorer(name, text, ScorerProgram(words, timeout)))

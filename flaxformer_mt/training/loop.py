@@ -261,7 +261,7 @@ def _fit_alone(
             import_service(name)  # a missing package is found before the data are prepared
         sweep_run(run_dir)
     asked = [name for name in config.train.metrics if name != "loss"]
-    decide_once(lambda: try_scorers(asked, with_references=True))
+    decide_once(lambda: try_scorers(asked, "train.best_metric"))
     check_choice(config.search)
     checkpoints = Checkpoints(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.metrics[0]

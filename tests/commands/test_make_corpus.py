@@ -155,7 +155,7 @@ def test_pairs_are_left_out_by_scores_and_chosen_by_scorers(monkeypatch, capfd):
         "    return [len(one) for one in targets]\n"
         "def last(sources, targets, references): return [one.startswith('x ') for one in targets]\n"
     )
-    write("in", ["a cat", "the dog barks", "on", "birds sing", "snakes"])
+    write("in", ["a cat", "the dog barks", "on it", "birds sing", "snakes"])
     command = [*COMMAND, "--output=out", "--scorer=quality:size", "--overwrite"]
     for flag, kept in (("size>=6", 3), ("size best 40%", 2), ("size>=6,size best 34%", 1), ("size>=99", 0)):
         assert main([*command, f"--clean_scores={flag}"]) == 0
