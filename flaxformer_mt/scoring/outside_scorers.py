@@ -92,8 +92,10 @@ class ScorerProgram:
         return scores
 
     def _ask(self, rows: Sequence[dict[str, str]]) -> list[float]:
-        process = self._process or self._start()
-        with contextlib.suppress(queue.Empty):
+        process = self._process
+        if process is None:
+            process = self._start()
+        elif not self._answers.empty():
             self._refuse_surplus(0)
         lines = [json.dumps(row | {"left": len(rows) - n}) for n, row in enumerate(rows, start=1)]
         # In a thread: a program that does not read would block this one for ever.
