@@ -91,8 +91,8 @@ def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, time
     """
     if callable(definition):
         shown = f"{getattr(definition, '__module__', '')}:{getattr(definition, '__qualname__', 'function')}"
-        name = name or getattr(definition, "__name__", "scorer")
-        return _define(OutsideScorer(name, shown, definition))
+        own = str(getattr(definition, "__name__", "scorer"))
+        return _define(OutsideScorer(name or own, shown, definition))
     given, text = re.fullmatch(r"(?:([A-Za-z][\w+-]*)=)?(.*)", definition.strip(), re.S).groups()  # type: ignore[union-attr]
     name = name or given
     (metric, _, file), known = text.partition(":"), (METRICS | _OTHERS).get(text)
@@ -284,7 +284,8 @@ class ScoreFilter(NamedTuple):
         """Whether to keep each pair of source and target; of equal ones, the first are the best."""
         rows, scores = iter(pairs), list[float]()
         while chunk := list(itertools.islice(rows, _SCORED)):
-            scores += score_sentences(self.name, *map(list, zip(*chunk, strict=True)), None)
+            sources, targets = zip(*chunk, strict=True)
+            scores += score_sentences(self.name, sources, targets, None)
         if self.least is not None:
             return [score >= self.least for score in scores]
         order = sorted(range(len(scores)), key=lambda row: -scores[row])
@@ -301,7 +302,7 @@ def read_filters(texts: Sequence[str], where: str) -> list[ScoreFilter]:
         if match is None or not 0 < share <= 1:
             raise UserError(f"{where} has {text!r}; give NAME>=SCORE, or 'NAME best 80%', above 0 to 100%")
         need_no_references(match[1], find_metric(match[1], where), where)
-        filters.append(ScoreFilter(match[1], match[2] and float(match[2]), share))
+        filters.append(ScoreFilter(match[1], float(match[2]) if match[2] else None, share))
     return filters
 
 

@@ -69,7 +69,7 @@ class Validation:
         self._sources = [pair.source for pair in prepared.valid_pairs]
         self._scorer = DirectionScorer(prepared.valid_pairs, config.train)
         self._references = [pair.target for pair in prepared.valid_pairs]
-        alone = {"rerank": "", "rerank_weight": None}
+        alone: dict[str, Any] = {"rerank": "", "rerank_weight": None}
         greedy = dataclasses.replace(config.search, method="greedy", beam_size=1, **alone)
         ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
         # Decoding takes parameters with one subtree per layer.
