@@ -697,8 +697,8 @@ class MbrConfig:
     # Scorer of sources and translations, which --scorer defines, that chooses among the hypotheses of beam
     # search, instead of the model's scores.
     rerank: str = ""
-    # Rank hypotheses by the model's score plus this weight times the scorer's, as evaluate --tune_rerank finds
-    # it; without a weight, by the scorer alone.
+    # Rank hypotheses by the model's score plus this weight times the scorer's (evaluate --tune_rerank finds
+    # it). Without a weight: by the scorer alone.
     rerank_weight: Annotated[float | None, above(0, at_most=1_000_000)] = None
 
 
