@@ -3,10 +3,12 @@
 test_bergamot_engine.py has the engine itself.
 """
 
+import base64
 import dataclasses
 import hashlib
 import json
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,14 @@ VARIANTS = {
     "pre-norm ssru, untied": (WIDE | SSRU | {"norm_position": "pre", "tying": "none"}, {"joint": False}),
     "post-norm, output tied": (WIDE | {"tying": "target_output", "activation": "silu"}, {"joint": False}),
 }
+# Written by Marian 1.12.42, `convert`: a binary model, and a shortlist of `convert --shortlist FILE 0 3 0`.
+MODEL = (
+    "c-muRfB+UK%?jf~1(=|G21W=aPC#CmfV>cl%ZMTjXN0HbCNZR>Cg-Q57R9Hf#pmRwXO_h0mzKmQF{I`}gmVnzi&Jyb"
+    ";=>CWiVIScGZS;Ha)A;#dX>3349rl^fXsujS)dkhGvELX_CUe`h=8~Oh!+6y0U&+=#0-uM3<5x`0K^8448sl}`+Xz="
+    "g#)WsaRKqG{lGZi9~wFph(m#FhW)EoY3&1IJ0RO0C<eq+fnjyP9;g<Gxq#uNFyzB5B{NqSnB}Y#Ot?xa3sS8VN{SNm"
+    "iqrCoa#M>&LhJ(o=G;S3"
+)
+SHORTLIST = "c-s3aZo+ugL+T@w{%tww(uvO)pnw@lb3tiV2I2rr9}58*W*!q%48&)L@&T%V2H5"
 
 
 def make_student(folder: Path, variant: str) -> Weights:
@@ -95,6 +105,35 @@ def test_the_files_compute_what_we_do_and_come_back(variant, tmp_path, monkeypat
     assert foreign.config.data.source_language == "de"
     first, second = (flax_outputs(one, batch_of(one), quantity="log_probs") for one in (again, foreign))
     np.testing.assert_allclose(first[batch.target_mask], second[batch.target_mask], rtol=0, atol=1e-4)
+
+
+def unpack(text: str) -> bytes:
+    return zlib.decompress(base64.b85decode(text))
+
+
+def test_marians_binary_model_is_read_and_written(tmp_path):
+    (tmp_path / "marian.bin").write_bytes(unpack(MODEL))
+    arrays = {name: np.asarray(a) for name, a in marian_binary.open_arrays(tmp_path / "marian.bin").items()}
+    assert arrays.pop("special:model.yml").tobytes().rstrip(b"\0") == b"dim-emb: 4\ntype: transformer"
+    expected = {
+        "Wemb": np.arange(12, dtype=np.float32).reshape(3, 4),
+        "decoder_ff_logit_out_b": np.array([[1, 2, 3]], np.float32),
+        "encoder_l1_self_Wq": (np.arange(16, dtype=np.float32).reshape(4, 4) - 7.5) / 3,
+    }
+    assert arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(arrays[name], array)
+    text = np.zeros(256, np.int8)  # Marian fills it too
+    marian_binary.write_arrays(tmp_path / "ours.bin", expected | {"special:model.yml": text})
+    ours, theirs = ((tmp_path / name).read_bytes() for name in ("ours.bin", "marian.bin"))
+    # What follows an array, up to 256 bytes, is whatever was in Marian's memory.
+    assert len(ours) == len(theirs) and ours[:256] == theirs[:256]
+
+
+def test_marians_binary_shortlist_is_written(tmp_path):
+    lists = [[], [], [], [5, 2, 4], [7], [], [], [], [2]]
+    marian_binary.write_shortlist(tmp_path / "lex.bin", lists)
+    assert (tmp_path / "lex.bin").read_bytes() == unpack(SHORTLIST)
 
 
 def test_matrices_in_8_bits_are_transposed_and_followed_by_their_factor(tmp_path):
