@@ -114,3 +114,4 @@ def test_a_page_translates_while_one_types(folders, text, tmp_path):
     finally:
         browser.close()
         server.shutdown()
+        server.server_close()
