@@ -94,6 +94,8 @@ def test_the_files_compute_what_we_do_and_come_back(variant, tmp_path, monkeypat
         assert 1e-4 < difference.mean() < 0.05 * np.abs(ours[batch.target_mask]).mean()
         again = FORMAT.read(folder, ImportOverrides())
         assert again.config == weights.config
+        imported = FORMAT.open(folder, ImportOverrides())
+        assert measure(again, imported, quantity="log_probs").is_within(1e-5)
         for path, leaf in weights.leaves.items():
             step = np.abs(leaf).max() / 127
             assert np.abs(again.leaves[path] - leaf).max() <= 0.501 * step

@@ -277,7 +277,9 @@ def open_model(
     with _open_arrays(file) as stored:
         network = _read_network(_read_options(stored, file), file)
         arrays = {name: StoredArray(np.asarray(array).copy, array.shape) for name, array in stored.items()}
-    inputs = marian_binary.rounding(arrays) if marian_binary.is_quantized(file) else None
+    # An import has the matrices of a model in 8 bits, in float32; the engine rounds inputs of products too.
+    rounds = overrides is None and marian_binary.is_quantized(file)
+    inputs = marian_binary.rounding(arrays) if rounds else None
 
     def outputs(batch: Batch) -> np.ndarray:
         source, target = np.asarray(batch.source), np.asarray(batch.target_out)
