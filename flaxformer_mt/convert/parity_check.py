@@ -128,7 +128,7 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
 def read_sample(weights: Weights, most: int) -> tuple[Ids, Ids, str]:
     """Return ids of the first pairs of a set of the run's data, and which set: the validation set if any."""
     config, vocabs = weights.config, weights.vocabs
-    split = next((name for name in _SPLITS if has_split(config.data, name)), "train")
+    split = next((name for name in _SPLITS if has_split(config.data, name)), _SPLITS[-1])
     pairs = read_pairs(config.data, split)
     sample = [pairs[index] for index in range(min(most, len(pairs)))]
     sources = [vocabs.source.tokenize(pair.source) for pair in sample]

@@ -133,7 +133,7 @@ def test_marians_binary_model_is_read_and_written(tmp_path):
 
 
 def test_marians_binary_shortlist_is_written(tmp_path):
-    lists = [[], [], [], [5, 2, 4], [7], [], [], [], [2]]
+    lists = [np.array(one, np.int32) for one in ([], [], [], [5, 2, 4], [7], [], [], [], [2])]
     marian_binary.write_shortlist(tmp_path / "lex.bin", lists)
     assert (tmp_path / "lex.bin").read_bytes() == unpack(SHORTLIST)
 

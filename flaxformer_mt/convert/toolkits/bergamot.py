@@ -98,8 +98,8 @@ def _measure_scales(
         ) from error
     for source, target in zip(sources, targets, strict=True):
         batch = make_batch([source], [target], weights.vocabs, config=weights.config)
-        ids = (np.asarray(array) for array in (batch.source, batch.source_mask, batch.target_out))
-        compute_log_probs(arrays, options, *ids, note)
+        ids, mask = np.asarray(batch.source), np.asarray(batch.source_mask)
+        compute_log_probs(arrays, options, ids, mask, np.asarray(batch.target_out), note)
     scales = {
         name: binary.find_scale(float(np.mean(values) + _DEVIATIONS * np.std(values)))
         for name, values in largest.items()

@@ -131,7 +131,7 @@ def _read(data: memoryview, name: str, kind: int, shape: tuple[int, ...]) -> np.
     return values.reshape(shape) if "Wemb" in name else values.reshape(shape[::-1]).T
 
 
-def write_shortlist(path: Path, lists: Sequence[Sequence[int]]) -> None:
+def write_shortlist(path: Path, lists: Sequence[np.ndarray]) -> None:
     """Write the target ids of each source id; the last list must have one."""
     counts = np.array([0, *map(len, lists)], np.uint64)
     ids = np.concatenate([np.sort(np.asarray(one, np.uint32)) for one in lists])
