@@ -3,6 +3,7 @@
 import functools
 import http.server
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -111,6 +112,14 @@ def test_a_page_translates_while_one_types(folders, text, tmp_path):
         node = translate_in_node(folders / "int8", text[0])
         assert abs(bleu - sacrebleu.corpus_bleu(node, [text[1]]).score) <= 0.5
         assert browser.messages() == []
+        # The page of the model card, beside the files of the model.
+        card = (tmp_path / "page" / "model" / "README.md").read_text()
+        (code,) = re.findall(r"^```html\n(.*?)^```", card, re.S | re.M)
+        (tmp_path / "page" / "model" / "card.html").write_text(code)
+        (tmp_path / "page" / "model" / "node_modules").symlink_to(tmp_path / "page" / "node_modules")
+        browser.open(f"http://127.0.0.1:{server.server_port}/model/card.html")
+        (expected,) = translate_in_node(folders / "int8", ["A sentence."])
+        assert browser.wait("document.body.innerText").strip() == expected
     finally:
         browser.close()
         server.shutdown()

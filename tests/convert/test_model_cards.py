@@ -53,7 +53,7 @@ def run_card(weights: Weights, name: str, folder, monkeypatch) -> tuple[str, lis
     facts = {"format": name, "checkpoint": "best", "step": 7}
     card = make_card(weights.config, facts, None, weights.vocabs)
     ((language, code),) = re.findall(r"^```(python|html)\n(.*?)^```", card, re.S | re.M)
-    if language == "html":  # a page, which .ci/engines has the like of
+    if language == "html":  # a page, which .ci/engines opens
         return code, []
     calls = []
 
