@@ -528,17 +528,20 @@ class ExportOptions(CheckpointOptions):
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: RunPath
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the classes of
-    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2 or marian-npz.
+    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2, marian-npz or
+    # bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Annotated[Path, _Output]
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
-    # int16, float16 or bfloat16. none: float32.
+    # int16, float16 or bfloat16. With --format=bergamot: int8, with scales of activations from validation
+    # sentences, or int8_dynamic, without. none: float32.
     quantization: str = "none"
     # Maximum absolute difference from the original model's logits or log-probabilities that is accepted; of
     # those larger than 1, in proportion.
     tolerance: float = 1e-4
-    # With --format=ctranslate2: shortlist of the run, as prepare --shortlist=FILE wrote it; becomes vmap.txt.
+    # With --format=ctranslate2 or bergamot: shortlist of the run, as prepare --shortlist=FILE wrote it, which
+    # becomes vmap.txt or lex.DEEN.s2t.bin.
     shortlist: Path | None = None
     # Name of a model on Hugging Face's Hub to which the files are uploaded, with a model card, as in
     # hf:OWNER/NAME. None: nothing is uploaded.
@@ -556,7 +559,7 @@ class ImportOptions:
     run: RunPath
     # Format of the model: hf (of Hugging Face: BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5,
     # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
-    # another toolkit: fairseq, opennmt-py, eole, marian-npz or joeynmt. None: found from the files.
+    # another toolkit: fairseq, opennmt-py, eole, marian-npz, bergamot or joeynmt. None: found from the files.
     format: str | None = None
     # Languages to translate between, as in de,en; the first is the source language of two. More than two only
     # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
