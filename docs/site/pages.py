@@ -1,7 +1,7 @@
 """Completes the pages of docs/ when mkdocs builds the site: a hook, named in mkdocs.yml.
 
-CHANGELOG.md, CONTRIBUTING.md and the pages of benchmarks/, recipes/ and tests/ become pages of the site, and links to
-other files outside docs/ become text.
+CHANGELOG.md, CONTRIBUTING.md and the pages of benchmarks/, recipes/ and tests/ become pages of the site, and
+links to other files outside docs/ become text.
 """
 
 import functools
