@@ -145,7 +145,7 @@ def evaluate_run(
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       against: other runs, or files of translations, of the same sentences.
-      resamples: bootstrap samples for intervals and tests. None: 1000 with `against`, otherwise none.
+      resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
