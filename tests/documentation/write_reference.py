@@ -38,6 +38,7 @@ API = {
     "Evaluation": (
         "evaluation.evaluate.evaluate_run",
         "evaluation.comparison.ResamplingOptions",
+        "scoring.metrics.define_scorer",
     ),
     "Export and import": ("convert.export_run.export_run", "convert.import_run.import_run"),
     "Errors and warnings": (
