@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
     from flaxformer_mt.evaluation.evaluate import evaluate_run
     from flaxformer_mt.training.loop import fit
+    from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
     from flaxformer_mt.translation.scorer import Scorer, generate_text
     from flaxformer_mt.translation.translator import Translator
@@ -29,6 +30,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Config",
     "FlaxformerWarning",
+    "Glossary",
     "LoadOptions",
     "Request",
     "Scorer",
@@ -48,6 +50,7 @@ __all__ = [
 _HOMES = {
     "Config": "config",
     "FlaxformerWarning": "errors",
+    "Glossary": "translation.glossary",
     "LoadOptions": "config.load_options",
     "Request": "translation.requests",
     "Scorer": "translation.scorer",

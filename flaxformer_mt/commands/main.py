@@ -22,7 +22,7 @@ from flaxformer_mt.commands import options as command_options
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
-from flaxformer_mt.commands.options import read_languages
+from flaxformer_mt.commands.options import read_glossary, read_languages
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.terminal_tables import (
     summarize_experiment,
@@ -105,6 +105,7 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
         comet=options.comet,
+        glossary=read_glossary(options),
         progress=sys.stderr,
         **({} if language_model else _comparison(options) | read_languages(options)),
     )

@@ -44,11 +44,13 @@ from flaxformer_mt.evaluation.score_breakdowns import (
     describe_directions,
     join_reports,
     score_by_length,
+    score_terms,
 )
 from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained import read_tags
@@ -127,6 +129,7 @@ def evaluate_run(
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
     comet: str | Path | None = None,
+    glossary: Glossary | Mapping[str, str] | str | Path | None = None,
     progress: TextIO | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
@@ -147,6 +150,7 @@ def evaluate_run(
       against: other runs, or files of translations, of the same sentences.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
+      glossary: of the run's translations, see `Translator.translate`; the result then has `terms`.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
     Raises:
@@ -161,6 +165,7 @@ def evaluate_run(
     scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
     comet_model = check_comet(comet) if comet else None
+    terms = {} if glossary is None else {"glossary": Glossary.make(glossary)}
     sets = read_sets(
         config,
         split,
@@ -174,7 +179,10 @@ def evaluate_run(
     for scored in sets:
         scoring = choose_score_options(train, scored.direction.target, scored.references, warn=warn_user)
         from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
-        report, evaluation = _evaluate_set(run_dir, loading, scored, scoring, progress)
+        with_terms = replace(scored, languages=scored.languages | terms)
+        report, evaluation = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
+        if terms:
+            report["terms"] = score_terms(evaluation, terms["glossary"], scored.direction)
         rivals = translate_compared_systems(compared, scored, from_files, loading)
         if compared:
             lower = scoring["lowercase"]

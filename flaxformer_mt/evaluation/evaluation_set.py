@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
@@ -117,8 +117,8 @@ class ScoredSet:
     references: tuple[str, ...]
     direction: Direction
     # The languages to translate from and to, as `Translator.translate` takes them: those that are given, or
-    # those of the direction if there are several.
-    languages: dict[str, str]
+    # those of the direction if there are several. Other arguments may be added.
+    languages: dict[str, Any]
 
 
 def read_sets(

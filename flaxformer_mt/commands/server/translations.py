@@ -11,6 +11,7 @@ from flaxformer_mt.commands.server.html_documents import Line, Template, read_ht
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.requests import EngineThread, Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
@@ -24,16 +25,10 @@ class DirectedModel(NamedTuple):
     # What names the model to its readers, such as its run and checkpoint.
     title: str = ""
 
-    def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
-        """Add a line; see `EngineThread.submit`."""
-        request = Request(
-            line,
-            n_best=n_best,
-            source_language=self.source_language,
-            target_language=self.target_language,
-            annotations=annotations,
-        )
-        return self.thread.submit(request)
+    def submit(self, line: str, **fields: Any) -> Future[Translation]:
+        """Add a line with the fields of its `Request`; see `EngineThread.submit`."""
+        languages = {"source_language": self.source_language, "target_language": self.target_language}
+        return self.thread.submit(Request(line, **languages, **fields))
 
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
@@ -74,12 +69,18 @@ class Translations:
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
             model = choices[most_likely["language"]]
-            answers = await _translate_lines(model, template.lines, n_best=count, annotations=annotations)
+            how: dict[str, Any] = {"n_best": count, "annotations": annotations, "glossary": request.glossary}
+            answers = await _translate_lines(model, template.lines, **how)
             fields = _answer_text(model, template, answers, request)
             return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
 
         async with self._reserve(sum(len(template.lines) for template in templates)):
-            filled = await asyncio.gather(*map(translate_text, request.texts, templates))
+            try:
+                filled = await asyncio.gather(*map(translate_text, request.texts, templates))
+            except UserError as error:
+                if request.glossary is None:
+                    raise
+                raise Refusal(400, f"the glossary cannot be used: {error}") from error
         if not request.several:
             return filled[0]
         names = filled[0] if filled else ("translatedText",)
@@ -112,14 +113,12 @@ class Translations:
 
 
 async def _translate_lines(
-    model: DirectedModel, lines: Sequence[Line], *, n_best: int = 1, annotations: Annotations = NO_ANNOTATIONS
+    model: DirectedModel, lines: Sequence[Line], *, annotations: Annotations = NO_ANNOTATIONS, **fields: Any
 ) -> list[Translation]:
-    """Translate lines together; if this is cancelled, so are they."""
+    """Translate lines together, as requests with these fields; if this is cancelled, so are they."""
     for_markup = annotations._replace(alignments="words", for_markup=True)
     futures = [
-        model.submit(
-            line.text, n_best=n_best, annotations=for_markup if line.needs_alignment else annotations
-        )
+        model.submit(line.text, annotations=for_markup if line.needs_alignment else annotations, **fields)
         for line in lines
     ]
     return await asyncio.gather(*map(asyncio.wrap_future, futures))
