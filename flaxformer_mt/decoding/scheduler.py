@@ -7,6 +7,7 @@ sentence were searched alone.
 
 import collections
 import functools
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -179,20 +180,37 @@ class Scheduler:
             for size, own in assigned.items():
                 changed.add(key := _Key(size, form, n_best))
                 self._wait(key, own)
-        for key in list(self._slots) if all_of_them else ():
-            slots, sizes = self._slots[key], self._engine.sizes(key.n_best)
-            if slots.waiting and len(slots) == len(slots.waiting) and key.size not in sizes.few():
-                needs = list(map(find_need, slots.waiting.values()))
-                longest = max(need[0] for need in needs), max(need[1] for need in needs)
-                small = sizes.choose_few(*longest, count=len(needs))
-                if sizes.fits_few(len(needs), small):
-                    changed.add(few := key._replace(size=small))
-                    self._forget([key])
-                    self._wait(few, slots.waiting)
+        changed |= self._join_sparse_sizes() if all_of_them else set()
         for key in changed & self._slots.keys():
             waiting = self._slots[key].waiting
             order = sorted(waiting.items(), key=lambda item: find_need(item[1]), reverse=True)
             self._slots[key].waiting = dict(order)
+
+    def _join_sparse_sizes(self) -> set[_Key]:
+        """Move sentences that do not fill the rows of their size: a step computes free rows as well.
+
+        They join those of the next larger size, which has fewer rows, or a few alone, a state for a few.
+        Returns the states that others joined.
+        """
+        joined = set()
+        for form, n_best in {(key.form, key.n_best) for key in self._slots}:
+            sizes = self._engine.sizes(n_best)
+            keys = [_Key(size, form, n_best) for size in sizes.many()]
+            for key, larger in itertools.zip_longest(keys, keys[1:]):
+                slots = self._slots.get(key)
+                if slots is None or not slots.waiting or len(slots) > len(slots.waiting):
+                    continue
+                lengths = zip(*map(self._engine.arrays.find_need, slots.waiting.values()), strict=True)
+                count, is_sparse = len(slots), slots.num_free > 0
+                few = sizes.choose_few(*map(max, lengths), count=count)
+                if sizes.fits_few(count, few) and not (is_sparse and larger in self._slots):
+                    larger = key._replace(size=few)
+                elif larger is None or not is_sparse:
+                    continue
+                joined.add(larger)
+                self._forget([key])
+                self._wait(larger, slots.waiting)
+        return joined
 
     def _search_again(self, key: _Key, names: Iterable[Hashable]) -> None:
         """Let sentences that found no room, or are the last of a size, begin anew in a larger size."""

@@ -100,3 +100,25 @@ def test_a_device_that_fails(searcher, live, monkeypatch):
     assert_same_translations([found[2]], expected[2:])
     live.submit({0: sentences[0]}, n_best=1)
     assert_same_translations([finish(live)[0]], expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ({10: 40, 30: 20}, {(32, 16): 40, (8, 32): 20}),
+        ({10: 20, 30: 40}, {(16, 32): 60}),  # the shorter ones would leave rows free
+        ({10: 20, 30: 13}, {(16, 32): 33}),
+        ({10: 20, 30: 10}, {(8, 32): 30}),  # a few, in one state
+        ({10: 3, 30: 9, 60: 1}, {(8, 64): 13}),
+        ({10: 3, 60: 40}, {(8, 32): 3, (8, 64): 40}),
+    ],
+)
+def test_sentences_that_do_not_fill_the_rows_of_a_size_join_a_larger_one(lengths, expected):
+    options = SearchConfig(beam_size=2, batch_tokens=2000, **FEW)
+    engine = Searcher([MODEL], options, longest_source=64).engine
+    assert [size[:2] for size in engine.sizes(1).many()] == [(32, 16), (16, 32), (8, 64)]
+    live = Scheduler(engine, ())
+    sentences = make_sentences([length for length, count in lengths.items() for _ in range(count)])
+    live.submit(dict(enumerate(sentences)), n_best=1)
+    live._assign(all_of_them=True)
+    assert {key.size[:2]: len(slots.waiting) for key, slots in live._slots.items()} == expected
