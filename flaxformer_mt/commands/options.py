@@ -215,7 +215,7 @@ class GlossaryOptions:
 
     # ---- requirements on translations ----
 
-    # File of terms, one a line: source term, tab, target term. Further columns are ignored, and lines that
+    # File of terms, one per line: source term, tab, target term. Further columns are ignored, and lines that
     # begin with # are comments. None: no glossary.
     glossary: str | None = None
     # annotation: the model sees the translations of terms and inflects them (models trained with data.terms);

@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alignments": dict(_TEXT, enum=["words", "pieces"], description="Describe which words belong together."),
     "attention": dict(_SWITCH, description="Describe the attention weights of each hypothesis."),
     "glossary": dict(
-        _TEXT, description="Terms, one a line: source term, tab, target term. In a form, it may be a file."
+        _TEXT, description="Terms, one per line: source term, tab, target term. In a form, it may be a file."
     ),
     "glossary_use": dict(
         _TEXT,

@@ -27,8 +27,8 @@ class DirectedModel(NamedTuple):
 
     def submit(self, line: str, **fields: Any) -> Future[Translation]:
         """Add a line with the fields of its `Request`; see `EngineThread.submit`."""
-        languages = {"source_language": self.source_language, "target_language": self.target_language}
-        return self.thread.submit(Request(line, **languages, **fields))
+        fields |= {"source_language": self.source_language, "target_language": self.target_language}
+        return self.thread.submit(Request(line, **fields))
 
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:

@@ -106,7 +106,6 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
             {"glossary": terms, "glossary_use": "annotation"},
             "cannot be used: the glossary is for annotation",
         ),
-        ({"glossary": "ba\t" + "NU " * 200}, "the glossary cannot be used: line 1"),
     ]:
         status, answer = serving.translate("ba", **fields)
         assert status == 400 and named in answer["error"] and len(serving.take_log()) == 1, answer
