@@ -24,7 +24,7 @@ _UNSPACED = re.compile(r"[!-~]+|[^ \t]")
 class Glossary:
     """Source terms and their translations.
 
-    use: annotation: the model sees the translations beside the terms, and inflects them; constraint:
+    use: annotation: the model sees translations next to the terms, and inflects them; constraint:
     translations contain them as they are; auto: annotation if the model was trained with it.
     """
 
