@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
     from flaxformer_mt.evaluation.evaluate import evaluate_run
+    from flaxformer_mt.scoring.metrics import define_scorer
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
@@ -38,6 +39,7 @@ __all__ = [
     "Translator",
     "UserError",
     "__version__",
+    "define_scorer",
     "evaluate_run",
     "export_run",
     "fit",
@@ -57,6 +59,7 @@ _HOMES = {
     "TrainingInterrupted": "errors",
     "Translator": "translation.translator",
     "UserError": "errors",
+    "define_scorer": "scoring.metrics",
     "evaluate_run": "evaluation.evaluate",
     "export_run": "convert.export_run",
     "fit": "training.loop",

@@ -7,13 +7,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, KnownAs, at_least, between
+from flaxformer_mt.config.field_values import (
+    LARGEST_WEIGHT,
+    SMALLEST_WEIGHT,
+    KnownAs,
+    above,
+    at_least,
+    between,
+)
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import BATCH_NAMES
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.pair_table import PairRules
 
+# Marks an option of which each flag is one value: commas do not separate several.
+WITH_COMMAS = "with commas"
 # Options of several commands, with what other toolkits call them.
 RunPath = Annotated[Path, KnownAs("save_dir save_model model_dir restore_file model path models output_dir")]
 _Output = KnownAs("output_dir out output_file results_path")
@@ -96,6 +105,20 @@ class LanguageOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScorerOptions:
+    """What the names of scorers mean."""
+
+    # ---- scorers ----
+
+    # Scorer of texts and the name that other options call it by, as in --scorer="comet=python comet.py": the
+    # command line of a program that reads JSON lines and writes numbers; MODULE:FUNCTION in Python;
+    # spbleu:FILE (a SentencePiece model); or a metric such as chrf++. May be given several times.
+    scorer: Annotated[tuple[str, ...], WITH_COMMAS, KnownAs("valid_metrics valid_script_path")] = ()
+    # Seconds without an answer after which the program of a scorer is given up.
+    scorer_timeout: Annotated[float, above(0)] = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncodingOptions:
     """What becomes of lines that are no text."""
 
@@ -158,7 +181,7 @@ class WorkerOptions(ProcessOptions):
 
 
 @dataclass(frozen=True)
-class TrainOptions(ProcessOptions, ExperimentOptions):
+class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
     # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
@@ -171,7 +194,7 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class PrepareOptions(ExperimentOptions, JsonOptions):
+class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
     """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
 
     # ---- workers ----
@@ -250,7 +273,13 @@ class SearchOptions(CheckpointOptions, _SearchFlags):
 
 @dataclass(frozen=True)
 class EvaluateOptions(
-    ProcessOptions, SearchOptions, SearchModelOptions, ShortlistOptions, NonfiniteOptions, GlossaryOptions
+    ProcessOptions,
+    ScorerOptions,
+    SearchOptions,
+    SearchModelOptions,
+    ShortlistOptions,
+    NonfiniteOptions,
+    GlossaryOptions,
 ):
     """Translates a split or a file and scores the translations against references (BLEU, chrF, TER)."""
 
@@ -258,7 +287,8 @@ class EvaluateOptions(
 
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
-    # File of source sentences to evaluate on, one per line; needs --reference. None: a split.
+    # File of source sentences to evaluate on, one per line; needs --reference, or a --scorer that needs none.
+    # None: a split.
     source: Annotated[str | None, _Source] = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: a split.
@@ -289,11 +319,15 @@ class EvaluateOptions(
     # Checkpoint (.ckpt) of a COMET model, for this learned metric too; needs the program comet-score. None:
     # no COMET.
     comet: str | None = None
+    # With --rerank and instead of an evaluation: find the --rerank_weight with the best score by this metric,
+    # such as bleu or chrf; use --split=valid. None: evaluate.
+    tune_rerank: str | None = None
 
 
 @dataclass(frozen=True)
 class TranslateOptions(
     WorkerOptions,
+    ScorerOptions,
     SearchOptions,
     SearchModelOptions,
     ShortlistOptions,
@@ -443,6 +477,7 @@ class DoctorOptions:
 class CorpusOptions(
     PairRules,
     WorkerOptions,
+    ScorerOptions,
     SearchOptions,
     SearchModelOptions,
     NonfiniteOptions,
@@ -501,8 +536,9 @@ class DistilOptions(CorpusOptions):
     targets: Literal["best", "nbest"] = "best"
     # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
     n_best: Annotated[int | None, _NBest] = None
-    # With --targets=nbest, the score of a sentence by which the closest translation is chosen.
-    metric: Literal["bleu", "chrf"] = "bleu"
+    # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
+    # chrf++, ter, or what --scorer defines.
+    metric: str = "bleu"
     # Write train.scores as well: for each token of the targets, the teacher's probabilities of the k most
     # probable tokens, for word-level distillation (data.teacher_scores); 8 is usual. None: no scores.
     teacher_scores: int | None = None
@@ -515,17 +551,20 @@ class ExportOptions(CheckpointOptions):
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: RunPath
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the classes of
-    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2 or marian-npz.
+    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2, marian-npz or
+    # bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Annotated[Path, _Output]
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
-    # int16, float16 or bfloat16. none: float32.
+    # int16, float16 or bfloat16. With --format=bergamot: int8, with scales of activations from validation
+    # sentences, or int8_dynamic, without. none: float32.
     quantization: str = "none"
     # Maximum absolute difference from the original model's logits or log-probabilities that is accepted; of
     # those larger than 1, in proportion.
     tolerance: float = 1e-4
-    # With --format=ctranslate2: shortlist of the run, as prepare --shortlist=FILE wrote it; becomes vmap.txt.
+    # With --format=ctranslate2 or bergamot: shortlist of the run, as prepare --shortlist=FILE wrote it, which
+    # becomes vmap.txt or lex.DEEN.s2t.bin.
     shortlist: Path | None = None
     # Name of a model on Hugging Face's Hub to which the files are uploaded, with a model card, as in
     # hf:OWNER/NAME. None: nothing is uploaded.
@@ -543,7 +582,7 @@ class ImportOptions:
     run: RunPath
     # Format of the model: hf (of Hugging Face: BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5,
     # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
-    # another toolkit: fairseq, opennmt-py, eole, marian-npz or joeynmt. None: found from the files.
+    # another toolkit: fairseq, opennmt-py, eole, marian-npz, bergamot or joeynmt. None: found from the files.
     format: str | None = None
     # Languages to translate between, as in de,en; the first is the source language of two. More than two only
     # for models of many languages (--format=hf). None: those that the model's files name, or de,en.

@@ -33,6 +33,7 @@ from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.remote_runs import to_url
+from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,
@@ -92,6 +93,7 @@ def describe_output(
         "inputs": sorted(inputs),
         # Only if given, so that commands of earlier versions can be resumed.
         **({"unique": True} if options.unique else {}),
+        **({"scorer": options.scorer} if options.rerank or options.mbr_utility else {}),
         **languages,
     }
 
@@ -199,11 +201,17 @@ class BlockTranslator:
 
 
 def _make_jax_engine(
-    warn: Callable[[str], None], *, run: Path, loading: LoadOptions, warm_up: int
+    warn: Callable[[str], None],
+    *,
+    run: Path,
+    loading: LoadOptions,
+    warm_up: int,
+    define: Callable[[], object],
 ) -> "LineEngine":
     """Load a run; `warm_up` is the number of hypotheses for which programs are prepared, or 0."""
     from flaxformer_mt.translation.translator import Translator
 
+    define()  # the scorers, in a worker again
     translator = Translator.load(run, loading, warn=warn)
     if warm_up:
         translator.warm_up(n_best=warm_up)
@@ -274,6 +282,8 @@ _METHOD_FLAGS = {
         "patience",
         "diversity_groups",
         "diversity_strength",
+        "rerank",
+        "rerank_weight",
     ),
     "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
     "mbr": ("mbr_candidates", "mbr_samples", "mbr_utility"),
@@ -303,6 +313,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             run=Path(to_url(options.run)),  # workers of other machines make copies of their own
             loading=choose_loading(options, search),
             warm_up=n_best * options.warm_up,
+            define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
         ),
         form=form,
         unique=options.unique,

@@ -210,6 +210,8 @@ _RULES: Rules = {
     "empty); set train.best_metric=loss": (
         lambda c: not c.data.source_language and c.train.best_metric != "loss"
     ),
+    "data.clean.scores needs pairs, but data.source_language is empty, which means a language model; leave "
+    "out data.clean.scores": lambda c: c.data.clean.scores and not c.data.source_language,
     "{train.rdrop_weight is}, but all dropout rates are 0, so that two passes are equal; set "
     "model.dropout_rate=0.3, or train.rdrop_weight=0": lambda c: (
         c.train.rdrop_weight
@@ -247,6 +249,11 @@ _SEARCH_RULES: Rules = {
     ),
     "{search.beam_size} is not divisible by {search.diversity_groups}; the nearest multiple is {nearest}": (
         lambda c: _searches_beams(c.search) and _nearest(c.search.beam_size, c.search.diversity_groups)
+    ),
+    "{search.rerank is}, but {search.method is}, which has no list of hypotheses to choose from; use beam "
+    "search, or leave it out": lambda c: c.search.rerank and c.search.method != "beam",
+    "{search.rerank_weight} has no effect without search.rerank; give a scorer, or leave it out": (
+        lambda c: c.search.rerank_weight is not None and not c.search.rerank
     ),
     # Both limits are linear in the source length: a minimum that is within the maximum at one token and does
     # not rise faster is within it at every length.
@@ -374,11 +381,10 @@ def search_width(options: SearchConfig, n_best: int) -> int:
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """Return the search that finds the candidates of the method mbr; other searches stay as they are."""
-    if search.method != "mbr":
-        return search
+    """Return the search that finds the candidates of the method mbr, or the hypotheses to be ranked again."""
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}
-    plain["method"] = "beam" if search.mbr_candidates == "beam" else "sample"
+    if search.method == "mbr":
+        plain["method"] = "beam" if search.mbr_candidates == "beam" else "sample"
     return dataclasses.replace(search, **plain)
 
 

@@ -136,6 +136,9 @@ class CleanConfig:
     language_model: str = ""
     # Smallest probability of another language, for the rule language.
     min_language_probability: Annotated[float, between(0, 1)] = 0.5
+    # Scores by which training pairs are left out after all other rules, each of a scorer of sources and
+    # targets that --scorer defines: NAME>=SCORE (a threshold), or NAME best 80% (a share), with commas.
+    scores: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return the values that results depend on: without those of rules that are off."""
@@ -146,6 +149,7 @@ class CleanConfig:
             off += ["source_script", "target_script", "min_script_share"]
         if "language" in off:
             off += ["language_model", "min_language_probability"]
+        off += [] if self.scores else ["scores"]
         return {name: value for name, value in values.items() if name not in off}
 
 
@@ -611,9 +615,10 @@ class TrainConfig:
     ] = 1000
     # Number of newest checkpoints kept on disk, in addition to the best one.
     keep_checkpoints: Annotated[int, at_least(1), MayChange()] = 5
-    # Validation metric that selects the best checkpoint and that early stopping observes; of scores that are
-    # equal with two digits, the lower loss is better.
-    best_metric: Literal["bleu", "chrf", "loss"] = "bleu"
+    # Validation metric that selects the best checkpoint and that early stopping observes: bleu, chrf, loss,
+    # chrf++, ter, or what --scorer defines. Of several, with commas, the first one decides, and all are
+    # logged. Of built-in scores that are equal with two digits, the lower loss is better.
+    best_metric: str = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
     patience: Annotated[
         int, at_least(0), MayChange("training may stop at another step"), KnownAs("early_stopping")
@@ -640,6 +645,11 @@ class TrainConfig:
     ] = "auto"
     # Whether to ignore case in BLEU and chrF.
     lowercase: bool = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of validation that best_metric names; the first one decides."""
+        return tuple(name.strip() for name in self.best_metric.split(","))
 
     @property
     def passes(self) -> int:
@@ -674,7 +684,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MbrConfig:
-    """Minimum Bayes risk: choose the candidate that is most similar to the other candidates."""
+    """Choice among several translations of a sentence: by minimum Bayes risk, or by a scorer."""
 
     # ---- minimum Bayes risk ----
 
@@ -682,8 +692,17 @@ class MbrConfig:
     mbr_candidates: Literal["samples", "beam"] = "samples"
     # Minimum Bayes risk: number of samples of each sentence, of which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32
-    # Minimum Bayes risk: score that the chosen candidate has, on average, with all candidates as references.
-    mbr_utility: Literal["chrf", "bleu"] = "chrf"
+    # Minimum Bayes risk: score that the chosen candidate has, on average, with all candidates as references:
+    # chrf, bleu, chrf++, ter, or what --scorer defines.
+    mbr_utility: str = "chrf"
+    # ---- reranking ----
+
+    # Scorer of sources and translations, which --scorer defines, that chooses among the hypotheses of beam
+    # search, instead of the model's scores.
+    rerank: str = ""
+    # Rank hypotheses by the model's score plus this weight times the scorer's (evaluate --tune_rerank finds
+    # it). Without a weight: by the scorer alone.
+    rerank_weight: Annotated[float | None, above(0, at_most=1_000_000)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ _KINDS = {"sources": "source", "references": "reference", "hypotheses": "hypothe
 
 @dataclass(frozen=True)
 class Translations:
-    """Sources, references and hypotheses: index i of each belongs to sentence i."""
+    """Sources, references (or none) and hypotheses: index i of each belongs to sentence i."""
 
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -50,7 +50,11 @@ def save_translations(run_dir: Path, name: str, translations: Translations) -> N
     folder = run_dir / "translations"
     folder.mkdir(parents=True, exist_ok=True)
     for field, kind in _KINDS.items():
-        _write(folder / f"{name}.{kind}", [_one_line(text) for text in getattr(translations, field)])
+        file, texts = folder / f"{name}.{kind}", getattr(translations, field)
+        if len(texts) < len(translations.sources):  # without references
+            file.unlink(missing_ok=True)
+            continue
+        _write(file, [_one_line(text) for text in texts])
     _differences_file(run_dir, name).unlink(missing_ok=True)
     publish(run_dir)
 
@@ -114,6 +118,7 @@ class ScoredSet:
     # Name of the files under RUN/translations/.
     name: str
     sources: tuple[str, ...]
+    # Empty: scorers need none.
     references: tuple[str, ...]
     direction: Direction
     # The languages to translate from and to, as `Translator.translate` takes them: those that are given, or
@@ -129,8 +134,12 @@ def read_sets(
     reference: str | None,
     languages: Mapping[str, str | None],
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
+    alone: bool = False,
 ) -> list[ScoredSet]:
-    """Read the split in each direction that has it and the languages (None: all), unless files are given."""
+    """Read the split in each direction that has it and the languages (None: all), unless files are given.
+
+    `alone`: a source may be given without a reference.
+    """
     named = {name: language for name, language in languages.items() if language is not None}
     tags = choose_line_tags(config.data, **named, vocab_tags=vocab_tags)
     directions = [
@@ -139,15 +148,16 @@ def read_sets(
         if languages.get("source_language") in (None, candidate.source)
         and languages.get("target_language") in (None, candidate.target)
     ]
-    if (source is None) != (reference is None):
+    alone = alone and source is not None and reference is None
+    if (source is None) != (reference is None) and not alone:
         missing = "a reference" if reference is None else "a source"
         raise UserError(f"{source or reference} is given without {missing}; give both files")
-    if source is None or reference is None:
+    if source is None:
         return _read_split_sets(config, split, directions, named)
     if source == reference:
         raise UserError(f"source and reference are both {source}; give two files")
-    sources, references = read_sentences(source), read_sentences(reference)
-    if len(sources) != len(references):
+    sources, references = read_sentences(source), [] if reference is None else read_sentences(reference)
+    if reference is not None and len(sources) != len(references):
         raise UserError(
             f"{source} has {len(sources)} lines, but {reference} has {len(references)}; "
             "line N of the reference must be the translation of line N of the source"

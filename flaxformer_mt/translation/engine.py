@@ -554,10 +554,14 @@ class JaxEngine(LineEngine):
 
     def _read(self, found: list[tuple[Part, SearchResult]]) -> list[tuple[Part, Translation]]:
         translations = read_results([result for _, result in found], self.vocabs.target)
-        return [
-            (part, rank_candidates(one, self.config, part[0].request.n_best))
-            for (part, _), one in zip(found, translations, strict=True)
-        ]
+        ranked = rank_candidates(
+            [
+                (line.parts[number].content, one, line.request.n_best)
+                for ((line, number, _), _), one in zip(found, translations, strict=True)
+            ],
+            self.config,
+        )
+        return [(part, one) for (part, _), one in zip(found, ranked, strict=True)]
 
     def _annotate(self, parts: list[Part]) -> None:
         groups: dict[Annotations, list[Part]] = {}

@@ -33,7 +33,7 @@ from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.minimum_bayes_risk import count_candidates
+from flaxformer_mt.translation.minimum_bayes_risk import check_choice, count_candidates
 from flaxformer_mt.translation.requests import Request, count_message, make_requests, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
 from flaxformer_mt.translation.segmentation import LongLines, SplitSentences, splits_sentences
@@ -173,6 +173,7 @@ class Translator:
     def _make_search(self, **options: Any) -> None:
         """Make the search and the scorer for the search options of the config."""
         config, vocabs, self._search_options = self.config, self.vocabs, options
+        check_choice(config.search)
         longest = config.data.max_source_length if config.data.source_language else 0
         self.search = SearchEngine(
             self.models,

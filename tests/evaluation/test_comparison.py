@@ -18,8 +18,8 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
-from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.evaluation.tables import write_text
+from flaxformer_mt.scoring.metrics import resample_scores, score_translations
 from flaxformer_mt.translation.translator import Translation, Translator
 
 COUNT = 60

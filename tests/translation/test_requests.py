@@ -1,4 +1,4 @@
-"""Requests in, translations out: an engine is driven by `submit` and `step`, as docs/extending.md shows."""
+"""Requests in, translations out: an engine is driven by `submit` and `step`, as docs/api.md shows."""
 
 import concurrent.futures
 import dataclasses

@@ -43,6 +43,8 @@ def _missing_options(search: SearchConfig) -> list[str]:
     missing = []
     if search.method == "mbr":
         missing.append("search.method=mbr")
+    if search.rerank:
+        missing.append(f"search.rerank={search.rerank}")
     if search.method == "beam" and search.coverage_penalty:  # its own is of another layer
         missing.append(f"search.coverage_penalty={search.coverage_penalty:g}")
     if search.method == "beam" and search.diversity_groups > 1:
