@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.evaluation.evaluate import evaluate_run
     from flaxformer_mt.scoring.metrics import define_scorer
     from flaxformer_mt.training.loop import fit
+    from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
     from flaxformer_mt.translation.scorer import Scorer, generate_text
     from flaxformer_mt.translation.translator import Translator
@@ -30,6 +31,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Config",
     "FlaxformerWarning",
+    "Glossary",
     "LoadOptions",
     "Request",
     "Scorer",
@@ -50,6 +52,7 @@ __all__ = [
 _HOMES = {
     "Config": "config",
     "FlaxformerWarning": "errors",
+    "Glossary": "translation.glossary",
     "LoadOptions": "config.load_options",
     "Request": "translation.requests",
     "Scorer": "translation.scorer",

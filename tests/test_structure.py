@@ -49,6 +49,7 @@ DOORS = {
     "ray": "workers",
     "matplotlib": "evaluation",
     "tensorflow_datasets": "corpus",
+    "simplemma": "corpus",
     "tensorflow": None,
     "pickle": None,
 }

@@ -24,7 +24,7 @@ from flaxformer_mt.commands import options as command_options
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
-from flaxformer_mt.commands.options import read_languages
+from flaxformer_mt.commands.options import read_glossary, read_languages
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.terminal_tables import (
     summarize_experiment,
@@ -108,6 +108,7 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
         comet=options.comet,
+        glossary=read_glossary(options),
         scorers=define_scorers(options.scorer, timeout=options.scorer_timeout),
         tune_rerank=options.tune_rerank,
         progress=sys.stderr,

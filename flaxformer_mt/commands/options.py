@@ -18,6 +18,7 @@ from flaxformer_mt.config.field_values import (
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import BATCH_NAMES
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Marks an option of which each flag is one value: commas do not separate several.
@@ -231,6 +232,21 @@ class ShowOptions(ExperimentOptions, JsonOptions):
     target: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GlossaryOptions:
+    """The translations of a user's terms."""
+
+    # ---- requirements on translations ----
+
+    # File of terms, one per line: source term, tab, target term. Further columns are ignored, and lines that
+    # begin with # are comments. None: no glossary.
+    glossary: str | None = None
+    # annotation: the model sees the translations of terms and inflects them (models trained with data.terms);
+    # constraint: translations contain them exactly as they are (beam search); auto: annotation if the model
+    # was trained with it.
+    glossary_use: Literal["auto", "annotation", "constraint"] = "auto"
+
+
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
 
@@ -257,7 +273,13 @@ class SearchOptions(CheckpointOptions, _SearchFlags):
 
 @dataclass(frozen=True)
 class EvaluateOptions(
-    ProcessOptions, ScorerOptions, SearchOptions, SearchModelOptions, ShortlistOptions, NonfiniteOptions
+    ProcessOptions,
+    ScorerOptions,
+    SearchOptions,
+    SearchModelOptions,
+    ShortlistOptions,
+    NonfiniteOptions,
+    GlossaryOptions,
 ):
     """Translates a split or a file and scores the translations against references (BLEU, chrF, TER)."""
 
@@ -314,6 +336,7 @@ class TranslateOptions(
     _EnsembleFlags,
     EncodingOptions,
     LanguageOptions,
+    GlossaryOptions,
     _LongLinesOptions,
 ):
     """Translates text line by line, and writes one line for each input line in the same order."""
@@ -640,6 +663,17 @@ class NewOptions:
     drop_invalid: bool = False
     # Replace an existing config RUN.py.
     overwrite: bool = False
+
+
+def read_glossary(options: EvaluateOptions | TranslateOptions) -> Any:
+    """Return the `Glossary` that the flags name; None: none."""
+    from flaxformer_mt.translation.glossary import Glossary
+
+    if options.glossary is None and options.glossary_use != "auto":
+        raise UserError(
+            f"--glossary_use={options.glossary_use} has no effect without --glossary=FILE; leave it out"
+        )
+    return None if options.glossary is None else Glossary.load(options.glossary, options.glossary_use)
 
 
 def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:

@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from flaxformer_mt.commands.options import (
     TranslateOptions,
     WorkerOptions,
     find_declaration,
+    read_glossary,
     read_languages,
 )
 from flaxformer_mt.config import DataConfig, SearchConfig
@@ -330,7 +332,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
         form=form,
         unique=options.unique,
     )
-    fields = {"n_best": n_best, "annotations": annotations, **languages}
+    fields = {"n_best": n_best, "annotations": annotations, "glossary": read_glossary(options), **languages}
     write_translations(options, make, fields=fields, languages=languages, keep_record=keep_record)
 
 
@@ -349,6 +351,7 @@ def write_translations(
     keep_record: bool,
 ) -> None:
     """Translate --input by blocks of lines, and write the output of each in order."""
+    from flaxformer_mt.atomic_folder import digest
     from flaxformer_mt.corpus.documents import Documents
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.requests import make_requests
@@ -371,7 +374,9 @@ def write_translations(
         worker_pool = files.enter_context(open_pool(make, workers=options.workers, ray=options.ray))
         typed = options.input == STANDARD and sys.stdin.isatty()
         window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
-        origin = functools.partial(describe_output, options, worker_pool.describe, [*texts], languages)
+        glossary = fields.get("glossary")
+        settings = {**languages, **({} if glossary is None else {"glossary": digest(astuple(glossary))})}
+        origin = functools.partial(describe_output, options, worker_pool.describe, [*texts], settings)
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
@@ -493,10 +498,11 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
 
 def _check_flags(options: TranslateOptions) -> None:
     """Raise UserError for flags that exclude each other or have no effect in combination."""
-    paths = [path for path in (options.input, options.prefix, options.required) if path == STANDARD]
-    if len(paths) > 1:
+    read = (options.input, options.prefix, options.required, options.glossary)
+    if read.count(STANDARD) > 1:
         raise UserError(
-            "only one of --input, --prefix and --required can be standard input; give files for the others"
+            "only one of --input, --prefix, --required and --glossary can be standard input; give files for "
+            "the others"
         )
     if options.document_ids == STANDARD or (options.document_ids and not options.documents):
         problem = "cannot be standard input" if options.documents else "has no effect without --documents"
@@ -531,7 +537,7 @@ def _check_flags(options: TranslateOptions) -> None:
             raise UserError(f"--{name} {effect}, but the output is {what}; give --output=FILE")
     check_line_flags(options)
     if options.output != STANDARD:
-        inputs = (options.input, options.prefix, options.required, options.document_ids)
+        inputs = (*read, options.document_ids)
         check_output(options.output, inputs=inputs)
 
 
@@ -544,10 +550,10 @@ def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
 def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> None:
     from flaxformer_mt.parallel.processes import process_count
 
-    for name in ("input", "prefix", "required"):
+    for name in ("input", "prefix", "required", "glossary"):
         if getattr(options, name) == STANDARD and process_count() > 1:
             raise UserError(f"{process_count()} processes cannot all read standard input; give --{name}=FILE")
-    for name in ("input", "output", "prefix", "required"):
+    for name in ("input", "output", "prefix", "required", "glossary"):
         if getattr(options, name) == STANDARD and uses_workers:
             raise UserError(f"--workers and --ray translate files; give --{name}=FILE")
 

@@ -218,6 +218,9 @@ class DataConfig:
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` per pair; a name
     # without a folder, such as train.align, is looked up in text_dir. For several sets: names with commas.
     alignments: tuple[str, ...] = ()
+    # Share of training pairs in which some words of the source have the lemmas of their translations next to
+    # them, found by data.alignments, so that translate --glossary inflects terms; 0.1 is usual. 0: none.
+    terms: Annotated[float, between(0, 1)] = 0.0
     # File of a teacher's scores of the training targets (word-level distillation), which `distil` writes with
     # --teacher_scores; a name without a folder, such as train.scores, is looked up in text_dir. For several
     # sets: names with commas.

@@ -46,6 +46,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
     find_metrics,
     join_reports,
     score_by_length,
+    score_terms,
 )
 from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
@@ -61,6 +62,7 @@ from flaxformer_mt.scoring.metrics import (
 )
 from flaxformer_mt.scoring.outside_scorers import check_comet, score_comet
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained import read_tags
@@ -149,6 +151,7 @@ def evaluate_run(
     comet: str | Path | None = None,
     scorers: Sequence[str] = (),
     tune_rerank: str | None = None,
+    glossary: Glossary | Mapping[str, str] | str | Path | None = None,
     progress: TextIO | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
@@ -173,6 +176,7 @@ def evaluate_run(
       comet: checkpoint of a COMET model, for one more score. None: no COMET.
       scorers: names of further metrics, which `define_scorer` returns.
       tune_rerank: metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
+      glossary: of the run's translations, see `Translator.translate`; the result then has `terms`.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
     Raises:
@@ -189,6 +193,7 @@ def evaluate_run(
     comet_model, asked = check_comet(comet) if comet else None, scorers
     if comet_model is not None:
         scorers = [*scorers, define_scorer(functools.partial(score_comet, comet_model), name="comet")]
+    terms = {} if glossary is None else {"glossary": Glossary.make(glossary)}
     sets = read_sets(
         config,
         split,
@@ -207,7 +212,10 @@ def evaluate_run(
         references = scored.references
         scoring = choose_score_options(train, scored.direction.target, references, warn=warn_user)
         from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
-        report, evaluation = _evaluate_set(run_dir, loading, scored, scoring, progress)
+        with_terms = replace(scored, languages=scored.languages | terms)
+        report, evaluation = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
+        if terms and references:
+            report["terms"] = score_terms(evaluation, terms["glossary"], scored.direction)
         rivals = translate_compared_systems(compared, scored, from_files, loading)
         if compared and references:
             lower = scoring["lowercase"]

@@ -122,8 +122,8 @@ class ScoredSet:
     references: tuple[str, ...]
     direction: Direction
     # The languages to translate from and to, as `Translator.translate` takes them: those that are given, or
-    # those of the direction if there are several.
-    languages: dict[str, str]
+    # those of the direction if there are several. Other arguments may be added.
+    languages: dict[str, Any]
     # The documents of the sentences, as `Translator.translate` takes them.
     documents: Sequence[Hashable] | bool = True
 

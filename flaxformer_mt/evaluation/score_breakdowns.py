@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
+from flaxformer_mt.corpus.terms import find_cores, find_lemmatizer
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.tables import Table, make_table
 from flaxformer_mt.scoring.bleu_tokenizers import SCRIPT_SAMPLE
 from flaxformer_mt.scoring.metrics import METRICS, QUICK, choose_score_options, score_translations
+from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.unicode_text import split_words
 
 
 class _Rows(NamedTuple):
@@ -123,6 +126,28 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
             }
         )
     return rows
+
+
+def score_terms(translations: Translations, glossary: Glossary, direction: Direction) -> dict[str, Any]:
+    """Count the terms of the sources whose references have the target term, in any form of its lemmas.
+
+    used: the share of those that translations have in any form, right_form: in a form of the reference.
+    """
+    lemmatize, found = find_lemmatizer(direction.target) or str, list[tuple[bool, bool]]()
+
+    def find_forms(text: str, target: list[str]) -> set[str]:
+        words = [text[slice(*core)] for core in find_cores(text)]
+        spans = [words[start : start + len(target)] for start in range(len(words) - len(target) + 1)]
+        wanted = [*map(lemmatize, target)]
+        return {" ".join(span).lower() for span in spans if [*map(lemmatize, span)] == wanted}
+
+    texts = (translations.sources, translations.references, translations.hypotheses)
+    for source, *sides in zip(*texts, strict=True):
+        for term in glossary.find(source, direction.source):
+            expected, forms = (find_forms(side, split_words(term.target)) for side in sides)
+            found += [(bool(forms), bool(forms & expected))] if expected else []
+    shares = (fmean(column) for column in zip(*found, strict=True)) if found else (None, None)
+    return {"count": len(found), **dict(zip(("used", "right_form"), shares, strict=True))}
 
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:

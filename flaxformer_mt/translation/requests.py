@@ -17,6 +17,7 @@ from flaxformer_mt.config.schema import MOST_LINES
 from flaxformer_mt.corpus.documents import Documents
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import take_windows
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
 # Requests that are split and tokenized together, while the device computes; fewer are read at once.
@@ -36,6 +37,7 @@ class Request:
       target: an existing translation, whose score the engine returns (forced decoding).
       prefix: what the translation begins with.
       required: phrases that it contains.
+      glossary: terms, whose translations it contains.
       n_best: maximum number of hypotheses, the translation itself included.
       source_language, target_language: for a multilingual model; None: the tags at the start of the text.
       annotations: additional output, and whether markup is taken out and put back.
@@ -58,6 +60,7 @@ class Request:
     top_k: int = 0
     context: tuple[str, ...] | None = None
     translated: tuple[str, ...] | None = None
+    glossary: Glossary | None = None
 
     @property
     def waits(self) -> bool:
@@ -74,6 +77,8 @@ class Request:
             defaults = Annotations._field_defaults
             values = self.annotations._asdict().items()
             fields["annotations"] = {name: value for name, value in values if value != defaults[name]}
+        if self.glossary is not None:
+            fields["glossary"] = dataclasses.asdict(self.glossary)
         return fields
 
     @classmethod
@@ -84,6 +89,9 @@ class Request:
             fields[name] = tuple(fields[name])
         if "annotations" in fields:
             fields["annotations"] = Annotations(**fields["annotations"])
+        if "glossary" in fields:
+            terms, use = fields["glossary"]["terms"], fields["glossary"]["use"]
+            fields["glossary"] = Glossary(tuple((source, target) for source, target in terms), use)
         return cls(**fields)
 
 
@@ -297,7 +305,7 @@ def _find_waves(window: Sequence[Request]) -> list[list[int]]:
 
 def _is_constrained(window: Sequence[Request]) -> bool:
     """Whether the programs that a window needs are known only when all of it has been read."""
-    return any(request.prefix or request.required for request in window)
+    return any(request.prefix or request.required or request.glossary for request in window)
 
 
 class Stopped(Exception):

@@ -123,6 +123,10 @@ _UNSPACED = (
 )
 
 
+# A function of the index of a line, and the text of a part of it.
+Annotate = Callable[[int, str], str]
+
+
 class SourcePart(NamedTuple):
     """A sentence to translate: a part of the line with index `line`."""
 
@@ -136,6 +140,8 @@ class SourcePart(NamedTuple):
     added_pieces: int = 0
     tag: str = ""
     tag_pieces: int = 0
+    # The text of the ids, if translations are written beside terms; "": the part as it is.
+    annotated: str = ""
     # Ids of all this; the last one is eos.
     ids: np.ndarray = np.zeros(0, np.int32)
     # Whether `ids` contain only the beginning of the part.
@@ -148,7 +154,7 @@ class SourcePart(NamedTuple):
     @property
     def text(self) -> str:
         """The text of `ids` without added tags: the part with the line's own tags."""
-        return self.tag + self.content
+        return self.annotated or self.tag + self.content
 
     @property
     def num_pieces(self) -> int:
@@ -178,6 +184,7 @@ def read_sources(
     sentences: bool = False,
     language: str = "",
     tags: Sequence[str] | None = None,
+    annotate: Annotate | None = None,
 ) -> list[SourcePart]:
     """Return the parts of lines in order: none of a blank line, several of a split line, one of any other.
 
@@ -190,6 +197,7 @@ def read_sources(
       language: of the lines, see `split_sentences`.
       tags: language tags to put before all parts of each line, each followed by a space and one piece of the
         vocabulary, as in ">>fr<< "; None: none.
+      annotate: writes translations beside terms, given the index of a line and the text of a part of it.
     """
     count = functools.cache(lambda tags: len(vocab.tokenize(tags)) - 1)  # without eos
     units: list[SourcePart] = []
@@ -203,13 +211,13 @@ def read_sources(
         texts = split_sentences(content, language=language) if sentences else [content]
         units += whole.divide(texts, continues=False)
     parts: list[SourcePart] = []
-    for unit in _tokenize(units, vocab):
+    for unit in _tokenize(units, vocab, annotate):
         if len(unit.ids) <= longest:
             parts.append(unit)
         elif long_lines == "split":
-            fits = functools.partial(_fits, unit, vocab, longest)
+            fits = functools.partial(_fits, unit, vocab, longest, annotate)
             texts = split_text(unit.content, fits, language=language)
-            smaller = _tokenize(unit.divide(texts, continues=True), vocab)
+            smaller = _tokenize(unit.divide(texts, continues=True), vocab, annotate)
             parts += [_cut(one, vocab, longest) for one in smaller]
         else:
             parts.append(_cut(unit, vocab, longest))
@@ -221,15 +229,22 @@ def read_sources(
     return parts
 
 
-def _tokenize(parts: Sequence[SourcePart], vocab: Vocab) -> list[SourcePart]:
+def _tokenize(
+    parts: Sequence[SourcePart], vocab: Vocab, annotate: Annotate | None = None
+) -> list[SourcePart]:
     """Return the parts that are not blank with their ids; normalization may empty a text."""
     parts = [part for part in parts if not is_blank(part.content)]
-    all_ids = vocab.tokenize_all([part.added + part.tag + part.content.strip() for part in parts])
+    texts = [part.tag + part.content.strip() for part in parts]
+    if annotate is not None:
+        texts = [part.tag + annotate(part.line, part.content.strip()) for part in parts]
+        parts = [part._replace(annotated=text) for part, text in zip(parts, texts, strict=True)]
+    all_ids = vocab.tokenize_all([part.added + text for part, text in zip(parts, texts, strict=True)])
     read = [part._replace(ids=ids) for part, ids in zip(parts, all_ids, strict=True)]
     return [part for part in read if part.num_pieces > part.tag_pieces]
 
 
-def _fits(part: SourcePart, vocab: Vocab, longest: int, text: str) -> bool:
+def _fits(part: SourcePart, vocab: Vocab, longest: int, annotate: Annotate | None, text: str) -> bool:
+    text = text if annotate is None else annotate(part.line, text)
     return len(vocab.tokenize(part.added + part.tag + text)) <= longest
 
 

@@ -6,7 +6,7 @@ A `Translator` makes requests of lines and runs them through an engine
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -33,6 +33,7 @@ from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabular
 from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.minimum_bayes_risk import check_choice, count_candidates
 from flaxformer_mt.translation.requests import count_message, make_requests, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
@@ -346,6 +347,7 @@ class Translator:
         unique: bool = False,
         prefixes: Sequence[str] | None = None,
         required: Sequence[Sequence[str]] | None = None,
+        glossary: Glossary | Mapping[str, str] | str | Path | None = None,
         notes: Annotations = NO_ANNOTATIONS,
         markup: bool = False,
         source_language: str | None = None,
@@ -363,6 +365,7 @@ class Translator:
           unique: whether hypotheses with the text of a better one are left out, so that there may be fewer.
           prefixes: prefix that each line's translation starts with; "": none.
           required: phrases that each line's translation contains (beam search only).
+          glossary: source terms and their translations, as a mapping, a file or a `Glossary`.
           notes: additional output: log-probabilities of tokens, alignments.
           markup: the same as `notes.markup`.
           source_language: language of lines that do not begin with a language tag, for a model with
@@ -385,6 +388,7 @@ class Translator:
             unique=unique,
             prefixes=prefixes,
             required=required,
+            glossary=glossary,
             notes=notes._replace(markup=markup or notes.markup),
             source_language=source_language,
             target_language=target_language,
@@ -403,6 +407,7 @@ class Translator:
         unique: bool = False,
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
+        glossary: Glossary | Mapping[str, str] | str | Path | None = None,
         notes: Annotations = NO_ANNOTATIONS,
         source_language: str | None = None,
         target_language: str | None = None,
@@ -454,6 +459,7 @@ class Translator:
             source_language=source_language,
             target_language=target_language,
             annotations=notes,
+            glossary=None if glossary is None else Glossary.make(glossary),
         )
         engine, ahead = translator.engine(params=params), is_ready is None and isinstance(lines, Sequence)
         found = run(engine, requests, window, is_ready=is_ready, ahead=ahead, warn=self.warn)

@@ -26,6 +26,7 @@ API = {
         "config.load_options.LoadOptions",
         "translation.result.Translation",
         "translation.result.Annotations",
+        "translation.glossary.Glossary[read,load,make,find]",
         "translation.requests.Request[to_json,from_json]",
         "translation.requests.Engine[submit,cancel,step]",
     ),

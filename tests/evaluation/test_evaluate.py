@@ -12,11 +12,13 @@ import pytest
 from flaxformer_mt import define_scorer
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
+from flaxformer_mt.evaluation import score_breakdowns
 from flaxformer_mt.evaluation.comparison import ResamplingOptions
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_lines, evaluate_run
 from flaxformer_mt.evaluation.evaluation_set import (
@@ -26,11 +28,17 @@ from flaxformer_mt.evaluation.evaluation_set import (
     save_translations,
 )
 from flaxformer_mt.evaluation.perplexity import Likelihood, measure
-from flaxformer_mt.evaluation.score_breakdowns import DirectionScorer, describe_by_length, score_by_length
+from flaxformer_mt.evaluation.score_breakdowns import (
+    DirectionScorer,
+    describe_by_length,
+    score_by_length,
+    score_terms,
+)
 from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.scoring.metrics import resample_scores, score_translations
 from flaxformer_mt.training.report import describe_report
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.translator import Translation, Translator
 
 # What the fake knows: capitals are right, but the references have a small letter.
@@ -235,6 +243,42 @@ def test_buckets_are_by_words_of_the_source():
     assert [line.split()[:2] for line in table[1:4]] == [["0-5", "2"], ["6-10", "2"], ["11-15", "1"]]
     assert table[4].split() == ["101", "or", "more", "2", "100.00", "100.00", "6.0", "6.0"]
     assert len({len(line) for line in table}) == 1
+
+
+def test_terms_are_counted_where_the_reference_has_them(monkeypatch):
+    """In any form, and in that of the reference; a term that the reference translates otherwise is not."""
+    lemmas = {"dogs": "dog", "Dogs": "dog", "apples": "apple"}
+    monkeypatch.setattr(score_breakdowns, "find_lemmatizer", {"en": lambda word: lemmas.get(word, word)}.get)
+    glossary = Glossary.make({"Hund": "dog", "Apfel": "red apple"})
+    texts = Translations(
+        ("Hund", "Hund", "Hund, Apfel", "Hund"),
+        ("Dogs!", "a dog", "a dog (red apples)", "a cat"),
+        ("dogs", "the dogs .", "red apples", "dog"),
+    )
+    found = score_terms(texts, glossary, Direction("de", "en"))
+    assert found == {"count": 4, "used": 0.75, "right_form": 0.5}
+    nothing = score_terms(texts, Glossary.make({"Katze": "cat"}), Direction("de", "en"))
+    assert nothing == {"count": 0, "used": None, "right_form": None}
+
+
+def test_a_glossary_is_that_of_the_run_and_its_report(run_dir, tmp_path):
+    """The fake translator has no such argument, and is given one only with a glossary."""
+    source, reference = tmp_path / "source", tmp_path / "reference"
+    source.write_text("eins zwei drei vier fünf\n", encoding="utf-8")
+    reference.write_text("one two three four five\n", encoding="utf-8")
+    files = {"source": source, "reference": reference}
+    assert "terms" not in evaluate_run(run_dir, **files)
+    given = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain = FakeTranslator.translate
+        patch.setattr(
+            FakeTranslator,
+            "translate",
+            lambda self, lines, glossary: given.append(glossary) or plain(self, lines),
+        )
+        result = evaluate_run(run_dir, **files, glossary={"drei": "three", "sechs": "six"})
+    assert given == [Glossary.make({"drei": "three", "sechs": "six"})]
+    assert result["terms"] == {"count": 1, "used": 1.0, "right_form": 1.0}
 
 
 def test_evaluate_run_on_files(run_dir):

@@ -12,6 +12,7 @@ from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, Te
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.corpus.documents import Context, Documents
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.requests import EngineThread, Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
@@ -28,14 +29,9 @@ class DirectedModel(NamedTuple):
     context: Context | None = None
 
     def submit(self, line: str, **fields: Any) -> Future[Translation]:
-        """Add a line, with more fields of its request; see `EngineThread.submit`."""
-        request = Request(
-            line,
-            source_language=self.source_language,
-            target_language=self.target_language,
-            **fields,
-        )
-        return self.thread.submit(request)
+        """Add a line with the fields of its `Request`; see `EngineThread.submit`."""
+        fields |= {"source_language": self.source_language, "target_language": self.target_language}
+        return self.thread.submit(Request(line, **fields))
 
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
@@ -78,13 +74,18 @@ class Translations:
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
             model = choices[most_likely["language"]]
-            how: dict[str, Any] = {"n_best": count, "annotations": annotations}
+            how: dict[str, Any] = {"n_best": count, "annotations": annotations, "glossary": request.glossary}
             answers = await _translate_lines(model, template.lines, documents=request.documents, **how)
             fields = _answer_text(model, template, answers, request)
             return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
 
         async with self._reserve(sum(len(template.lines) for template in templates)):
-            filled = await asyncio.gather(*map(translate_text, request.texts, templates))
+            try:
+                filled = await asyncio.gather(*map(translate_text, request.texts, templates))
+            except UserError as error:
+                if request.glossary is None:
+                    raise
+                raise Refusal(400, f"the glossary cannot be used: {error}") from error
         if not request.several:
             return filled[0]
         names = filled[0] if filled else ("translatedText",)
@@ -121,10 +122,10 @@ async def _translate_lines(
     lines: Sequence[Line],
     *,
     documents: bool | None = False,
-    n_best: int = 1,
     annotations: Annotations = NO_ANNOTATIONS,
+    **options: Any,
 ) -> list[Translation]:
-    """Translate lines together; if this is cancelled, so are they.
+    """Translate lines together, as requests with these options; if this is cancelled, so are they.
 
     Lines that are read with the translations of lines before them wait for these.
     """
@@ -146,7 +147,7 @@ async def _translate_lines(
                 fields["context"] = before
             if context and context.target:
                 fields["translated"] = tuple(one.text for one in answers[len(answers) - len(before) :])
-            answers.append(await asyncio.wrap_future(model.submit(line.text, n_best=n_best, **fields)))
+            answers.append(await asyncio.wrap_future(model.submit(line.text, **options, **fields)))
         return answers
 
     return [one for answers in await asyncio.gather(*map(translate_chain, chains)) for one in answers]
