@@ -39,6 +39,29 @@ def split_words(text: str) -> list[str]:
     return WORD.findall(text)
 
 
+# Ways to write a line by the case of its letters, and lines of a single word.
+CASES = ("capitals", "title_case", "single_words")
+# Words of more letters than this begin with a capital in title case.
+SHORT_WORD = 3
+
+
+def find_case(text: str) -> str:
+    """Return which of `CASES` a text is; "" for any other.
+
+    In capitals, two letters or more have no lower case. In title case, all words of more than three letters
+    begin with a capital, and two of them at least are not the first word: "Der Herr der Neun Ringe".
+    """
+    letters = [letter for letter in text if letter.isalpha()]
+    if text.isupper() and len(letters) > 1:
+        return "capitals"
+    words = [word for word in text.split() if any(map(str.isalpha, word))]
+    if len(words) == 1:
+        return "single_words"
+    long = [word for number, word in enumerate(words) if not number or len(word) > SHORT_WORD]
+    capitals = [word.lstrip("\"'([{«„“‘¿¡")[:1].isupper() for word in long]
+    return "title_case" if len(long) > 2 and all(capitals) else ""
+
+
 # Bytes that are looked at.
 BEGINNING = 4096
 _MARKS = {

@@ -1,5 +1,6 @@
 """An engine without a model: what stands before and behind one is tested with it."""
 
+import collections
 from types import SimpleNamespace
 
 from flaxformer_mt.vocab import Vocab
@@ -14,7 +15,7 @@ class FakeEngine:
 
     def __init__(self, translate, *, description=None):
         self._translate, self._description = translate, description or {}
-        self._waiting, self.windows = [], []
+        self._waiting, self.windows, self.guarded = [], [], collections.Counter()
 
     def read(self, requests):
         return list(requests)

@@ -136,7 +136,7 @@ def _list_programs(run: str | Path) -> list[dict[str, Any]]:
     config = read_config(run_dir / "config.json")
     if not config.data.source_language:
         return []  # a language model
-    learned, _ = read_target_lengths(run_dir)
+    learned, *_ = read_target_lengths(run_dir)
     lengths = make_length_rule(config.search, [config.model], config.data.max_source_length, learned)
     tokens = choose_batch_tokens(config.search, [config.model], config.vocab.size)
     single = default_platform() == "cpu"

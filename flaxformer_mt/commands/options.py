@@ -119,6 +119,21 @@ class ScorerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GuardOptions:
+    """What becomes of text that models translate badly."""
+
+    # ---- guards ----
+
+    # Sentences in capitals, in title case or of a single word: always translates them in sentence case and
+    # puts the translation back into their own; auto does so with the kinds that fewer than 0.5% of the
+    # training lines had, and with none if their shares are not known; never leaves all as they are.
+    capitals: Literal["auto", "always", "never"] = "auto"
+    # Translations that repeat a sequence of tokens, unlike their source: search_again searches them again
+    # without repetitions, and takes the better one; keep leaves them.
+    repetitions: Literal["search_again", "keep"] = "search_again"
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncodingOptions:
     """What becomes of lines that are no text."""
 
@@ -337,6 +352,7 @@ class TranslateOptions(
     EncodingOptions,
     LanguageOptions,
     GlossaryOptions,
+    GuardOptions,
     _LongLinesOptions,
 ):
     """Translates text line by line, and writes one line for each input line in the same order."""
@@ -353,6 +369,9 @@ class TranslateOptions(
     # File with the id of the document of each line, one line for each input line; a document ends where the
     # id changes, too. None: no ids.
     document_ids: str | None = None
+    # Run (or RUN@CHECKPOINT) that translates on: --run=DE_EN --then=EN_FR translates from German to French.
+    # Search options are for both runs; --checkpoint, --ensemble and --shortlist for --run. None: no such run.
+    then: str | None = None
     # ---- requirements on translations ----
 
     # File with the beginning of each line's translation, one line for each input line; an empty line sets no
@@ -607,7 +626,7 @@ class ImportOptions:
 
 
 @dataclass(frozen=True)
-class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
+class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, GuardOptions):
     """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
 
     # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. For several
@@ -639,6 +658,9 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions):
     backend: Literal["jax", "ctranslate2"] = "jax"
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
+    # Also translate between languages that no run translates, through a third one: runs de-en and en-fr offer
+    # de-fr.
+    pivots: bool = True
     # Compile all sizes at the start. Meanwhile, a request waits only for the functions that it needs.
     warm_up: bool = True
 
@@ -682,6 +704,7 @@ def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -
 
     names = ("source_language", "target_language")
     languages = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    known = read_tags(options.run / "vocab")
-    choose_line_tags(read_config(options.run / "config.json").data, **languages, vocab_tags=known)
+    if getattr(options, "then", None) is None:  # with it, they are those of two runs
+        known = read_tags(options.run / "vocab")
+        choose_line_tags(read_config(options.run / "config.json").data, **languages, vocab_tags=known)
     return languages

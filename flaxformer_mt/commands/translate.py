@@ -3,13 +3,14 @@
 Contains the options that must be equal to resume an output file.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,11 +30,11 @@ from flaxformer_mt.commands.options import (
 from flaxformer_mt.config import DataConfig, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
-from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MOST_LINES, MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
-from flaxformer_mt.object_store.remote_runs import to_url
+from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.text_io.lines import (
     STANDARD,
@@ -49,6 +50,7 @@ from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
     from flaxformer_mt.translation.engine import LineEngine
+    from flaxformer_mt.translation.pivot import PivotEngine
     from flaxformer_mt.translation.requests import Request
     from flaxformer_mt.translation.result import Annotations, TranslationFormat
 
@@ -155,11 +157,15 @@ def open_one_output(
 
 
 class TranslatedBlock(NamedTuple):
-    """The output lines of each line of a block, the number of target tokens in all of them, and the texts."""
+    """The output lines of each line of a block, the number of target tokens in all of them, and the texts.
+
+    Also how often each guard has changed a sentence since the block before.
+    """
 
     outputs: list[list[str]]
     tokens: int
     texts: list[str]
+    guarded: dict[str, int]
 
 
 def name_block(block: "list[Request]") -> str:
@@ -179,7 +185,7 @@ class BlockTranslator:
         self,
         warn: Callable[[str], None],
         *,
-        make_engine: "Callable[[Callable[[str], None]], LineEngine]",
+        make_engine: "Callable[[Callable[[str], None]], LineEngine | PivotEngine]",
         form: "TranslationFormat",
         unique: bool = False,
     ) -> None:
@@ -210,26 +216,33 @@ class BlockTranslator:
                 self._form.lines(request.seed - 1, request.text, translation, pieces)
                 for request, translation in zip(block, found, strict=True)
             ]
-            texts = [one.text for one in found]
-            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found), texts)
+            texts, guarded = [one.text for one in found], dict(self.engine.guarded)
+            self.engine.guarded.clear()
+            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found), texts, guarded)
 
 
 def _make_jax_engine(
     warn: Callable[[str], None],
     *,
-    run: Path,
-    loading: LoadOptions,
+    runs: Sequence[tuple[Path, LoadOptions]],
+    languages: Mapping[str, str],
     warm_up: int,
     define: Callable[[], object],
-) -> "LineEngine":
-    """Load a run; `warm_up` is the number of hypotheses for which programs are prepared, or 0."""
+) -> "LineEngine | PivotEngine":
+    """Load a run, or two for a pivot; `warm_up` is the number of hypotheses of prepared programs, or 0."""
+    from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
     from flaxformer_mt.translation.translator import Translator
 
     define()  # the scorers, in a worker again
-    translator = Translator.load(run, loading, warn=warn)
-    if warm_up:
+    translators = [Translator.load(run, loading, warn=warn) for run, loading in runs]
+    for translator in translators if warm_up else ():
         translator.warm_up(n_best=warm_up)
-    return translator.engine()
+    if len(runs) == 1:
+        return translators[0].engine()
+    first, second = translators
+    names = languages.get("source_language"), languages.get("target_language")
+    directions = choose_pivot(first.config.data, second.config.data, *names)
+    return PivotEngine(first.engine(), second.engine(), directions)
 
 
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
@@ -313,10 +326,20 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
 
     uses_workers = check_workers(options)
     use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
-    search = choose_search(options)
-    languages = read_languages(options)
     n_best = 1 if options.n_best is None else options.n_best
-    check_n_best(search, n_best, where="--")
+    every, runs = [options], []
+    if options.then is not None:
+        if options.alignments == "pieces":
+            raise UserError("--then joins alignments of words, not --alignments=pieces; leave out pieces")
+        then, checkpoint = split_checkpoint(options.then)
+        own: dict[str, Any] = {"checkpoint": checkpoint, "ensemble": (), "shortlist": None}
+        every.append(dataclasses.replace(options, run=open_copy(then), **own))
+    for one in every:
+        search = choose_search(one)
+        check_n_best(search, n_best, where="--")
+        # Workers of other machines make copies of their own.
+        runs.append((Path(to_url(one.run)), choose_loading(one, search)))
+    languages = read_languages(options)
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
     form, annotations = choose_format(options)
@@ -324,8 +347,8 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
         BlockTranslator,
         make_engine=functools.partial(
             _make_jax_engine,
-            run=Path(to_url(options.run)),  # workers of other machines make copies of their own
-            loading=choose_loading(options, search),
+            runs=runs,
+            languages=languages,
             warm_up=n_best * options.warm_up,
             define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
         ),
@@ -404,11 +427,15 @@ def write_translations(
             worker_pool.work.engine.on_progress = progress.add  # line by line
             worker_pool.work.ahead = all(text.is_ready is None for text in texts.values())  # files
             worker_pool.work.before = output.texts
+        guarded: collections.Counter[str] = collections.Counter()
         for block in worker_pool.map(blocks, name=name_block):
+            guarded.update(block.guarded)
             for lines_of_one, text in zip(block.outputs, block.texts, strict=True):
                 output.write(lines_of_one, text if data.target_context else None)
             if not isinstance(worker_pool, InProcess):
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
+    for guard, count in (+guarded).items():
+        print(f"sentences that --{guard} has changed: {count:,}", file=sys.stderr)
 
 
 def _check_documents(options: TranslateOptions) -> DataConfig:

@@ -33,6 +33,10 @@ class LoadOptions:
     # Lines of several sentences: always translates each sentence separately and joins the results; never
     # translates the line as a whole; auto is always, unless 10% of the training lines had several sentences.
     split_sentences: Literal["auto", "always", "never"] = "auto"
+    # The guards of the commands translate and serve: sentences in capitals, in title case or of a single word
+    # (auto, always, never), and translations that repeat themselves (search_again, keep).
+    capitals: Literal["auto", "always", "never"] = "never"
+    repetitions: Literal["search_again", "keep"] = "keep"
     # Whether to use all devices, each for a part of each batch, or, if the model is too large for one of
     # them, together for each sentence. The first four cores of a CPU become devices, unless JAX has computed
     # before. All callers share the programs compiled so.

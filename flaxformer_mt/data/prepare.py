@@ -1,5 +1,6 @@
 """Data preparation from a config: pairs, vocabularies, token stores, and a report on them."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +37,13 @@ from flaxformer_mt.runs.run_directory import (
 )
 from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_lengths, write_target_lengths
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
+from flaxformer_mt.unicode_text import CASES, find_case
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.symbols import TERM_MARKS, check_language_tags, check_tags, check_term_marks
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
-# Training lines whose sentences are counted.
+# Training lines whose sentences and letter cases are counted.
 _SAMPLE = 2000
 
 
@@ -164,19 +166,21 @@ def _learn_lengths(
     """What there is to know of the lengths of training lines, also written into the run directory."""
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
-        lengths["several_sentences"] = _count_several_sentences(train, vocabs, language, context)
+        lengths |= _describe_lines(train, vocabs, language, context)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
         publish(run_dir)
     return lengths
 
 
-def _count_several_sentences(train: EpochStores, vocabs: Vocabs, language: str, context: int) -> float:
-    """Share of source lines with more than one sentence, of some lines all over the training set."""
+def _describe_lines(train: EpochStores, vocabs: Vocabs, language: str, context: int) -> dict[str, float]:
+    """Shares of source lines of several sentences and in each letter case, of some all over the set."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
-    texts = (vocabs.source.detokenize(train.base[number][0]) for number in numbers)
-    texts = (text.rpartition(SEPARATOR)[2] for text in texts) if context else texts
-    return sum(len(split_sentences(text, language=language)) > 1 for text in texts) / len(numbers)
+    texts = [vocabs.source.detokenize(train.base[number][0]) for number in numbers]
+    texts = [text.rpartition(SEPARATOR)[2] for text in texts] if context else texts
+    cases = collections.Counter(map(find_case, texts))
+    several = sum(len(split_sentences(text, language=language)) > 1 for text in texts)
+    return {"several_sentences": several / len(texts), **{case: cases[case] / len(texts) for case in CASES}}
 
 
 def _describe_epochs(config: Config, train: EpochStores) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class TrainedModel:
     target_lengths: TargetLengths | None = None
     # The share of training lines with several sentences; None: unknown.
     several_sentences: float | None = None
+    # The shares of training lines in each letter case; None: unknown.
+    letter_cases: dict[str, float] | None = None
 
     def make_model(self, **changes: Any) -> "Model":
         """`changes` replace fields of the network's config, such as dtype."""
@@ -123,10 +125,8 @@ def load_trained(
         params = unstack_layers(params)
     changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
-    learned, several = work_in_all(
-        lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}"
-    )
-    trained = TrainedModel(config, vocabs, params, which, progress, split, learned, several)
+    learned = work_in_all(lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}")
+    trained = TrainedModel(config, vocabs, params, which, progress, split, *learned)
     if problems := compare_shapes(trained.find_shapes(), params):
         raise UserError(
             f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "

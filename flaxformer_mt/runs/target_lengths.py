@@ -10,6 +10,7 @@ import numpy as np
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import CASES
 
 FILE_NAME = "target_lengths.json"
 
@@ -92,22 +93,25 @@ def write_target_lengths(run_dir: Path, described: dict[str, Any] | None) -> Non
     write_atomically(path, text.encode())
 
 
-def read_target_lengths(run_dir: Path) -> tuple[TargetLengths | None, float | None]:
-    """The line of a run, and the share of training lines with several sentences; None: unknown."""
+def read_target_lengths(
+    run_dir: Path,
+) -> tuple[TargetLengths | None, float | None, dict[str, float] | None]:
+    """The line of a run, the share of training lines with several sentences, and those in each letter case
+    (of `CASES`); None: unknown.
+    """
     path = run_dir / FILE_NAME
     try:
         described = read_json_object(path)
         line = TargetLengths(*(float(described[name]) for name in TargetLengths._fields))
         if not (0 <= line.ratio <= 1000 and abs(line.offset) <= 1e6):
             raise ValueError(f"ratio is {line.ratio}, offset is {line.offset}")
-        if "several_sentences" not in described:  # written by an earlier version
-            return line, None
-        share = float(described["several_sentences"])
-        if not 0 <= share <= 1:
-            raise ValueError(f"several_sentences is {share}")
-        return line, share
+        # Those that are missing were not written by an earlier version.
+        shares = {name: float(described[name]) for name in ("several_sentences", *CASES) if name in described}
+        if bad := [name for name, share in shares.items() if not 0 <= share <= 1]:
+            raise ValueError(f"{bad[0]} is {shares[bad[0]]}")
+        return line, shares.pop("several_sentences", None), shares or None
     except FileNotFoundError:
-        return None, None
+        return None, None, None
     except (KeyError, ValueError, TypeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UserError(

@@ -6,6 +6,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -35,6 +36,14 @@ from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
 from flaxformer_mt.translation.constraints import check_constraints, make_sentences, require
 from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.guards import (
+    NO_GUARDS,
+    Guards,
+    LetterCase,
+    count_repeated,
+    put_back,
+    repeats_itself,
+)
 from flaxformer_mt.translation.inline_markup import MarkedLine, put_back_all, take_out
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, rank_candidates
@@ -43,6 +52,7 @@ from flaxformer_mt.translation.result import (
     NO_ANNOTATIONS,
     Annotations,
     Translation,
+    change_texts,
     check_phrases,
     join_parts,
     read_results,
@@ -109,6 +119,7 @@ class LineEngine(ABC):
         sentences: bool,
         arriving: bool,
         together: bool = False,
+        guards: Guards = NO_GUARDS,
     ) -> None:
         """Start without requests.
 
@@ -116,10 +127,13 @@ class LineEngine(ABC):
           searches: a `Scheduler`, or what has its methods.
           sentences: whether each sentence of a line is translated apart.
           arriving: whether requests arrive while other requests are translated; steps are then short.
+          guards: see `guards.py`; sentences that were guarded are counted in `guarded`.
           together: whether all processes search all sentences, with parameters that are split over them.
         """
         self.config, self.vocabs, self.arriving = config, vocabs, arriving
-        self._searches, self._long_lines, self._apart = searches, long_lines, sentences
+        self._searches, self._long_lines, self.apart = searches, long_lines, sentences
+        self._guards = guards._replace(repetitions=guards.repetitions and not config.search.no_repeat_ngram)
+        self.guarded: collections.Counter[str] = collections.Counter()
         self._tags: dict[tuple[str | None, str | None], LineTags] = {}
         self._lines: dict[Hashable, Line] = {}
         self._finished: collections.deque[tuple[Line, Exception | None]] = collections.deque()
@@ -131,7 +145,7 @@ class LineEngine(ABC):
         # With several processes that share sentences: those of all of them, in order.
         self._shared: list[Part] = []
         # Numbers of lines to be named to the user, by what happened to them; see `take_warnings`.
-        self._named: dict[str, list[int]] = collections.defaultdict(list)
+        self._named: dict[str, set[int]] = collections.defaultdict(set)
 
     @property
     def most_hypotheses(self) -> int:
@@ -210,10 +224,16 @@ class LineEngine(ABC):
             vocab=self.vocabs.source,
             longest=self.config.data.max_source_length,
             long_lines=self._long_lines,
-            sentences=self._apart,
+            sentences=self.apart,
+            starts=[None if one.annotations.markup else one.sentence_starts for one in requests],
             language=tags.source_language,
             tags=tags.find(texts, first_line=first),
             annotate=annotate if any(annotated) else None,
+            letter_case=LetterCase(self._guards.cases, self.vocabs.source, tags.source_language),
+            # Their translations have text as it is given.
+            unchanged=[
+                number for number, one in enumerate(requests) if one.prefix or one.required or one.glossary
+            ],
         )
         of_lines: list[list[SourcePart]] = [[] for _ in requests]
         for part in parts:
@@ -230,7 +250,7 @@ class LineEngine(ABC):
             return parts
         read = (lambda text: take_out(text).text) if request.annotations.markup else str
         texts, own = [read(line)[len(find_language_tags(line)) :] for line in request.context], list[str]()
-        if self._apart and not context.target:
+        if self.apart and not context.target:
             texts = [one for text in texts for one in split_sentences(text, language=tags.source_language)]
             own = [part.content for part in parts[:-1]]
         sides = [tokenize_before(self.vocabs.source, [text.strip() for text in [*texts, *own]])]
@@ -321,15 +341,17 @@ class LineEngine(ABC):
                 else:
                     self._unannotated.append(line)
                 for side in line.cut:
-                    self._named[side].append(line.request.seed)
+                    self._named[side].add(line.request.seed)
                 self._count(1, 0)
                 continue
             own = waiting.setdefault(line.request.n_best, {})
             for number, sentence in enumerate(line.sentences):
                 own[line, number, False] = sentence
+            self.guarded["capitals"] += sum(part.case != "" for part in line.parts)
             if len(line.parts) > 1 or line.parts[0].cut:
-                self._named["split"] += [line.request.seed] * any(part.continues for part in line.parts)
-                self._named["cut"] += [line.request.seed] * any(part.cut for part in line.parts)
+                for name, what in (("split", "continues"), ("cut", "cut")):
+                    if any(getattr(part, what) for part in line.parts):
+                        self._named[name].add(line.request.seed)
         for sentences in waiting.values():
             self._search(self._share(sentences) if self._shares else sentences)
 
@@ -414,14 +436,28 @@ class LineEngine(ABC):
         if found := [line for line in lines if line.pair is None and not line.is_annotated]:
             self._annotate([(line, number, False) for line in found for number in range(len(line.parts))])
 
-    def _take(self, found: list[tuple[Part, Translation]]) -> None:
-        """Store the translations of parts."""
-        for (line, number, is_trial), translation in found:
+    def _take(self, found: list[tuple[Part, Translation]], *, guarded: bool = False) -> None:
+        """Store the translations of parts; those that repeat themselves are searched again."""
+        again: dict[int, dict[Part, Sentence]] = {}
+        for part, translation in found:
+            line, number, is_trial = part
+            if self._guards.repetitions and not (is_trial or guarded):
+                sentence, first = line.sentences[number], line.translations[number]
+                if first is not None:
+                    translation = _choose_better(first, translation)
+                elif repeats_itself(translation.tokens, sentence.source.tolist()):
+                    line.translations[number] = translation
+                    line.sentences[number] = dataclasses.replace(sentence, no_repeat=True)
+                    again.setdefault(line.request.n_best, {})[part] = line.sentences[number]
+                    self.guarded["repetitions"] += 1
+                    continue
             (line.trial[1] if is_trial and line.trial else line.translations)[number] = translation
             line.num_missing -= 1
             self._count(int(line.num_missing == 0 and not is_trial), len(translation.tokens))
             if line.num_missing == 0:
                 self._complete(line)
+        for sentences in again.values():
+            self._search(sentences)
 
     def _complete(self, line: Line) -> None:
         """Go on with a line whose parts are all translated."""
@@ -450,20 +486,27 @@ class LineEngine(ABC):
             return line.translations[0]
         text = request.text if line.marked is None else line.marked.text
         if any(map(_has_failed, line.translations)):
-            self._named["failed"].append(request.seed)
-        parts = line.parts
+            self._named["failed"].add(request.seed)
+        parts, translations, how = line.parts, line.translations, dict[str, Any]()
+        if any(part.case for part in parts):
+            language = self._choose_tags(request.source_language, request.target_language).target_language
+            how = {"language": language}
+            translations = [
+                change_texts(one, functools.partial(put_back, case=part.case, source=part.content, **how))
+                for part, one in zip(parts, translations, strict=True)
+            ]
         if len(parts) == 1 and parts[0].content == text and not parts[0].cut:
-            joined: Translation = line.translations[0]
+            joined: Translation = translations[0]
         else:
-            how: dict[str, Any] = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
-            joined = join_parts(text, parts, line.translations, annotations=line.annotations, **how)
+            how = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
+            joined = join_parts(text, parts, translations, annotations=line.annotations, **how)
         if len(parts) != 1:  # no search knows all phrases
             phrases = [one for one in request.required if not is_blank(one)]
             if request.glossary is not None and self._constrains(request.glossary):
                 phrases += [term.target for term in request.glossary.find(text)]
             joined = check_phrases(joined, phrases) if phrases else joined
         if not joined.satisfied:
-            self._named["unsatisfied"].append(request.seed)
+            self._named["unsatisfied"].add(request.seed)
         if request.annotations.attention and len(parts) == 1:
             ids = parts[0].ids[parts[0].added_pieces : -1]
             joined = dataclasses.replace(joined, source_pieces=tuple(self.vocabs.source.pieces(ids)))
@@ -491,7 +534,8 @@ class LineEngine(ABC):
         for line, _, _ in shared:
             line.is_annotated = True
         mine = set(own)
-        self._take([pair for pair in zip(shared, gathered, strict=True) if pair[0] not in mine])
+        others = [pair for pair in zip(shared, gathered, strict=True) if pair[0] not in mine]
+        self._take(others, guarded=True)
 
     def _count(self, lines: int, tokens: int) -> None:
         if self.on_progress is not None:
@@ -508,9 +552,9 @@ class LineEngine(ABC):
         }
         for side, most in zip(("source", "target"), find_longest(self.config), strict=True):
             messages[side] = f"{side} {{}}: longer than {most} tokens; only the beginning is scored"
-        named, self._named = self._named, collections.defaultdict(list)
+        named, self._named = self._named, collections.defaultdict(set)
         return [
-            message.format(format_line_numbers(sorted(set(named[name]))))
+            message.format(format_line_numbers(sorted(named[name])))
             for name, message in messages.items()
             if named[name]
         ]
@@ -519,6 +563,11 @@ class LineEngine(ABC):
         """Return the pieces of a translation, without eos."""
         vocab = self.vocabs.target
         return vocab.pieces([token for token in translation.tokens if token != vocab.eos_id])
+
+
+def _choose_better(first: Translation, second: Translation) -> Translation:
+    """Return the translation that repeats less, or of equal ones that of the better score."""
+    return max(first, second, key=lambda one: (bool(one.tokens), -count_repeated(one.tokens), one.score))
 
 
 def _has_failed(translation: Translation) -> bool:

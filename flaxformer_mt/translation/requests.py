@@ -41,6 +41,7 @@ class Request:
       n_best: maximum number of hypotheses, the translation itself included.
       source_language, target_language: for a multilingual model; None: the tags at the start of the text.
       annotations: additional output, and whether markup is taken out and put back.
+      sentence_starts: where the sentences of the text start, if it is not to be split anew; without markup.
       top_k: with `target`, the number of most probable tokens to return for each of its positions.
       context: the lines before this one in its document, the nearest last, for a model with data.context;
         None: it is in no document.
@@ -61,6 +62,7 @@ class Request:
     context: tuple[str, ...] | None = None
     translated: tuple[str, ...] | None = None
     glossary: Glossary | None = None
+    sentence_starts: tuple[int, ...] | None = None
 
     @property
     def waits(self) -> bool:
@@ -85,7 +87,7 @@ class Request:
     def from_json(cls, fields: dict[str, Any]) -> "Request":
         """Return the request of `to_json`, before or after it was text."""
         fields = dict(fields)
-        for name in {"required", "context", "translated"} & fields.keys():
+        for name in {"required", "context", "translated", "sentence_starts"} & fields.keys():
             fields[name] = tuple(fields[name])
         if "annotations" in fields:
             fields["annotations"] = Annotations(**fields["annotations"])

@@ -153,6 +153,8 @@ class Translation:
     # Number of parts in which the line was translated. For several parts, tokens are the tokens of all parts,
     # each with its eos, and scores are sums over parts.
     parts: int = 1
+    # Where the translations of the sentences start in the text, if the line was split into several.
+    sentence_starts: tuple[int, ...] = ()
     # Attention weights [target piece][source piece] without eos, if requested, of a line that was translated
     # as one part.
     attention: tuple[tuple[float, ...], ...] | None = None
@@ -210,6 +212,12 @@ def read_results(
         ]
         translations.append(rank(hypotheses or [FAILED]))
     return translations
+
+
+def change_texts(translation: Translation, change: Callable[[str], str]) -> Translation:
+    """Return a translation with changed texts, of its alternatives too."""
+    others = tuple(change_texts(one, change) for one in translation.alternatives)
+    return dataclasses.replace(translation, text=change(translation.text), alternatives=others)
 
 
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
@@ -332,6 +340,7 @@ def _add_up(
         token_log_probs=log_probs,
         alignment=alignment,
         parts=len(parts),
+        sentence_starts=tuple(start for start, part in zip(starts, parts, strict=True) if not part.continues),
     )
 
 

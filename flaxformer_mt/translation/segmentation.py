@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import regex
 from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.guards import AS_IT_IS, LetterCase
 from flaxformer_mt.unicode_text import is_blank, split_words
 from flaxformer_mt.vocab import Vocab
 
@@ -125,6 +126,7 @@ _UNSPACED = (
 
 # A function of the index of a line, and the text of a part of it.
 Annotate = Callable[[int, str], str]
+_Write = Callable[["SourcePart", str], str]
 
 
 class SourcePart(NamedTuple):
@@ -150,6 +152,8 @@ class SourcePart(NamedTuple):
     continues: bool = False
     # What its translations begin with in the search, but not as results: translations of lines before it.
     translated: tuple[int, ...] = ()
+    # The letter case of the sentence, if the model is given another one; see `guards.LetterCase`.
+    case: str = ""
 
     @property
     def text(self) -> str:
@@ -185,6 +189,9 @@ def read_sources(
     language: str = "",
     tags: Sequence[str] | None = None,
     annotate: Annotate | None = None,
+    starts: Sequence[tuple[int, ...] | None] = (),
+    letter_case: LetterCase = AS_IT_IS,
+    unchanged: Container[int] = (),
 ) -> list[SourcePart]:
     """Return the parts of lines in order: none of a blank line, several of a split line, one of any other.
 
@@ -198,7 +205,14 @@ def read_sources(
       tags: language tags to put before all parts of each line, each followed by a space and one piece of the
         vocabulary, as in ">>fr<< "; None: none.
       annotate: writes translations beside terms, given the index of a line and the text of a part of it.
+      starts: where the sentences of each line start; None: they have to be found.
+      letter_case: changes the letter case of sentences, but not in the lines with the indices `unchanged`.
     """
+
+    def write(part: SourcePart, text: str) -> str:
+        text = letter_case.lower(text, part.case)
+        return text if annotate is None else annotate(part.line, text)
+
     count = functools.cache(lambda tags: len(vocab.tokenize(tags)) - 1)  # without eos
     units: list[SourcePart] = []
     for index, line in enumerate(lines):
@@ -208,16 +222,22 @@ def read_sources(
         added_pieces, content = count(added) if added else 0, line[len(tag) :]
         tag_pieces = count(added + tag) - added_pieces
         whole = SourcePart(index, len(tag), content, added, added_pieces, tag, tag_pieces)
-        texts = split_sentences(content, language=language) if sentences else [content]
-        units += whole.divide(texts, continues=False)
+        texts = [content]
+        if sentences and starts and (known := starts[index]) is not None:
+            cuts = [0, *(start - len(tag) for start in known if start > len(tag)), len(content)]
+            texts = [content[start:end] for start, end in itertools.pairwise(cuts)]
+        elif sentences:
+            texts = split_sentences(content, language=language)
+        find = (lambda text: "") if index in unchanged else letter_case.find
+        units += (one._replace(case=find(one.content)) for one in whole.divide(texts, continues=False))
     parts: list[SourcePart] = []
-    for unit in _tokenize(units, vocab, annotate):
+    for unit in _tokenize(units, vocab, write):
         if len(unit.ids) <= longest:
             parts.append(unit)
         elif long_lines == "split":
-            fits = functools.partial(_fits, unit, vocab, longest, annotate)
+            fits = functools.partial(_fits, unit, vocab, longest, write)
             texts = split_text(unit.content, fits, language=language)
-            smaller = _tokenize(unit.divide(texts, continues=True), vocab, annotate)
+            smaller = _tokenize(unit.divide(texts, continues=True), vocab, write)
             parts += [_cut(one, vocab, longest) for one in smaller]
         else:
             parts.append(_cut(unit, vocab, longest))
@@ -229,23 +249,21 @@ def read_sources(
     return parts
 
 
-def _tokenize(
-    parts: Sequence[SourcePart], vocab: Vocab, annotate: Annotate | None = None
-) -> list[SourcePart]:
+def _tokenize(parts: Sequence[SourcePart], vocab: Vocab, write: _Write) -> list[SourcePart]:
     """Return the parts that are not blank with their ids; normalization may empty a text."""
     parts = [part for part in parts if not is_blank(part.content)]
-    texts = [part.tag + part.content.strip() for part in parts]
-    if annotate is not None:
-        texts = [part.tag + annotate(part.line, part.content.strip()) for part in parts]
-        parts = [part._replace(annotated=text) for part, text in zip(parts, texts, strict=True)]
+    texts = [part.tag + write(part, part.content.strip()) for part in parts]
+    parts = [
+        part if part.case or text == part.tag + part.content.strip() else part._replace(annotated=text)
+        for part, text in zip(parts, texts, strict=True)
+    ]
     all_ids = vocab.tokenize_all([part.added + text for part, text in zip(parts, texts, strict=True)])
     read = [part._replace(ids=ids) for part, ids in zip(parts, all_ids, strict=True)]
     return [part for part in read if part.num_pieces > part.tag_pieces]
 
 
-def _fits(part: SourcePart, vocab: Vocab, longest: int, annotate: Annotate | None, text: str) -> bool:
-    text = text if annotate is None else annotate(part.line, text)
-    return len(vocab.tokenize(part.added + part.tag + text)) <= longest
+def _fits(part: SourcePart, vocab: Vocab, longest: int, write: _Write, text: str) -> bool:
+    return len(vocab.tokenize(part.added + part.tag + write(part, text))) <= longest
 
 
 def _cut(part: SourcePart, vocab: Vocab, longest: int) -> SourcePart:

@@ -34,7 +34,9 @@ from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
 from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.guards import NO_GUARDS, Guards, choose_guards
 from flaxformer_mt.translation.minimum_bayes_risk import check_choice, count_candidates
+from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
 from flaxformer_mt.translation.requests import count_message, make_requests, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
 from flaxformer_mt.translation.segmentation import (
@@ -141,6 +143,7 @@ class Translator:
         quantization: Quantization | None = None,
         target_lengths: tuple[float, float] | None = None,
         several_sentences: float | None = None,
+        guards: Guards = NO_GUARDS,
         warn: Warn = warn_user,
     ) -> None:
         """Build the search and the scorer from `config`, whose `search` section gives the search options.
@@ -154,8 +157,9 @@ class Translator:
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
           several_sentences: share of the training lines with several sentences; None: it is unknown.
-          warn: receives a warning per call or window that names the lines that were split or cut, or lack
-            required phrases; and one when the device first runs out of memory.
+          guards: see `translation.guards`.
+          warn: receives a warning per call or window that names the lines that were split, cut or guarded, or
+            lack required phrases; and one when the device first runs out of memory.
         """
         if not config.data.source_language:  # padding masks concern sources, of which there are none
             config = config.replace({"model.padding_mask": "source"})
@@ -167,7 +171,7 @@ class Translator:
         self.step = step
         self._long_lines: LongLines = long_lines
         self._sentences = splits_sentences(split_sentences, several=several_sentences)
-        self._together = isinstance(spread, SplitParameters)
+        self._together, self._guards = isinstance(spread, SplitParameters), guards
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, quantization)
@@ -246,8 +250,8 @@ class Translator:
         Args:
           run_dir: the run directory.
           options: how it is loaded. None: the defaults of `LoadOptions`.
-          warn: receives a warning per call that names the lines that were split or cut, or lack required
-            phrases; and one when the device first runs out of memory.
+          warn: receives a warning per call that names the lines that were split, cut or guarded, or lack
+            required phrases; and one when the device first runs out of memory.
           changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
 
         Raises:
@@ -282,6 +286,7 @@ class Translator:
             sentences=self._sentences,
             arriving=arriving,
             together=self._together,
+            guards=self._guards,
             describe=self.describe,
         )
         made.on_progress = self.on_progress
@@ -321,6 +326,7 @@ class Translator:
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
             "sentences": "apart" if self._sentences else "together",
+            **self._guards.describe(),
             **({} if shortlist is None else {"shortlist": shortlist.fingerprint}),
             **({} if learned is None else {"target_lengths": list(learned)}),
         }
@@ -353,6 +359,7 @@ class Translator:
         source_language: str | None = None,
         target_language: str | None = None,
         documents: Sequence[Hashable] | bool = False,
+        then: "Translator | None" = None,
         params: Any = None,
         **search: Any,
     ) -> list[Translation] | Translation:
@@ -373,6 +380,7 @@ class Translator:
           target_language: language to translate such lines into, for a model of several languages.
           documents: whether each line is read with the lines before it, up to a blank one, by a model with
             data.context. Or the id of the document of each line, which ends where the id changes, too.
+          then: a translator from this one's target language into a third one, which is that of the results.
           params: parameters that replace the translator's own.
           search: search options of this call, such as beam_size=8; see `with_search`.
 
@@ -393,6 +401,7 @@ class Translator:
             source_language=source_language,
             target_language=target_language,
             documents=documents,
+            then=then,
             params=params,
             window=max(1, len(each)),
             **search,
@@ -412,6 +421,7 @@ class Translator:
         source_language: str | None = None,
         target_language: str | None = None,
         documents: Iterable[Hashable] | bool = False,
+        then: "Translator | None" = None,
         params: Any = None,
         window: int = 2048,
         first_line: int = 1,
@@ -461,7 +471,11 @@ class Translator:
             annotations=notes,
             glossary=None if glossary is None else Glossary.make(glossary),
         )
-        engine, ahead = translator.engine(params=params), is_ready is None and isinstance(lines, Sequence)
+        engine: Any = translator.engine(params=params)
+        if then is not None:
+            directions = choose_pivot(self.config.data, then.config.data, source_language, target_language)
+            engine = PivotEngine(engine, then.with_search(**search).engine(), directions)
+        ahead = is_ready is None and isinstance(lines, Sequence)
         found = run(engine, requests, window, is_ready=is_ready, ahead=ahead, warn=self.warn)
         yield from map(drop_repeated, found) if unique else found
 
@@ -479,7 +493,9 @@ def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn
     trained = load_trained(run_dir, checkpoint=options.checkpoint, may_split=options.spread, **load)
     if trained.split is None:
         trained = on_host(trained)
-    config, shortlist = trained.config, options.shortlist
+    config, shortlist, guards = trained.config, options.shortlist, NO_GUARDS
+    if config.data.source_language:
+        guards = choose_guards(options.capitals, options.repetitions, trained.letter_cases)
     if options.search is not None:
         config = dataclasses.replace(config, search=options.search)
     return Translator(
@@ -497,5 +513,6 @@ def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn
         quantization=options.quantization,
         target_lengths=trained.target_lengths,
         several_sentences=trained.several_sentences,
+        guards=guards,
         warn=warn,
     )

@@ -19,11 +19,12 @@ from tiny_experiment import quick_environment, random_params
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
-from flaxformer_mt.config.files import save_config
+from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.text_io import lines as lines_module
+from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
@@ -296,6 +297,9 @@ def untrained(tmp_path):
     [
         (["--json", "--scores"], "--scores has no effect with --json"),
         (["--n_best=2", "--scores"], "--scores has no effect with --n_best"),
+        (["--then=x", "--alignments=pieces"], "--then joins alignments of words"),
+        (["--capitals=no"], "--capitals is 'no'"),
+        (["--repetitions=False"], "--repetitions is 'False'"),
         (["--unique"], "--unique has no effect without --n_best"),
         (["--n_best=2", "--token_scores"], "or give --json instead"),
         (["--scores", "--token_scores"], "leave out --scores"),
@@ -382,6 +386,36 @@ def test_a_language_model_has_no_source(tmp_path, capfd):
     save_config(config, tmp_path / "config.json")
     assert main(["score", f"--run={tmp_path}", "--source=a", "--target=a"]) == 2
     assert "scores --target without a source; leave out --source" in capfd.readouterr().err
+
+
+def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    then = tmp_path / "then"
+    shutil.copytree(tiny_run, then)
+    config = read_config(tiny_run / "config.json")
+    save_config(
+        config.replace({"data.source_language": "yy", "data.target_language": "zz"}), then / "config.json"
+    )
+    lines = ["ba do", "", "gu fi. Ka lo!", "mi nu"]
+    write_lines("in", lines)
+    command = ["translate", f"--run={tiny_run}", f"--then={then}@best", "--input=in"]
+    assert main([*command, "--output=out", "--window=2"]) == 0
+    loading = {"repetitions": "search_again", "warn": lambda message: None}
+    first, second = (Translator.load(run, **loading) for run in (tiny_run, then))
+    found = first.translate(lines, then=second, notes=Notes(alignments="words"))
+    assert read_lines("out") == [one.text for one in found] and found[0].text
+    Path("out").unlink()
+    assert main([*command, "--json", "--alignments"]) == 0
+    described = list(map(json.loads, capfd.readouterr().out.splitlines()))
+    assert [one["text"] for one in described] == [one.text for one in found]
+    assert described[0]["alignment"] == [list(pair) for pair in found[0].alignment]
+    for flags, words in (
+        ([f"--then={tiny_run}"], "the second xx-yy, which leads in no way"),
+        ([f"--then={then}", "--target_language=qq"], "to qq in no way"),
+        (["--then=absent"], "absent"),
+    ):
+        assert main(["translate", f"--run={tiny_run}", "--input=in", *flags]) == 2
+        assert words in capfd.readouterr().err
 
 
 def test_a_model_of_several_languages_is_told_the_target(two_way_run, tmp_path, monkeypatch, capfd):

@@ -11,6 +11,9 @@ from flaxformer_mt.config import MbrConfig, SearchConfig
 from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.search.types import NO_REPEAT
+from flaxformer_mt.translation import engine
+from flaxformer_mt.translation.guards import Guards
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
 from flaxformer_mt.translation.translator import Translator
@@ -100,6 +103,18 @@ def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, p
     eos = CTranslate2Engine(folder).vocabs.target.eos_id
     expected = [tuple(token for token in tokens if token != eos) for tokens in our_search(**options)]
     assert [one.tokens for one in found] == expected
+
+
+def test_repetitions_are_searched_again(folder, plain, monkeypatch):
+    system = CTranslate2Engine(folder, method="greedy", guards=Guards(repetitions=True))
+    repeated = tuple(system.vocabs.source.tokenize(LINES[2]))
+    monkeypatch.setattr(engine, "repeats_itself", lambda tokens, source: tuple(source) == repeated)
+    monkeypatch.setattr(engine, "count_repeated", lambda tokens: len(tokens) - len(set(tokens)))
+    strict = translate(CTranslate2Engine(folder, method="greedy", no_repeat_ngram=NO_REPEAT), LINES)
+    assert strict[2].tokens != plain[2].tokens
+    found = [one.tokens for one in translate(system, LINES)]
+    assert found == [(strict if number == 2 else plain)[number].tokens for number in range(len(LINES))]
+    assert +system.guarded == {"repetitions": 1} and "guards" in system.describe()
 
 
 def test_samples_depend_on_the_seed_and_on_their_options(folder, plain):

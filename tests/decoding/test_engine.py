@@ -256,7 +256,7 @@ def test_inputs_of_a_search():
             [MODEL], dataclasses.replace(options, length_bound=bound), target_lengths=(1.0, 6.0)
         ).engine
         arrays = engine.arrays
-        assert arrays.find_form(sentences) == (0, 0, 0, False)
+        assert arrays.find_form(sentences) == Form()
         given = arrays.lay_out([sentences[:2], sentences[2:]], Form(), rows=3, source_length=9)
         likely[bound] = given.lines.likely_lengths
         assert given.ids.shape == (6, 9) and given.mask.sum(axis=1).tolist() == [8, 3, 1, 5, 1, 1]
@@ -264,14 +264,20 @@ def test_inputs_of_a_search():
         assert given.lines.max_lengths.tolist() == [32, 17, 0, 23, 0, 0]
     assert likely["learned"].tolist() == [14, 9, 0, 11, 0, 0] and likely["limit"] is None
     fixed = dataclasses.replace(
-        sentences[0], prefix=(4, 5, 6), prefix_ends_word=True, required=((7,), (8, 9, 10)), least=12
+        *sentences[:1],
+        prefix=(4, 5, 6),
+        prefix_ends_word=True,
+        required=((7,), (8, 9, 10)),
+        least=12,
+        no_repeat=True,
     )
     form = arrays.find_form([fixed, sentences[1]])
-    assert form == Form(prefix=4, phrases=2, phrase=4, minimum=True)
+    assert form == Form(prefix=4, phrases=2, phrase=4, minimum=True, no_repeat=True)
     lines = arrays.lay_out([[sentences[1], fixed]], form, rows=2, source_length=8).lines
     assert lines.prefixes.tolist() == [[NO_TOKEN] * 4, [4, 5, 6, WORD_START]]
     assert lines.required[1].tolist() == [[7, -1, -1, -1], [8, 9, 10, -1]]
     assert (lines.required[0] == NO_TOKEN).all() and lines.min_lengths.tolist() == [1, 12]
+    assert lines.no_repeat.tolist() == [False, True]
 
 
 def test_devices_search_queues_of_their_own_with_the_same_results(small_sizes, all_devices):

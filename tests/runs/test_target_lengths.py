@@ -67,9 +67,9 @@ def test_the_file_has_the_distribution_of_each_group(tmp_path):
     assert first == {"longest_source": 8, "pairs": 1000, **quantiles}
     assert second["longest_source"] == 16 and (second["median"], second["pairs"]) == (7, 50)
     assert "longest_source" not in last and last["longest"] == 90
-    assert read_target_lengths(tmp_path) == (fit_target_lengths(sources, targets), None)
+    assert read_target_lengths(tmp_path) == (fit_target_lengths(sources, targets), None, None)
     write_target_lengths(tmp_path, None)
-    assert read_target_lengths(tmp_path) == (None, None) and not [*tmp_path.iterdir()]
+    assert read_target_lengths(tmp_path) == (None, None, None) and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,8 @@ def test_the_file_has_the_distribution_of_each_group(tmp_path):
         ('{"ratio": -1, "offset": 1}', "ratio is -1"),
         ("[1, 2]", "must contain a JSON object"),
         *(
-            (f'{{"ratio": 1.1, "offset": 1, "several_sentences": {share}}}', "")
+            (f'{{"ratio": 1.1, "offset": 1, "{name}": {share}}}', "")
+            for name in ("several_sentences", "capitals")
             for share in ('"x"', "NaN", "1.5", "null")
         ),
     ],
@@ -101,7 +102,7 @@ def test_a_prepared_run_learns_them_and_translates_with_them(tiny_config, tiny_r
     assert translator.search.lengths.learned is None and "target_lengths" not in translator.describe()
     monkeypatch.setattr(target_lengths, "_MIN_PAIRS", 64)
     prepared = prepare(tiny_config, run)
-    line, _ = read_target_lengths(run)
+    line, *_ = read_target_lengths(run)
     assert line == prepared.target_lengths and prepared.report["target_lengths"]["ratio"] == line.ratio
     translator = Translator.load(run)
     assert translator.search.lengths.learned == line
@@ -110,17 +111,37 @@ def test_a_prepared_run_learns_them_and_translates_with_them(tiny_config, tiny_r
     assert Translator.load(run, search=limit).search.lengths.learned is None
 
 
-def test_training_lines_of_several_sentences_are_counted(tiny_config, tmp_path, monkeypatch):
+def test_training_lines_of_several_sentences_and_in_capitals_are_counted(tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(target_lengths, "_MIN_PAIRS", 64)
     data = tmp_path / "data"
     shutil.copytree(tiny_config.data.text_dir, data)
     source = data / "train.xx"
-    lines = ["Ba do. Fi gu!", "Mi 3.5 nu."] * 8 + source.read_text().splitlines()[16:]
+    lines = ["Ba do. Fi gu!", "Mi 3.5 nu."] * 8 + ["BA DO", "Badado fi Midofi Lonumi", "MI", "Mi."]
+    lines += [f"{line} a" for line in source.read_text().splitlines()[20:]]
     source.write_text("".join(f"{line}\n" for line in lines))
     own = dataclasses.replace(tiny_config.data, text_dir=str(data))
     prepared = prepare(dataclasses.replace(tiny_config, data=own), tmp_path / "run")
     assert prepared.several_sentences == 8 / 64
-    assert json.loads((tmp_path / "run/target_lengths.json").read_text())["several_sentences"] == 8 / 64
+    described = json.loads((tmp_path / "run/target_lengths.json").read_text())
+    shares = {"capitals": 2 / 64, "title_case": 1 / 64, "single_words": 1 / 64}
+    assert described | shares | {"several_sentences": 8 / 64} == described
+    assert read_target_lengths(tmp_path / "run")[1:] == (8 / 64, shares)
+
+
+def test_letter_cases_are_guarded_as_the_run_was_trained(tiny_run, tmp_path):
+    """Runs without the record, of earlier versions, translate capitals as they are, unless told otherwise."""
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    for known, option, expected in (
+        ({}, "auto", []),
+        ({}, "always", ["capitals", "single_words", "title_case"]),
+        ({"capitals": 0.0, "title_case": 0.02, "single_words": 0.001}, "auto", ["capitals", "single_words"]),
+        ({"capitals": 0.0, "title_case": 0.02, "single_words": 0.001}, "never", []),
+    ):
+        (run / "target_lengths.json").write_text(json.dumps({"ratio": 1.0, "offset": 9.0, **known}))
+        translator = Translator.load(run, capitals=option, repetitions="keep", spread=False)
+        assert translator.describe().get("guards", [[], False]) == [expected, False]
+    assert Translator.load(run, spread=False, repetitions="search_again").describe()["guards"] == [[], True]
 
 
 def test_sentences_are_translated_apart_as_the_run_was_trained(tiny_run, tmp_path):

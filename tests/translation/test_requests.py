@@ -64,6 +64,7 @@ def test_a_request_travels_as_json_and_pickle():
         Annotations(alignments="pieces", layer=-1),
         *(4, ("c", "d"), ("e",)),
         Glossary((("Hund", "dog"),), "annotation"),
+        (0, 2),
     )
     assert all(getattr(full, field.name) != field.default for field in dataclasses.fields(Request))
     for request in (default, full):

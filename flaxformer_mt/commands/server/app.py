@@ -142,8 +142,11 @@ class Measurements:
         self._totals["lines"] += lines
         self._totals["characters"] += characters
 
-    def format(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        rows = _head("requests_total", "counter", "Requests answered.")
+    def format(self, gauges: Mapping[str, tuple[str, float]], guarded: Mapping[str, int]) -> str:
+        rows = _head("guarded_total", "counter", "Sentences in capitals, and those searched again.")
+        for name in ("capitals", "repetitions"):
+            rows.append(f'flaxformer_mt_guarded_total{{guard="{name}"}} {guarded.get(name, 0)}')
+        rows += _head("requests_total", "counter", "Requests answered.")
         for (path, status), count in sorted(self._requests.items()):
             rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
         for name, count in self._totals.items():
@@ -339,8 +342,7 @@ class _Server:
                     for side, code in first.items()
                 },
                 "alternatives": {
-                    "-".join(pair): model.thread.engine.most_hypotheses - 1
-                    for pair, model in self._models.items()
+                    "-".join(pair): model.most_hypotheses - 1 for pair, model in self._models.items()
                 },
                 "models": {"-".join(pair): model.title for pair, model in self._models.items()},
                 # Number of lines that are read before each line.
@@ -366,7 +368,8 @@ class _Server:
             "active_sentences": ("Sentences that are being searched.", active),
             "resident_bytes": ("Memory of the server.", resident_bytes()),
         }
-        return PlainTextResponse(self._measurements.format(gauges))
+        guarded = sum((one.engine.guarded for one in threads), collections.Counter[str]())
+        return PlainTextResponse(self._measurements.format(gauges, guarded))
 
     async def _read(self, request: Request) -> dict[str, Any]:
         # A character takes at most 12 bytes, as an escape, and the other fields take little.

@@ -1,5 +1,6 @@
 """The command `serve`: loads models, listens, and ends when all that was begun is answered."""
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -34,7 +35,7 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
-    from flaxformer_mt.commands.server.translations import direct
+    from flaxformer_mt.commands.server.translations import add_pivots, direct
     from flaxformer_mt.translation.requests import EngineThread
 
     _check(options)
@@ -59,6 +60,8 @@ def serve(options: ServeOptions) -> None:
             thread = EngineThread(engine, names, preparation=preparation)
             stack.callback(thread.stop)
             models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
+        if options.pivots:
+            models = add_pivots(models)
         app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
@@ -79,6 +82,10 @@ def serve(options: ServeOptions) -> None:
                 # uvicorn answers what was begun, then raises the signal again, which then has no effect.
                 handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+        threads = {model.thread for model in models.values()}
+        guarded = sum((one.engine.guarded for one in threads), collections.Counter[str]())
+        for guard, count in (+guarded).items():
+            _say(f"sentences that --{guard} has changed: {count:,}")
         _say("all requests are answered; the server ends")
 
 
@@ -154,15 +161,17 @@ def _load(
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
         from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+        from flaxformer_mt.translation.guards import choose_guards
 
-        split = options.split_sentences
-        return CTranslate2Engine(path, split_sentences=split, arriving=True, **changes), (), ""
+        guards = choose_guards(options.capitals, options.repetitions, None)
+        changes |= {"split_sentences": options.split_sentences, "guards": guards}
+        return CTranslate2Engine(path, arriving=True, **changes), (), ""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
     from flaxformer_mt.translation.translator import Translator
 
-    names = ("dtype", "quantization", "shortlist", "split_sentences")
+    names = ("dtype", "quantization", "shortlist", "split_sentences", "capitals", "repetitions")
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading: dict[str, Any] = {name: getattr(options, name) for name in names}
     translator = Translator.load(path, LoadOptions(checkpoint=checkpoint, search=search, **loading))

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.config.directions import find_directions
+from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.corpus.documents import Context, Documents
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.pivot import PivotLine
 from flaxformer_mt.translation.requests import EngineThread, Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
@@ -27,16 +28,47 @@ class DirectedModel(NamedTuple):
     title: str = ""
     # What it reads before a line.
     context: Context | None = None
+    # The model that translates on, if the target is another language than this model's.
+    then: "DirectedModel | None" = None
+
+    @property
+    def most_hypotheses(self) -> int:
+        most = self.thread.engine.most_hypotheses
+        return most if self.then is None else min(most, self.then.most_hypotheses)
 
     def submit(self, line: str, **fields: Any) -> Future[Translation]:
-        """Add a line with the fields of its `Request`; see `EngineThread.submit`."""
+        """Add a line with the fields of its `Request`, without the model that translates on."""
+        return self.thread.submit(self._request(line, **fields))
+
+    def _request(self, line: str, **fields: Any) -> Request:
         fields |= {"source_language": self.source_language, "target_language": self.target_language}
-        return self.thread.submit(Request(line, **fields))
+        return Request(line, **fields)
+
+    async def translate(self, line: str, **fields: Any) -> Translation:
+        if self.then is None:
+            return await asyncio.wrap_future(self.submit(line, **fields))
+        directions = [Direction(*map(str, one[1:3])) for one in (self, self.then)]
+        request = self._request(line, **fields)
+        pivot = PivotLine(request, (directions[0], directions[1]), apart=self.thread.engine.apart)
+        first = await asyncio.wrap_future(self.thread.submit(pivot.first))
+        second = map(self.then.thread.submit, pivot.ask_second(first))
+        return pivot.join(first, await asyncio.gather(*map(asyncio.wrap_future, second)))
 
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
     """Return a model in each of its directions."""
     return {pair: DirectedModel(thread, *pair, title, Context.of(data)) for pair in find_directions(data)}
+
+
+def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
+    """Return the models, and for pairs of languages that none translates the first two that lead there."""
+    every = dict(models)
+    for (source, pivot), one in models.items():
+        for (between, target), two in models.items():
+            if between == pivot and source != target:
+                title = f"{one.title}; then {two.title}"
+                every.setdefault((source, target), one._replace(title=title, context=None, then=two))
+    return every
 
 
 # Characters of a text from which its language is found, if several are possible.
@@ -60,7 +92,9 @@ class Translations:
           Refusal: no model has these languages, the texts have too many lines, or too many lines wait.
         """
         choices = find_models(self._models, request.source, request.target)
-        most = min(model.thread.engine.most_hypotheses for model in choices.values())
+        most = min(model.most_hypotheses for model in choices.values())
+        if request.alignments == "pieces" and any(model.then for model in choices.values()):
+            raise Refusal(400, "the field alignments is pieces; through a pivot language it must be words")
         n_best, alternatives = request.n_best or 1, request.alternatives
         for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
             if asked > largest:
@@ -147,7 +181,7 @@ async def _translate_lines(
                 fields["context"] = before
             if context and context.target:
                 fields["translated"] = tuple(one.text for one in answers[len(answers) - len(before) :])
-            answers.append(await asyncio.wrap_future(model.submit(line.text, **options, **fields)))
+            answers.append(await model.translate(line.text, **options, **fields))
         return answers
 
     return [one for answers in await asyncio.gather(*map(translate_chain, chains)) for one in answers]
@@ -162,7 +196,8 @@ async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[
     if len(choices) == 1:
         return [{"confidence": 100.0, "language": language} for language in choices]
     sample = Line(" ".join(text.split())[:_SAMPLE])
-    answers = await asyncio.gather(*(_translate_lines(model, [sample]) for model in choices.values()))
+    models = (model._replace(then=None) for model in choices.values())
+    answers = await asyncio.gather(*(_translate_lines(model, [sample]) for model in models))
     means = [math.exp(answer.log_prob / max(1, len(answer.tokens))) for (answer,) in answers]
     found = [
         {"confidence": round(100 * mean / sum(means), 1), "language": language}
@@ -203,7 +238,7 @@ def _describe_line(model: DirectedModel, answer: Translation, request: TextReque
         if request.alignments is not None:
             fields["alignment"] = hypothesis.alignment or ()
         if request.attention:
-            weights = hypothesis.attention
+            weights, model = hypothesis.attention, model.then or model
             pieces = model.thread.engine.target_pieces(hypothesis)
             fields |= {"source_pieces": answer.source_pieces, "pieces": pieces}
             fields["attention"] = weights and [[round(weight, 4) for weight in row] for row in weights]

@@ -21,9 +21,11 @@ from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.search.types import NO_REPEAT
 from flaxformer_mt.translation.annotation import add_attention
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.engine import Line, LineEngine, Part
+from flaxformer_mt.translation.guards import NO_GUARDS, Guards
 from flaxformer_mt.translation.language_tags import LineTags
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Translation, one_line, rank
@@ -78,7 +80,7 @@ class _Batches:
 
     has_full_call = False
 
-    def __init__(self, translate: Callable[[list[Sentence], int, bool], list[Any]]) -> None:
+    def __init__(self, translate: Callable[[list[Sentence], int, bool, bool], list[Any]]) -> None:
         self._translate, self.num_active = translate, 0
         self._waiting: dict[Part, tuple[Sentence, int]] = {}
 
@@ -96,10 +98,12 @@ class _Batches:
         lines: dict[Line, list[Part]] = {}
         for part in self._waiting:
             lines.setdefault(part[0], []).append(part)
-        # CTranslate2 has one length limit for a call; attention costs time and is asked for separately.
+        # A call has one length limit and one rule of repetitions; attention costs time and is asked for
+        # separately.
         alike, chosen = None, list[Part]()
         for line, parts in lines.items():
-            kind = self._waiting[parts[0]][1], line.annotations.watched_any
+            sentence, count = self._waiting[parts[0]]
+            kind = count, line.annotations.watched_any, sentence.no_repeat
             alike = alike or kind
             if kind == alike and len(chosen) < _BATCH:
                 chosen += parts
@@ -120,12 +124,19 @@ class CTranslate2Engine(LineEngine):
     """
 
     def __init__(
-        self, folder: Path, *, split_sentences: SplitSentences = "auto", arriving: bool = False, **search: Any
+        self,
+        folder: Path,
+        *,
+        split_sentences: SplitSentences = "auto",
+        guards: Guards = NO_GUARDS,
+        arriving: bool = False,
+        **search: Any,
     ) -> None:
         """Load the model.
 
         Args:
           split_sentences: see `LoadOptions`; what the model was trained on is not known.
+          guards: see `LineEngine`.
           arriving: see `LineEngine`.
           search: search options that replace those of the run.
         """
@@ -150,8 +161,10 @@ class CTranslate2Engine(LineEngine):
             long_lines="split",
             sentences=splits_sentences(split_sentences, several=None),
             arriving=arriving,
+            guards=guards,
         )
         self._folder, self._changes = folder, {"search": search, "split_sentences": split_sentences}
+        self._changes |= guards.describe()
         self._model = ctranslate2.Translator(
             str(folder), device="cpu", compute_type="default", intra_threads=core_count()
         )
@@ -199,13 +212,18 @@ class CTranslate2Engine(LineEngine):
             self.seed(min(line.request.seed for line in lines) - 1)
         super().enter(sorted(lines, key=lambda line: len(line.request.text)))
 
-    def _translate(self, sentences: list[Sentence], n_best: int, attention: bool) -> list[Any]:
+    def _translate(
+        self, sentences: list[Sentence], n_best: int, attention: bool, no_repeat: bool
+    ) -> list[Any]:
         """Return the result of each sentence; a call has one minimum for all of its sentences."""
         found: list[Any] = [None] * len(sentences)
         shortest = [self._shortest(sentence) for sentence in sentences]
         for least in sorted(set(shortest)):
             chosen = [number for number, own in enumerate(shortest) if own == least]
-            group = self._translate_alike([sentences[n] for n in chosen], least, n_best, attention)
+            options = {"num_hypotheses": n_best, "return_attention": attention}
+            if no_repeat:
+                options["no_repeat_ngram_size"] = NO_REPEAT
+            group = self._translate_alike([sentences[n] for n in chosen], least, options)
             for number, result in zip(chosen, group, strict=True):
                 found[number] = result
         return found
@@ -220,20 +238,18 @@ class CTranslate2Engine(LineEngine):
         )
 
     def _translate_alike(
-        self, sentences: Sequence[Sentence], least: int, n_best: int, attention: bool
+        self, sentences: Sequence[Sentence], least: int, options: dict[str, Any]
     ) -> list[Any]:
         source, target = self.vocabs.source, self.vocabs.target
         prefixes = [target.pieces(sentence.prefix) for sentence in sentences]
         return self._model.translate_batch(
             [source.pieces(sentence.source[:-1]) for sentence in sentences],
             target_prefix=prefixes if any(prefixes) else None,
-            **self._arguments,
-            num_hypotheses=n_best,
+            **self._arguments | options,
             max_input_length=0,
             max_decoding_length=max(self._lengths.limit(len(sentence.source)) for sentence in sentences),
             min_decoding_length=max(0, least - 1),  # without the end symbol
             return_scores=True,
-            return_attention=attention,
         )
 
     def _annotate(self, parts: list[Part]) -> None:

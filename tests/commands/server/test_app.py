@@ -1,5 +1,6 @@
 """The server's interface: every answer is that of `translate`, every failure has its status and one line."""
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -15,7 +16,7 @@ import pytest
 
 from flaxformer_mt.commands.server.app import TranslatedFiles
 from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, find_models, list_languages
-from flaxformer_mt.commands.server.translations import DirectedModel, direct
+from flaxformer_mt.commands.server.translations import DirectedModel, add_pivots, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.annotation import Notes
@@ -252,8 +253,10 @@ class SlowEngine:
     """Translates a line to capitals when it is told to."""
 
     most_hypotheses = num_active = 1
+    apart = True
 
     def __init__(self) -> None:
+        self.guarded = collections.Counter(capitals=2)
         self.lines, self.cancelled = {}, []
         self.go, self.error, self.answer = threading.Event(), None, self.shout
 
@@ -455,6 +458,39 @@ def test_one_model_serves_several_pairs(serve):
         assert "active_sentences 1\n" in response.read().decode()  # of one thread
     thread.stop()
     assert direct(thread, DataConfig()) == {("de", "en"): DirectedModel(thread, "de", "en")}
+
+
+def test_models_in_a_row_serve_languages_that_none_translates(serve, slow, slow_thread):
+    slow.answer = lambda line: Translation(f"{line}!", -1.0, -1.0, (1,), alignment=((0, 0),))
+    onward, asked = SlowEngine(), []
+    onward.submit = lambda request: asked.append(request) or SlowEngine.submit(onward, request)
+    slow.go.set(), onward.go.set()
+    thread = EngineThread(onward, "en-fr")
+    models = direct(slow_thread, DataConfig(dataset="a:de-en,a:en-de"), title="A")
+    models |= direct(thread, DataConfig(dataset="b:en-fr"), title="B")
+    every = add_pivots(models)
+    assert list(every) == [*models, ("de", "fr")] and every["de", "fr"].title == "A; then B"
+    assert add_pivots({**models, ("de", "fr"): models["en", "fr"]})["de", "fr"].then is None
+    server = serve(every)
+    languages = [(one["code"], one["targets"]) for one in server.ask("/languages")[1]]
+    assert languages == [("de", ["en", "fr"]), ("en", ["de", "fr"])]
+    status, answer = server.translate("eins", source="de", target="fr", scores=True, attention=True)
+    assert (status, answer["translatedText"]) == (200, "EINS!")
+    ((hypothesis,),) = answer["hypotheses"]
+    assert hypothesis["score"] == -1.0 and hypothesis["attention"] is None
+    assert [(one.source_language, one.target_language) for one in asked] == [("en", "fr")]
+    assert asked[0].sentence_starts == (0,)
+    _, answer = server.translate("eins", source="auto", target="fr")
+    assert answer["detectedLanguage"]["language"] in ("de", "en")
+    status, answer = server.translate("eins", source="de", target="fr", alignments="pieces")
+    assert status == 400 and "must be words" in answer["error"]
+    with urllib.request.urlopen(server.url + "/metrics") as response:
+        text = response.read().decode()
+    assert 'flaxformer_mt_guarded_total{guard="capitals"} 4\n' in text  # of two engines
+    onward.error = ValueError("a bug")
+    assert server.translate("eins", source="de", target="fr")[0] == 503
+    assert server.translate("eins", source="de", target="en")[0] == 200
+    thread.stop()
 
 
 def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):

@@ -1,0 +1,135 @@
+"""Translation through a pivot language is that of one model, given to the other sentence by sentence."""
+
+import dataclasses
+
+import pytest
+
+from flaxformer_mt.config import DataConfig
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation import segmentation
+from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot, join_alignments
+from flaxformer_mt.translation.requests import Request
+from flaxformer_mt.translation.translator import Translator
+
+LINES = ["der Hund", "Wir lesen.  Der Hund.\tAnna!", "", "Milch"]
+
+
+@pytest.fixture(scope="module")
+def second(config, other_params, vocabs, shared_translator):
+    """From English, whose sentences it would find by other rules, to French."""
+
+    def make(**options):
+        onward = config.replace({"data.source_language": "en", "data.target_language": "fr"})
+        made = Translator(onward, other_params, vocabs, warn=pytest.fail, **options)
+        made.search.programs = shared_translator.search.programs
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def sentences(shared_translator, second):
+    """Returns all ways of each sentence through three hypotheses of both models."""
+
+    def translate(texts, **notes):
+        asked, whole = Notes(alignments="words", **notes), second(split_sentences="never")
+        found = []
+        for one in shared_translator.translate(texts, n_best=3, notes=asked):
+            own = whole.translate([each.text for each in one.n_best], n_best=3, notes=asked)
+            found.append([(a, b) for a, best in zip(one.n_best, own, strict=True) for b in best.n_best])
+        return found
+
+    return translate
+
+
+def test_each_sentence_goes_through_both_models_and_is_split_once(
+    shared_translator, second, sentences, monkeypatch
+):
+    split, find = [], segmentation.split_sentences
+
+    def record(text, **options):
+        split.append(text)
+        return find(text, **options)
+
+    monkeypatch.setattr(segmentation, "split_sentences", record)
+    found = shared_translator.translate(LINES, then=second())
+    assert split == LINES
+    ways = sentences(["der Hund", "Wir lesen.", "Der Hund.", "Anna!", "Milch"])
+    best = [own[0][1].text for own in ways]
+    joined, _ = segmentation.join_translations(best[1:4], ["", "  ", "\t"])
+    assert [one.text for one in found] == [best[0], joined, "", best[4]]
+    assert [one.parts for one in found[:2]] == [1, 3]
+    first, last = ways[0][0]
+    assert found[0].score == pytest.approx(first.score + last.score, abs=1e-4)
+    assert found[0].log_prob == pytest.approx(first.log_prob + last.log_prob, abs=1e-4)
+    assert found[0].tokens == last.tokens and found[0].alignment is None
+
+
+def test_the_n_best_are_those_of_the_best_sums(shared_translator, second, sentences):
+    (found,) = shared_translator.translate(
+        ["der Hund"], n_best=3, then=second(), notes=Notes(alignments="words")
+    )
+    (ways,) = sentences(["der Hund"])
+    best = {}
+    for one, two in sorted(ways, key=lambda way: -way[0].score - way[1].score):
+        best.setdefault(two.text, (one.score + two.score, join_alignments(one.alignment, two.alignment)))
+    assert [one.text for one in found.n_best] == list(best)[:3]
+    for one, (score, alignment) in zip(found.n_best, best.values(), strict=False):
+        assert one.score == pytest.approx(score, abs=1e-4) and one.alignment == alignment
+
+
+def test_alignments_and_markup_pass_through_the_pivot(shared_translator, second, sentences):
+    assert join_alignments(((0, 1), (1, 0), (2, 0)), ((0, 0), (1, 1), (5, 2))) == ((1, 0), (2, 0), (0, 1))
+    then = second()
+    plain, marked = ("Wir lesen.  Der Hund.", "Wir <b>lesen.</b>  Der {0}Hund.")
+    (aligned,) = shared_translator.translate([plain], then=then, notes=Notes(alignments="words"))
+    (first, onward), (other, last) = (ways[0] for ways in sentences(["Wir lesen.", "Der Hund."]))
+    count = len(onward.text.split())
+    second_half = join_alignments(other.alignment, last.alignment)
+    assert aligned.alignment == (
+        *join_alignments(first.alignment, onward.alignment),
+        *((i + 2, j + count) for i, j in second_half),
+    )
+    for found in shared_translator.translate([marked], then=then, markup=True, n_best=2)[0].n_best:
+        assert all(found.text.count(one) == 1 for one in ("<b>", "</b>", "{0}")) and found.alignment is None
+    without = found.text.replace("<b>", "").replace("</b>", "").replace("{0}", "")
+    assert without.split() and "<" not in without
+
+
+def test_prefixes_and_phrases_are_those_of_the_last_language(shared_translator, second):
+    found = shared_translator.translate(
+        ["der Hund", "Wir lesen. Anna!"], then=second(), prefixes=["we ", ""], required=[[], ["red apples"]]
+    )
+    assert found[0].text.startswith("we ") and "red apples" in found[1].text and found[1].satisfied
+
+
+def test_requests_of_an_engine_of_two(shared_translator, second):
+    then = second()
+    directions = choose_pivot(shared_translator.config.data, then.config.data)
+    engine = PivotEngine(shared_translator.engine(), then.engine(), directions)
+    engine.submit(Request("Milch", id="left"))
+    engine.submit(*(Request(line, id=number) for number, line in enumerate(LINES)))
+    engine.cancel("left"), engine.cancel("absent")
+    answers = {}
+    while len(engine):
+        answers |= dict(engine.step())
+    whole = shared_translator.translate(LINES, then=second())
+    assert [answers[number].text for number in range(4)] == [one.text for one in whole]
+    assert engine.describe()["then"] == then.engine().describe()
+    with pytest.raises(UserError, match="alignments of pieces"):
+        engine.submit(Request("a", annotations=Notes(alignments="pieces")))
+    with pytest.raises(UserError, match="cannot be scored"):
+        engine.submit(Request("a", target="b"))
+
+
+def test_languages_must_meet():
+    first, second = DataConfig(dataset="a:de-en,a:fr-en"), DataConfig(dataset="b:en-es,b:en-de")
+    assert [one.name for one in choose_pivot(first, second, "fr", "es")] == ["fr-en", "en-es"]
+    single = dataclasses.replace(first, dataset="a:de-en")
+    assert [one.name for one in choose_pivot(single, DataConfig(dataset="b:en-fr"))] == ["de-en", "en-fr"]
+    for languages, problem in (((), "in several ways"), (("it", "es"), "from it to es in no way")):
+        with pytest.raises(UserError, match=problem):
+            choose_pivot(first, second, *languages)
+    with pytest.raises(UserError, match="translates de-en and the second es-fr, which leads in no way"):
+        choose_pivot(single, DataConfig(dataset="b:es-fr"))
