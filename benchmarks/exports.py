@@ -24,7 +24,7 @@ from typing import Any
 import sentencepiece
 from systems import require_packages
 
-from flaxformer_mt.evaluation.metrics import score_translations
+from flaxformer_mt.scoring.metrics import score_translations
 
 _CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 

@@ -23,7 +23,7 @@ from flaxformer_mt.config.files import read_config
 from flaxformer_mt.convert.export_run import export_run, load_weights
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.evaluation.metrics import score_translations
+from flaxformer_mt.scoring.metrics import score_translations
 from flaxformer_mt.translation.translator import Translator
 
 BEAM = 4

@@ -52,9 +52,9 @@ from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.convert.export_run import write_checked
 from flaxformer_mt.convert.formats import Weights, find_format
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.evaluation.metrics import score_translations
 from flaxformer_mt.parallel import use_cpu_cores_as_devices
 from flaxformer_mt.runs.target_lengths import read_target_lengths
+from flaxformer_mt.scoring.metrics import score_translations
 
 PEERS = ("hugging_face", "ctranslate2")
 # Hugging Face's model, by the place of the norms.

@@ -9,7 +9,7 @@ train.cs. `python -m flaxformer_mt prepare` with the same flags reads, cleans an
 training.
 
 For text with typing errors and capitals: --config.data.noise.typos=0.1 --config.data.noise.upper_case=0.05
---config.data.noise.title_case=0.05 (docs/data.md, where stages of different mixtures are described as well).
+--config.data.noise.title_case=0.05 (docs/curriculum.md, which also describes stages of different mixtures).
 
 The model is for 20,000 to 500,000 pairs: six million parameters without the embeddings, dropout 0.3. For
 millions of pairs start from wmt14_en_de_base.py instead.

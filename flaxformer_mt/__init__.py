@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
     from flaxformer_mt.evaluation.evaluate import evaluate_run
+    from flaxformer_mt.scoring.metrics import define_scorer
     from flaxformer_mt.training.loop import fit
+    from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
     from flaxformer_mt.translation.scorer import Scorer, generate_text
     from flaxformer_mt.translation.translator import Translator
@@ -29,6 +31,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Config",
     "FlaxformerWarning",
+    "Glossary",
     "LoadOptions",
     "Request",
     "Scorer",
@@ -36,6 +39,7 @@ __all__ = [
     "Translator",
     "UserError",
     "__version__",
+    "define_scorer",
     "evaluate_run",
     "export_run",
     "fit",
@@ -48,12 +52,14 @@ __all__ = [
 _HOMES = {
     "Config": "config",
     "FlaxformerWarning": "errors",
+    "Glossary": "translation.glossary",
     "LoadOptions": "config.load_options",
     "Request": "translation.requests",
     "Scorer": "translation.scorer",
     "TrainingInterrupted": "errors",
     "Translator": "translation.translator",
     "UserError": "errors",
+    "define_scorer": "scoring.metrics",
     "evaluate_run": "evaluation.evaluate",
     "export_run": "convert.export_run",
     "fit": "training.loop",

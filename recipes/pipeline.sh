@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a corpus to a deployed student: back-translation, teacher, distillation, student, int8 export, scores.
+# From a corpus to a deployed student, also one for browsers: back-translation, teacher, distillation, student, int8
+# export, scores.
 #
 #   recipes/pipeline.sh DATA MONO WORK
 #
@@ -29,6 +30,7 @@ data=$1 mono=$2 work=$3
                                      # backtranslated, the sources that the reverse model made of MONO
 : "${SCORES:=}"                      # word-level distillation: store the teacher's SCORES most probable tokens, such as 8; empty: off
 : "${TEACHER_WEIGHT:=0.5}"           # with SCORES, the teacher's weight in the loss of the student
+: "${FORMAT:=ctranslate2}"           # of the student's export; bergamot: for browsers, with an SSRU decoder and a shortlist
 : "${QUANTIZATION:=int8}"            # of the student's export; empty: no export
 
 [ -d "$data" ] || { echo "error: the data folder $data does not exist" >&2; exit 2; }
@@ -40,6 +42,10 @@ for split in train valid test; do
 done
 [ -z "$MORE_SOURCES" ] || [ "$MORE_SOURCES" = backtranslated ] || [ -f "$MORE_SOURCES" ] || {
     echo "error: MORE_SOURCES is $MORE_SOURCES, which is no file; give one of source text, or backtranslated" >&2
+    exit 2
+}
+[ "$FORMAT" = ctranslate2 ] || [ "$FORMAT" = bergamot ] || {
+    echo "error: FORMAT is $FORMAT; give ctranslate2 or bergamot" >&2
     exit 2
 }
 mkdir -p "$work/scores" "$work/distilled"
@@ -60,6 +66,7 @@ settings=$(printf '%s\n' "data=$data" "mono=$mono" "languages=$SOURCE-$TARGET" "
     "backtranslate=$BACKTRANSLATE_FLAGS" "distil=$DISTIL_FLAGS" "quantization=$QUANTIZATION")
 [ -z "$SCORES" ] || settings+=$(printf '\n%s' "scores=$SCORES" "teacher_weight=$TEACHER_WEIGHT")
 [ -z "$MORE_SOURCES" ] || settings+=$(printf '\n%s' "more_sources=$MORE_SOURCES")
+[ "$FORMAT" = ctranslate2 ] || settings+=$(printf '\n%s' "format=$FORMAT")
 if [ ! -e "$work/settings.txt" ]; then
     echo "$settings" | write "$work/settings.txt"
 elif [ "$settings" != "$(cat "$work/settings.txt")" ]; then
@@ -140,14 +147,24 @@ done
 models=$work/teacher/vocab
 vocabulary=(--config.vocab.source_model="$models/source.model" --config.vocab.target_model="$models/target.model")
 [ ! -e "$models/joint.model" ] || vocabulary=(--config.vocab.source_model="$models/joint.model")
-step "$work/student/report.json" train --config="$CONFIG" "${languages[@]}" \
+network=()
+[ "$FORMAT" != bergamot ] || network=(--config.model.decoder_self_attention=ssru --config.model.norm_position=post \
+    --config.model.positions=sinusoidal_halves --config.model.norm_epsilon=1e-6 \
+    --config.model.target_start=zeros --config.search.method=greedy)
+learner=(--config="$CONFIG" "${languages[@]}" \
     --config.data.dataset="$dataset" --config.data.text_dir="$work/distilled" \
     "${vocabulary[@]}" \
-    "${learned[@]}" "${train[@]}" "${student[@]}" --run="$work/student"
+    "${learned[@]}" "${network[@]}" "${train[@]}" "${student[@]}")
+step "$work/student/report.json" train "${learner[@]}" --run="$work/student"
 
-# 6. The student for CTranslate2, and the scores of all models on the test set.
-[ -z "$QUANTIZATION" ] || step "$work/exported/model.bin" export --run="$work/student" --format=ctranslate2 \
-    --quantization="$QUANTIZATION" --output="$work/exported"
+# 6. The student for CTranslate2 or for browsers, and the scores of all models on the test set.
+export=(export --run="$work/student" --format="$FORMAT" --quantization="$QUANTIZATION" --output="$work/exported")
+if [ "$FORMAT" = bergamot ] && [ -n "$QUANTIZATION" ]; then
+    step "$work/shortlist.txt" prepare "${learner[@]}" --shortlist="$work/shortlist.txt"
+    step "$work/exported/registry.json" "${export[@]}" --shortlist="$work/shortlist.txt"
+elif [ -n "$QUANTIZATION" ]; then
+    step "$work/exported/model.bin" "${export[@]}"
+fi
 for name in reverse teacher student; do
     step "$work/scores/$name.json" evaluate --run="$work/$name" --split=test
 done

@@ -22,7 +22,7 @@ LAYERS = [
     {"errors"},
     {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock"},
     {"config"},
-    {"flops", "vocab", "tracking", "object_store", "workers"},
+    {"flops", "vocab", "tracking", "object_store", "workers", "scoring"},
     {"atomic_folder"},
     {"parallel"},
     {"kernels"},
@@ -49,6 +49,7 @@ DOORS = {
     "ray": "workers",
     "matplotlib": "evaluation",
     "tensorflow_datasets": "corpus",
+    "simplemma": "corpus",
     "tensorflow": None,
     "pickle": None,
 }

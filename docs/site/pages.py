@@ -1,7 +1,7 @@
 """Completes the pages of docs/ when mkdocs builds the site: a hook, named in mkdocs.yml.
 
-CHANGELOG.md, CONTRIBUTING.md and the pages of benchmarks/ and recipes/ become pages of the site, and links to
-other files outside docs/ become text.
+CHANGELOG.md, CONTRIBUTING.md and the pages of benchmarks/, recipes/ and tests/ become pages of the site, and
+links to other files outside docs/ become text.
 """
 
 import functools
@@ -21,6 +21,7 @@ _PAGES = {
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/ablations.md": "ablations.md",
     "recipes/README.md": "recipes.md",
+    "tests/README.md": "testing.md",
 }
 _LINKED = {**_PAGES, "README.md": "index.md"}
 

@@ -44,7 +44,7 @@ from flaxformer_mt.errors import UserError, find_url, local_path
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, open_output, publish_output
 
 # Flags that name a file or a folder to read.
-_INPUTS = ("input", "prefix", "required", "source", "reference", "target", "vocab")
+_INPUTS = ("input", "prefix", "required", "glossary", "source", "reference", "target", "vocab")
 # How similar a flag is to the one that a message asks for: --rum is to --run, --epochs is not to --process.
 _SIMILAR = 0.7
 _CONFIG_HELP = f"""
@@ -134,13 +134,16 @@ def parse_flags(
         if flag not in known:
             _refuse_unknown(flag, list(known), kind)
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
+    whole = {flag: by_flag.pop(flag) for flag in find_marks(kind, str, "--") if flag in by_flag}
     texts = _take_checkpoint(
         {flag: _join_values(flag, items, known) for flag, items in by_flag.items()}, known
     )
     for flag in ("--config", "--run", "--init", *required):
         if flag in texts and not texts[flag].strip(" ,"):
             raise UserError(f"{flag} has no value; give {flag}=VALUE")
-    values: dict[str, Any] = {}
+    for flag in [flag for flag, items in whole.items() if not items]:
+        raise UserError(f"{flag} has no value; give {flag}=VALUE")
+    values: dict[str, Any] = {flag[2:]: tuple(items) for flag, items in whole.items()}
     description = kind.__doc__ or ""
     if takes_config(kind):
         config_name, run, init = (texts.get(flag) for flag in ("--config", "--run", "--init"))
@@ -148,7 +151,7 @@ def parse_flags(
             raise UserError(f"--init={init} starts another run; give its directory as --run=DIR")
         base = open_copy(split_checkpoint(init)[0]) if init else None
         config, run_dir = choose_config(config_name, run and str(open_copy(run)), base)
-        values = {"config": config, "run": run_dir}  # the run is opened, the config yet to be changed
+        values |= {"config": config, "run": run_dir}  # the run is opened, the config yet to be changed
         description += _CONFIG_HELP.format(recipes=", ".join(list_recipes()))
     if topic is not None:
         text = format_help(

@@ -9,11 +9,13 @@ import dataclasses
 import errno
 import functools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +24,7 @@ from flaxformer_mt.commands import options as command_options
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
-from flaxformer_mt.commands.options import read_languages
+from flaxformer_mt.commands.options import read_glossary, read_languages
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.terminal_tables import (
     summarize_experiment,
@@ -74,6 +76,7 @@ _REMEDIES = {
 
 def evaluate(options: command_options.EvaluateOptions) -> object:
     from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
+    from flaxformer_mt.scoring.metrics import define_scorers
 
     data = read_config(options.run / "config.json").data
     language_model = not data.source_language
@@ -105,6 +108,9 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
         comet=options.comet,
+        glossary=read_glossary(options),
+        scorers=define_scorers(options.scorer, timeout=options.scorer_timeout),
+        tune_rerank=options.tune_rerank,
         progress=sys.stderr,
         **({} if language_model else _comparison(options) | read_languages(options)),
     )
@@ -550,9 +556,32 @@ def _run(arguments: list[str]) -> None:
     )
     if takes_config(command.options):
         validate(options.config)
+    if isinstance(options, command_options.ScorerOptions):
+        _define_scorers(options)
     run = _run_in_processes if isinstance(options, command_options.ProcessOptions) else run_locally
     result = run(command.run, options)
     _print_result(result, command.summarize, json=getattr(options, "json", False))
+
+
+def _define_scorers(options: Any) -> None:
+    """Define what --scorer names, and refuse what nothing uses; `evaluate` defines and reports all."""
+    from flaxformer_mt.scoring.metrics import define_scorers
+
+    if not options.scorer and options.scorer_timeout != command_options.ScorerOptions.scorer_timeout:
+        raise UserError("--scorer_timeout has no effect without --scorer; leave it out")
+    if isinstance(options, command_options.EvaluateOptions):
+        return
+    fields = "--rerank, --mbr_utility, --metric or --clean_scores"
+    places = [getattr(options, name, None) for name in re.findall(r"\w+", fields)]
+    if config := getattr(options, "config", None):
+        fields = "train.best_metric, search.rerank, search.mbr_utility or data.clean.scores"
+        places = [attrgetter(name)(config) for name in re.findall(r"\w+(?:[.]\w+)+", fields)]
+    used = re.findall(r"[\w+-]+", repr(places))
+    for name in define_scorers(options.scorer, timeout=options.scorer_timeout):
+        if name not in used:
+            raise UserError(
+                f"--scorer defines {name}, which nothing uses; name it by {fields}, or leave it out"
+            )
 
 
 def _program(command: str = "") -> str:

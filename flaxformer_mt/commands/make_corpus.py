@@ -25,11 +25,14 @@ from flaxformer_mt.commands.translate import (
 )
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.scoring.metrics import find_metric, score_sentences
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
 from flaxformer_mt.text_io.pair_table import write_report, write_table
 from flaxformer_mt.text_io.resumable_output import record_of
 
 TRANSLATIONS = "translations.txt"
+# N-best lists that a scorer from outside compares at a time.
+_LISTS = 256
 
 
 def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
@@ -64,7 +67,8 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
     targets = _read(str(options.output / TRANSLATIONS), options)
     if n_best is not None:
         references = _read(str(options.reference), options)
-        targets = _choose_closest(read_n_best(targets), references, options.metric)
+        originals = _read(options.input, options)
+        targets = _choose_closest(originals, read_n_best(targets), references, options.metric)
     report = _write_pairs(options, zip(sources, targets, strict=True))
     report |= write_scores(options, record=record_of(options.output / TRANSLATIONS))
     write_report(options.output, report)
@@ -98,8 +102,8 @@ def _check(options: Any) -> Any:
 def _check_targets(options: DistilOptions) -> int | None:
     """Return the number of translations to choose from; None for the best one alone."""
     if options.targets == "best":
-        for name in ("reference", "n_best"):
-            if (value := getattr(options, name)) is not None:
+        for name, default in {"reference": None, "n_best": None, "metric": "bleu"}.items():
+            if (value := getattr(options, name)) != default:
                 raise UserError(f"--{name}={value} has no effect with --targets=best; give --targets=nbest")
         return None
     if options.reference is None:
@@ -112,6 +116,7 @@ def _check_targets(options: DistilOptions) -> int | None:
             f"--reference={options.reference} has {references} lines, but --input={options.input} "
             f"has {lines}; give one reference for each line"
         )
+    find_metric(options.metric, "--metric")
     search = choose_search(options)
     n_best = (
         (search.beam_size if search.method != "greedy" else 1) if options.n_best is None else options.n_best
@@ -155,11 +160,16 @@ def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:
         yield [line.split(" ||| ")[1].replace("&#124;&#124;&#124;", "|||") for line in group]
 
 
-def _choose_closest(n_best: Iterable[list[str]], references: Iterable[str], metric: str) -> Iterator[str]:
+def _choose_closest(
+    sources: Iterable[str], n_best: Iterable[list[str]], references: Iterable[str], metric: str
+) -> Iterator[str]:
     """Yield of each list the text with the best score against its reference; of equal ones the first."""
-    from flaxformer_mt.evaluation.metrics import score_sentences_bleu, score_sentences_chrf
-
-    score = score_sentences_bleu if metric == "bleu" else score_sentences_chrf
-    for texts, reference in zip(n_best, references, strict=True):
-        scores = score(texts, [reference] * len(texts))
-        yield texts[scores.index(max(scores))]
+    # A scorer from outside is asked for many lines at once; BLEU's tokenizer fits the script of one line.
+    size = _LISTS if find_metric(metric, "--metric").scorer is not None else 1
+    rows = zip(sources, n_best, references, strict=True)
+    while lists := list(itertools.islice(rows, size)):
+        candidates = [(source, text, reference) for source, texts, reference in lists for text in texts]
+        scores = iter(score_sentences(metric, *map(list, zip(*candidates, strict=True))))
+        for _, texts, _ in lists:
+            own = [next(scores) for _ in texts]
+            yield texts[own.index(max(own))]

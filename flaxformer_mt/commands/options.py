@@ -7,12 +7,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.field_values import LARGEST_WEIGHT, SMALLEST_WEIGHT, KnownAs, at_least, between
+from flaxformer_mt.config.field_values import (
+    LARGEST_WEIGHT,
+    SMALLEST_WEIGHT,
+    KnownAs,
+    above,
+    at_least,
+    between,
+)
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import BATCH_NAMES
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.pair_table import PairRules
 
+# Marks an option of which each flag is one value: commas do not separate several.
+WITH_COMMAS = "with commas"
 # Options of several commands, with what other toolkits call them.
 RunPath = Annotated[Path, KnownAs("save_dir save_model model_dir restore_file model path models output_dir")]
 _Output = KnownAs("output_dir out output_file results_path")
@@ -95,6 +105,20 @@ class LanguageOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScorerOptions:
+    """What the names of scorers mean."""
+
+    # ---- scorers ----
+
+    # Scorer of texts and the name that other options call it by, as in --scorer="comet=python comet.py": the
+    # command line of a program that reads JSON lines and writes numbers; MODULE:FUNCTION in Python;
+    # spbleu:FILE (a SentencePiece model); or a metric such as chrf++. May be given several times.
+    scorer: Annotated[tuple[str, ...], WITH_COMMAS, KnownAs("valid_metrics valid_script_path")] = ()
+    # Seconds without an answer after which the program of a scorer is given up.
+    scorer_timeout: Annotated[float, above(0)] = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class GuardOptions:
     """What becomes of text that models translate badly."""
 
@@ -172,7 +196,7 @@ class WorkerOptions(ProcessOptions):
 
 
 @dataclass(frozen=True)
-class TrainOptions(ProcessOptions, ExperimentOptions):
+class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
     # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
@@ -185,7 +209,7 @@ class TrainOptions(ProcessOptions, ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class PrepareOptions(ExperimentOptions, JsonOptions):
+class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
     """Prepares the data set, the vocabulary and the token ids, and reports statistics of the data."""
 
     # ---- workers ----
@@ -223,6 +247,21 @@ class ShowOptions(ExperimentOptions, JsonOptions):
     target: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GlossaryOptions:
+    """The translations of a user's terms."""
+
+    # ---- requirements on translations ----
+
+    # File of terms, one per line: source term, tab, target term. Further columns are ignored, and lines that
+    # begin with # are comments. None: no glossary.
+    glossary: str | None = None
+    # annotation: the model sees the translations of terms and inflects them (models trained with data.terms);
+    # constraint: translations contain them exactly as they are (beam search); auto: annotation if the model
+    # was trained with it.
+    glossary_use: Literal["auto", "annotation", "constraint"] = "auto"
+
+
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
 
@@ -248,14 +287,23 @@ class SearchOptions(CheckpointOptions, _SearchFlags):
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(ProcessOptions, SearchOptions, SearchModelOptions, ShortlistOptions, NonfiniteOptions):
+class EvaluateOptions(
+    ProcessOptions,
+    ScorerOptions,
+    SearchOptions,
+    SearchModelOptions,
+    ShortlistOptions,
+    NonfiniteOptions,
+    GlossaryOptions,
+):
     """Translates a split or a file and scores the translations against references (BLEU, chrF, TER)."""
 
     # ---- sentences to score ----
 
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
-    # File of source sentences to evaluate on, one per line; needs --reference. None: a split.
+    # File of source sentences to evaluate on, one per line; needs --reference, or a --scorer that needs none.
+    # None: a split.
     source: Annotated[str | None, _Source] = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
     # score. None: a split.
@@ -286,11 +334,15 @@ class EvaluateOptions(ProcessOptions, SearchOptions, SearchModelOptions, Shortli
     # Checkpoint (.ckpt) of a COMET model, for this learned metric too; needs the program comet-score. None:
     # no COMET.
     comet: str | None = None
+    # With --rerank and instead of an evaluation: find the --rerank_weight with the best score by this metric,
+    # such as bleu or chrf; use --split=valid. None: evaluate.
+    tune_rerank: str | None = None
 
 
 @dataclass(frozen=True)
 class TranslateOptions(
     WorkerOptions,
+    ScorerOptions,
     SearchOptions,
     SearchModelOptions,
     ShortlistOptions,
@@ -299,6 +351,7 @@ class TranslateOptions(
     _EnsembleFlags,
     EncodingOptions,
     LanguageOptions,
+    GlossaryOptions,
     GuardOptions,
     _LongLinesOptions,
 ):
@@ -310,6 +363,12 @@ class TranslateOptions(
     input: Annotated[str, _Source] = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: Annotated[str, _Output] = "-"
+    # Read each line with the lines before it in its document, by a model with data.context. Documents end at
+    # blank lines.
+    documents: bool = False
+    # File with the id of the document of each line, one line for each input line; a document ends where the
+    # id changes, too. None: no ids.
+    document_ids: str | None = None
     # Run (or RUN@CHECKPOINT) that translates on: --run=DE_EN --then=EN_FR translates from German to French.
     # Search options are for both runs; --checkpoint, --ensemble and --shortlist for --run. None: no such run.
     then: str | None = None
@@ -443,6 +502,7 @@ class DoctorOptions:
 class CorpusOptions(
     PairRules,
     WorkerOptions,
+    ScorerOptions,
     SearchOptions,
     SearchModelOptions,
     NonfiniteOptions,
@@ -501,8 +561,9 @@ class DistilOptions(CorpusOptions):
     targets: Literal["best", "nbest"] = "best"
     # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
     n_best: Annotated[int | None, _NBest] = None
-    # With --targets=nbest, the score of a sentence by which the closest translation is chosen.
-    metric: Literal["bleu", "chrf"] = "bleu"
+    # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
+    # chrf++, ter, or what --scorer defines.
+    metric: str = "bleu"
     # Write train.scores as well: for each token of the targets, the teacher's probabilities of the k most
     # probable tokens, for word-level distillation (data.teacher_scores); 8 is usual. None: no scores.
     teacher_scores: int | None = None
@@ -515,17 +576,20 @@ class ExportOptions(CheckpointOptions):
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: RunPath
     # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the classes of
-    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2 or marian-npz.
+    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2, marian-npz or
+    # bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Annotated[Path, _Output]
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
-    # int16, float16 or bfloat16. none: float32.
+    # int16, float16 or bfloat16. With --format=bergamot: int8, with scales of activations from validation
+    # sentences, or int8_dynamic, without. none: float32.
     quantization: str = "none"
     # Maximum absolute difference from the original model's logits or log-probabilities that is accepted; of
     # those larger than 1, in proportion.
     tolerance: float = 1e-4
-    # With --format=ctranslate2: shortlist of the run, as prepare --shortlist=FILE wrote it; becomes vmap.txt.
+    # With --format=ctranslate2 or bergamot: shortlist of the run, as prepare --shortlist=FILE wrote it, which
+    # becomes vmap.txt or lex.DEEN.s2t.bin.
     shortlist: Path | None = None
     # Name of a model on Hugging Face's Hub to which the files are uploaded, with a model card, as in
     # hf:OWNER/NAME. None: nothing is uploaded.
@@ -543,7 +607,7 @@ class ImportOptions:
     run: RunPath
     # Format of the model: hf (of Hugging Face: BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5,
     # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
-    # another toolkit: fairseq, opennmt-py, eole, marian-npz or joeynmt. None: found from the files.
+    # another toolkit: fairseq, opennmt-py, eole, marian-npz, bergamot or joeynmt. None: found from the files.
     format: str | None = None
     # Languages to translate between, as in de,en; the first is the source language of two. More than two only
     # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
@@ -621,6 +685,17 @@ class NewOptions:
     drop_invalid: bool = False
     # Replace an existing config RUN.py.
     overwrite: bool = False
+
+
+def read_glossary(options: EvaluateOptions | TranslateOptions) -> Any:
+    """Return the `Glossary` that the flags name; None: none."""
+    from flaxformer_mt.translation.glossary import Glossary
+
+    if options.glossary is None and options.glossary_use != "auto":
+        raise UserError(
+            f"--glossary_use={options.glossary_use} has no effect without --glossary=FILE; leave it out"
+        )
+    return None if options.glossary is None else Glossary.load(options.glossary, options.glossary_use)
 
 
 def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:

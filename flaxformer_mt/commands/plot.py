@@ -65,7 +65,7 @@ def plot(
             attention, result = _draw_sentence(trained, source)
     elif checkpoint is not None:
         # No figure needs the checkpoint, but a wrong name is still reported.
-        Checkpoints(run_dir, best_metric=config.train.best_metric).resolve(checkpoint)
+        Checkpoints(run_dir, best_metric=config.train.metrics[0]).resolve(checkpoint)
     run_name = run_dir.resolve().name
     learned = f"{run_name}, {parameters}"
     titled = [

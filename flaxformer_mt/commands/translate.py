@@ -8,8 +8,10 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,16 +24,18 @@ from flaxformer_mt.commands.options import (
     TranslateOptions,
     WorkerOptions,
     find_declaration,
+    read_glossary,
     read_languages,
 )
-from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config import DataConfig, SearchConfig
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
-from flaxformer_mt.config.schema import MbrConfig
+from flaxformer_mt.config.schema import MOST_LINES, MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
+from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.text_io.lines import (
     STANDARD,
     check_output,
@@ -41,7 +45,7 @@ from flaxformer_mt.text_io.lines import (
     open_output,
     take_windows,
 )
-from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
+from flaxformer_mt.text_io.resumable_output import START_OVER, ResumableOutput, open_resumable
 from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
@@ -92,21 +96,29 @@ def describe_output(
         "inputs": sorted(inputs),
         # Only if given, so that commands of earlier versions can be resumed.
         **({"unique": True} if options.unique else {}),
+        **({"documents": _digest(options.document_ids)} if options.documents else {}),
+        **({"scorer": options.scorer} if options.rerank or options.mbr_utility else {}),
         **languages,
     }
+
+
+def _digest(file: str | None) -> str:
+    from flaxformer_mt.atomic_folder import digest_file
+
+    return "" if file is None else digest_file(Path(file).expanduser())
 
 
 class PlainOutput:
     """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
 
     def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
-        self._write, self.done = write, done
+        self._write, self.done, self.texts = write, done, list[str]()
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
         """Return the lines after those that are done."""
         return itertools.islice(lines, self.done, None)
 
-    def write(self, lines: Iterable[str]) -> None:
+    def write(self, lines: Iterable[str], text: str | None = None) -> None:
         """Write lines, one after the other."""
         for line in lines:
             self._write(line)
@@ -124,7 +136,8 @@ def open_one_output(
     output: ResumableOutput | PlainOutput
     with contextlib.ExitStack() as files:
         if not is_first():
-            output = PlainOutput(lambda line: None, done=int(exchange(b"")[0]))
+            output = PlainOutput(lambda line: None)
+            output.done, output.texts = json.loads(exchange(b"")[0])
         elif options.output == STANDARD or is_device(options.output):
             output = PlainOutput(files.enter_context(open_output(options.output)))
         else:
@@ -133,7 +146,7 @@ def open_one_output(
             resumable = open_resumable(options.output, origin=origin(), step=window, **resumed)
             output = files.enter_context(resumable)
         if is_first():
-            exchange(str(output.done).encode())
+            exchange(json.dumps([output.done, list(output.texts)]).encode())
         try:
             yield output
         except BaseException:
@@ -144,13 +157,14 @@ def open_one_output(
 
 
 class TranslatedBlock(NamedTuple):
-    """The output lines of each line of a block, and the number of target tokens in all of them.
+    """The output lines of each line of a block, the number of target tokens in all of them, and the texts.
 
     Also how often each guard has changed a sentence since the block before.
     """
 
     outputs: list[list[str]]
     tokens: int
+    texts: list[str]
     guarded: dict[str, int]
 
 
@@ -164,6 +178,8 @@ class BlockTranslator:
 
     # Whether the next block is read while one is translated.
     ahead = False
+    # Translations of the lines before the first block.
+    before: Iterable[str] = ()
 
     def __init__(
         self,
@@ -191,7 +207,8 @@ class BlockTranslator:
         from flaxformer_mt.translation.result import drop_repeated
 
         windows, kept = itertools.tee(blocks)
-        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
+        how: dict[str, Any] = {"ahead": self.ahead, "warn": self._warn, "before": self.before}
+        translated = run_windows(self.engine, windows, **how)
         pieces = self.engine.vocabs.target.pieces
         for found, block in zip(translated, kept, strict=False):
             found = list(map(drop_repeated, found)) if self._unique else found
@@ -199,9 +216,9 @@ class BlockTranslator:
                 self._form.lines(request.seed - 1, request.text, translation, pieces)
                 for request, translation in zip(block, found, strict=True)
             ]
-            guarded = dict(self.engine.guarded)
+            texts, guarded = [one.text for one in found], dict(self.engine.guarded)
             self.engine.guarded.clear()
-            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found), guarded)
+            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found), texts, guarded)
 
 
 def _make_jax_engine(
@@ -210,11 +227,13 @@ def _make_jax_engine(
     runs: Sequence[tuple[Path, LoadOptions]],
     languages: Mapping[str, str],
     warm_up: int,
+    define: Callable[[], object],
 ) -> "LineEngine | PivotEngine":
     """Load a run, or two for a pivot; `warm_up` is the number of hypotheses of prepared programs, or 0."""
     from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
     from flaxformer_mt.translation.translator import Translator
 
+    define()  # the scorers, in a worker again
     translators = [Translator.load(run, loading, warn=warn) for run, loading in runs]
     for translator in translators if warm_up else ():
         translator.warm_up(n_best=warm_up)
@@ -290,6 +309,8 @@ _METHOD_FLAGS = {
         "patience",
         "diversity_groups",
         "diversity_strength",
+        "rerank",
+        "rerank_weight",
     ),
     "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
     "mbr": ("mbr_candidates", "mbr_samples", "mbr_utility"),
@@ -329,11 +350,12 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
             runs=runs,
             languages=languages,
             warm_up=n_best * options.warm_up,
+            define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
         ),
         form=form,
         unique=options.unique,
     )
-    fields = {"n_best": n_best, "annotations": annotations, **languages}
+    fields = {"n_best": n_best, "annotations": annotations, "glossary": read_glossary(options), **languages}
     write_translations(options, make, fields=fields, languages=languages, keep_record=keep_record)
 
 
@@ -352,11 +374,15 @@ def write_translations(
     keep_record: bool,
 ) -> None:
     """Translate --input by blocks of lines, and write the output of each in order."""
+    from flaxformer_mt.atomic_folder import digest
+    from flaxformer_mt.corpus.documents import Documents
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.requests import make_requests
     from flaxformer_mt.workers.worker_pool import InProcess, open_pool
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
+    paths["document_ids"] = options.document_ids
+    data = _check_documents(options) if options.documents else DataConfig()
     with contextlib.ExitStack() as files:
         texts = {
             name: files.enter_context(open_lines(path, invalid_utf8=options.invalid_utf8))
@@ -364,36 +390,66 @@ def write_translations(
             if path is not None
         }
         _check_lengths(options)
+        ids, documents = texts.pop("document_ids", None), None
+        if options.documents:
+            documents = Documents(texts["input"].lines, data.context, ids and ids.lines)
+            texts["input"] = texts["input"]._replace(lines=iter(documents))
         worker_pool = files.enter_context(open_pool(make, workers=options.workers, ray=options.ray))
         typed = options.input == STANDARD and sys.stdin.isatty()
         window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
-        origin = functools.partial(describe_output, options, worker_pool.describe, [*texts], languages)
+        glossary = fields.get("glossary")
+        settings = {**languages, **({} if glossary is None else {"glossary": digest(astuple(glossary))})}
+        origin = functools.partial(describe_output, options, worker_pool.describe, [*texts], settings)
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
+        if data.target_context and len(output.texts) < min(output.done, MOST_LINES):
+            raise UserError(f"the record of {options.output} lacks translations of lines; {START_OVER}")
         lines = {name: output.read(name, text.lines) for name, text in texts.items()}
         required = (line.split("\t") for line in lines["required"]) if "required" in lines else None
         constraints = {
             "prefix": ("lines of --prefix", lines.get("prefixes")),
             "required": ("lines of --required", required),
         }
-        requests = make_requests(lines["input"], constraints, first_line=output.done + 1, **fields)
+        requests = make_requests(
+            lines["input"],
+            constraints,
+            first_line=output.done + 1,
+            documents=documents,
+            translated=() if data.target_context else None,
+            **fields,
+        )
         blocks = take_windows(requests, window, is_ready)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
         if isinstance(worker_pool, InProcess):
             worker_pool.work.engine.on_progress = progress.add  # line by line
             worker_pool.work.ahead = all(text.is_ready is None for text in texts.values())  # files
+            worker_pool.work.before = output.texts
         guarded: collections.Counter[str] = collections.Counter()
         for block in worker_pool.map(blocks, name=name_block):
             guarded.update(block.guarded)
-            for lines_of_one in block.outputs:
-                output.write(lines_of_one)
+            for lines_of_one, text in zip(block.outputs, block.texts, strict=True):
+                output.write(lines_of_one, text if data.target_context else None)
             if not isinstance(worker_pool, InProcess):
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
     for guard, count in (+guarded).items():
         print(f"sentences that --{guard} has changed: {count:,}", file=sys.stderr)
+
+
+def _check_documents(options: TranslateOptions) -> DataConfig:
+    """Return the data section of the run's config. Raises UserError if it has no use for documents."""
+    from flaxformer_mt.corpus.documents import check_context
+
+    data = read_config(options.run / "config.json").data
+    check_context(data, "--documents")
+    if data.target_context and (options.workers or options.ray):
+        raise UserError(
+            "--workers and --ray translate blocks of lines at the same time, but this model reads the "
+            "translations of lines before (data.target_context); leave them out"
+        )
+    return data
 
 
 def score_file(options: ScoreOptions) -> None:
@@ -469,10 +525,16 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
 
 def _check_flags(options: TranslateOptions) -> None:
     """Raise UserError for flags that exclude each other or have no effect in combination."""
-    paths = [path for path in (options.input, options.prefix, options.required) if path == STANDARD]
-    if len(paths) > 1:
+    read = (options.input, options.prefix, options.required, options.glossary)
+    if read.count(STANDARD) > 1:
         raise UserError(
-            "only one of --input, --prefix and --required can be standard input; give files for the others"
+            "only one of --input, --prefix, --required and --glossary can be standard input; give files for "
+            "the others"
+        )
+    if options.document_ids == STANDARD or (options.document_ids and not options.documents):
+        problem = "cannot be standard input" if options.documents else "has no effect without --documents"
+        raise UserError(
+            f"--document_ids={options.document_ids} {problem}; give --documents --document_ids=FILE"
         )
     for written, contents in (("json", "all scores"), ("n_best", "each hypothesis with its score")):
         for name in ("scores", "token_scores"):
@@ -502,7 +564,8 @@ def _check_flags(options: TranslateOptions) -> None:
             raise UserError(f"--{name} {effect}, but the output is {what}; give --output=FILE")
     check_line_flags(options)
     if options.output != STANDARD:
-        check_output(options.output, inputs=(options.input, options.prefix, options.required))
+        inputs = (*read, options.document_ids)
+        check_output(options.output, inputs=inputs)
 
 
 def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
@@ -514,22 +577,23 @@ def check_line_flags(options: TranslateOptions | CorpusOptions) -> None:
 def _check_standard_input(options: TranslateOptions, *, uses_workers: bool) -> None:
     from flaxformer_mt.parallel.processes import process_count
 
-    for name in ("input", "prefix", "required"):
+    for name in ("input", "prefix", "required", "glossary"):
         if getattr(options, name) == STANDARD and process_count() > 1:
             raise UserError(f"{process_count()} processes cannot all read standard input; give --{name}=FILE")
-    for name in ("input", "output", "prefix", "required"):
+    for name in ("input", "output", "prefix", "required", "glossary"):
         if getattr(options, name) == STANDARD and uses_workers:
             raise UserError(f"--workers and --ray translate files; give --{name}=FILE")
 
 
 def _check_lengths(options: TranslateOptions) -> None:
-    """Raise UserError if --prefix or --required has another number of lines than --input."""
+    """Raise UserError if a file with a line for each line of --input has another number of lines."""
     num_lines = count_lines(options.input)
-    for flag in ("prefix", "required"):
+    for flag in ("prefix", "required", "document_ids"):
         path = getattr(options, flag)
         count = None if path is None else count_lines(path)
         if None not in (num_lines, count) and num_lines != count:
             raise UserError(
                 f"--{flag}={path} has {count} lines, but --input={options.input} has {num_lines}; give one "
-                "for each line, an empty one for a line without constraint"
+                "for each line"
+                + (", an empty one for a line without constraint" if flag != "document_ids" else "")
             )

@@ -175,9 +175,28 @@ _RULES: Rules = {
     "of; set vocab.sampling=0, or leave out data.teacher_scores": (
         lambda c: any(c.data.teacher_scores) and c.vocab.sampling
     ),
+    "{data.terms is}, which needs sources and word alignments: make them with align, and set "
+    "data.alignments=train.align": (
+        lambda c: c.data.terms and not (c.data.source_language and any(c.data.alignments))
+    ),
+    "{data.terms is}, but {vocab.kind} vocabularies have no symbols for terms; set it to 0, and use "
+    "translate --glossary with --glossary_use=constraint": (
+        lambda c: c.data.terms and c.vocab.kind == "pretrained"
+    ),
     "data.teacher_scores needs translations, but data.source_language is empty, which means a language "
     "model; leave out data.teacher_scores": lambda c: (
         any(c.data.teacher_scores) and not c.data.source_language
+    ),
+    "{data.target_context is}, which gives targets more tokens than data.teacher_scores has scores of; leave "
+    "one of them out": lambda c: c.data.target_context and any(c.data.teacher_scores),
+    "{data.target_context is}, but {data.context is}; set data.context=1, or leave it out": (
+        lambda c: c.data.target_context and not c.data.context
+    ),
+    "{data.context is}, but a language model has no sources to read lines before (data.source_language is "
+    "empty); set it to 0": lambda c: c.data.context and not c.data.source_language,
+    "{data.context is}, but {data.valid_pairs} and {data.test_pairs} hold out single lines of documents that "
+    "are trained on; set both to 0, and give files of whole documents for validation and test": (
+        lambda c: c.data.context and (c.data.valid_pairs or c.data.test_pairs)
     ),
     # ---- vocabulary ----
     "{vocab.size} means all words or characters, but {vocab.kind is}; give a size": (
@@ -202,6 +221,8 @@ _RULES: Rules = {
     "empty); set train.best_metric=loss": (
         lambda c: not c.data.source_language and c.train.best_metric != "loss"
     ),
+    "data.clean.scores needs pairs, but data.source_language is empty, which means a language model; leave "
+    "out data.clean.scores": lambda c: c.data.clean.scores and not c.data.source_language,
     "{train.rdrop_weight is}, but all dropout rates are 0, so that two passes are equal; set "
     "model.dropout_rate=0.3, or train.rdrop_weight=0": lambda c: (
         c.train.rdrop_weight
@@ -239,6 +260,11 @@ _SEARCH_RULES: Rules = {
     ),
     "{search.beam_size} is not divisible by {search.diversity_groups}; the nearest multiple is {nearest}": (
         lambda c: _searches_beams(c.search) and _nearest(c.search.beam_size, c.search.diversity_groups)
+    ),
+    "{search.rerank is}, but {search.method is}, which has no list of hypotheses to choose from; use beam "
+    "search, or leave it out": lambda c: c.search.rerank and c.search.method != "beam",
+    "{search.rerank_weight} has no effect without search.rerank; give a scorer, or leave it out": (
+        lambda c: c.search.rerank_weight is not None and not c.search.rerank
     ),
     # Both limits are linear in the source length: a minimum that is within the maximum at one token and does
     # not rise faster is within it at every length.
@@ -324,7 +350,7 @@ def _find_in_lists(config: Config) -> Iterator[str]:
         ),
     ):
         files, weight = attrgetter(field, weight_field)(config)
-        if any(files) and not weight:
+        if any(files) and not weight and not (field == "data.alignments" and data.terms):
             yield (
                 f"{field} is {','.join(files)}, but {weight_field} is 0, which means no {purpose}; set "
                 f"{weight_field}={usual}, or leave out {field}"
@@ -366,11 +392,10 @@ def search_width(options: SearchConfig, n_best: int) -> int:
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """Return the search that finds the candidates of the method mbr; other searches stay as they are."""
-    if search.method != "mbr":
-        return search
+    """Return the search that finds the candidates of the method mbr, or the hypotheses to be ranked again."""
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}
-    plain["method"] = "beam" if search.mbr_candidates == "beam" else "sample"
+    if search.method == "mbr":
+        plain["method"] = "beam" if search.mbr_candidates == "beam" else "sample"
     return dataclasses.replace(search, **plain)
 
 

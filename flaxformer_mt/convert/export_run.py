@@ -78,12 +78,24 @@ state = torch.load("{file}", weights_only=True)
 print({{name: tuple(array.shape) for name, array in state.items()}})"""
 
 
-_MARIAN = """\
+_PYMARIAN = """\
 import pymarian
 
 translator = pymarian.Translator("--config decoder.yml --cpu-threads 1")
 print(translator.translate([{text}]))"""
 
+# Of a page beside the files, with the npm package.
+_BERGAMOT = """\
+<script type="module">
+import {{BatchTranslator}} from "./node_modules/@browsermt/bergamot-translator/translator.js";
+
+const translator = new BatchTranslator({{registryUrl: "registry.json", pivotLanguage: null}});
+const [{{from, to}}] = await translator.backing.registry;
+const {{target}} = await translator.translate({{from, to, text: {text}}});
+document.body.append(target.text);
+</script>"""
+
+_MARIAN = {"marian-npz": _PYMARIAN, "bergamot": _BERGAMOT}
 TOLERANCE = 1e-4
 # The most tokens of a translation by a card: CTranslate2's default, where transformers' is 20.
 _CARD_LENGTH = 256
@@ -92,7 +104,7 @@ _ON_HUB = ("hf", "marian", "hf-pre-norm", "ctranslate2")
 
 
 def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
-    """Return Python that loads an export and translates a sentence in the first direction of the model."""
+    """Return code that loads an export and translates a sentence in the first direction of the model."""
     direction = find_directions(config.data)[0]
     vocab = vocabs.target if vocabs is not None else None
     text = " ".join([*choose_tags(config.data, direction), "A sentence."])
@@ -101,8 +113,8 @@ def _write_code(config: Config, format_name: str, vocabs: Vocabs | None) -> str:
             return _TORCH.format(call="model(torch.zeros((1, 0), dtype=torch.long), torch.tensor([[1]]))")
         ids = [5, 6, 7, 2] if vocabs is None else vocabs.source.tokenize(text)
         return _TORCH.format(call=f"model.greedy(torch.tensor([{ids}]), max_length=20)")
-    if format_name == "marian-npz":
-        return _MARIAN.format(text=json.dumps(text))
+    if format_name in _MARIAN:
+        return _MARIAN[format_name].format(text=json.dumps(text))
     if format_name not in (*_TRANSFORMERS, "ctranslate2"):
         return _STATE_DICT.format(file="target.pt" if format_name == "embeddings" else "state_dict.pt")
     names = "source_language first forced rest prefix cut restore limit"
@@ -141,7 +153,7 @@ def make_card(
     library = {
         **dict.fromkeys(_TRANSFORMERS, "transformers"),
         "ctranslate2": "ctranslate2",
-        "marian-npz": "marian",
+        **dict.fromkeys(_MARIAN, "marian"),
     }.get(name, "pytorch")
     names = ", ".join(direction.name for direction in directions)
     header = {
@@ -169,9 +181,9 @@ def make_card(
         which = f"Test set, checkpoint {tested}, {search}."
         lines += ["", "## Scores", "", which, "", *scores]
     lines += ["", "## How to load it", ""]
-    if name not in (*_TRANSFORMERS, "ctranslate2", "torch", "marian-npz"):
+    if name not in (*_TRANSFORMERS, "ctranslate2", "torch", *_MARIAN):
         lines += [f"The parameters have the names of the classes of `{name}`.", ""]
-    lines += ["```python", _write_code(config, name, vocabs), "```"]
+    lines += ["```html" if name == "bergamot" else "```python", _write_code(config, name, vocabs), "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -211,7 +223,7 @@ def export_run(
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
       quantization: one of the quantizations of the format; the unquantized float32 model is checked first.
-      shortlist: file of the pieces that may translate each source piece, for format ctranslate2.
+      shortlist: file of the pieces that may translate each source piece, for ctranslate2 and bergamot.
       tolerance: largest accepted absolute difference of a logit (or log-probability), where these are up to
         1; in proportion where they are larger.
       push: hf:OWNER/NAME, a model of Hugging Face's Hub, to which the files are uploaded.
@@ -251,8 +263,8 @@ def export_run(
             assert target.open is not None
             quantized = measure(weights, target.open(partial), quantity=target.quantity)
             result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
-        if rules is not None:
-            rules.write(partial / str(target.shortlist_name))
+        if rules is not None and target.write_shortlist is not None:
+            target.write_shortlist(rules, partial)
         card = make_card(weights.config, result, read_report(run_dir), weights.vocabs)
         (partial / "README.md").write_text(card, encoding="utf-8")
         if output.is_dir():
@@ -281,10 +293,10 @@ def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, A
 
 
 def _read_shortlist(path: str | Path | None, target: Format, weights: Weights) -> Shortlist | None:
-    if path is not None and target.shortlist_name is None:
+    if path is not None and target.write_shortlist is None:
         raise UserError(
             f"the format {target.name} has no file for --shortlist={path}; leave --shortlist out, or give "
-            "--format=ctranslate2"
+            "--format=ctranslate2 or bergamot"
         )
     return None if path is None else Shortlist.read(path, weights.vocabs)
 

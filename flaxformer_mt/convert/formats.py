@@ -25,6 +25,7 @@ from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.trees import flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs, load_vocabs
+from flaxformer_mt.vocab.shortlist import Shortlist
 
 CONFIG_NAME = "config.json"
 VOCAB_NAME = "vocab"
@@ -98,7 +99,7 @@ class Format:
     read: the inverse of write; None for export-only formats.
     lost_options: lists the options of a search that the other system does not find in the files, because they
       hold none, or not these.
-    shortlist_name: name of the file that the foreign system reads a shortlist from; None: it reads none.
+    write_shortlist: adds a shortlist to a written folder; None: the foreign system reads none.
     """
 
     name: str
@@ -109,7 +110,7 @@ class Format:
     quantity: Literal["logits", "log_probs", "target vectors"] = "logits"
     quantizations: tuple[str, ...] = ("none",)
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
-    shortlist_name: str | None = None
+    write_shortlist: Callable[[Shortlist, Path], None] | None = None
 
     @classmethod
     def read_only(cls, name: str, read: Callable[[Path], Weights]) -> "Format":
@@ -277,6 +278,7 @@ _HOMES = {
     "opennmt-py": "toolkits.opennmt_py",
     "eole": "toolkits.eole",
     "marian-npz": "toolkits.marian_npz",
+    "bergamot": "toolkits.bergamot",
     "joeynmt": "toolkits.joeynmt",
 }
 NAMES = tuple(_HOMES)
@@ -287,6 +289,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("ct2", "opennmt"), "ctranslate2"),
     **dict.fromkeys(("opus", "opus-mt", "marianmt"), "marian"),
     "pegasus": "hf-pre-norm",
+    **dict.fromkeys(("firefox", "intgemm"), "bergamot"),
 }
 # Package of others -> optional dependency group (extra) of flaxformer-mt that installs it.
 EXTRAS = {

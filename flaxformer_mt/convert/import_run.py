@@ -86,6 +86,8 @@ def find_format_name(path: Path) -> str:
         return "aiayn"
     if path.suffix == ".npz" or (path.is_dir() and any(path.glob("*.npz"))):
         return "marian-npz"
+    if any(path.glob("model.*.bin")) if path.is_dir() else path.match("model.*.bin"):
+        return "bergamot"
     files = [path] if path.is_file() else sorted(folder.iterdir())
     names = [_read_names(file) for file in files if file.suffix in _SUFFIXES]
     matches = [

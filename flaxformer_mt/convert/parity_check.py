@@ -105,16 +105,11 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
     try:
         if not read_data:
             raise UserError("this config came with the model, and must not choose files")
-        split = next(name for name in _SPLITS if has_split(config.data, name))
-        pairs = read_pairs(config.data, split)
-        sample = [pairs[index] for index in range(min(_PAIRS, len(pairs)))]
-        sources = [vocabs.source.tokenize(pair.source) for pair in sample]
-        targets = [vocabs.target.tokenize(pair.target) for pair in sample]
-        description = f"{len(sample)} pairs of the {split} set"
+        sources, targets, split = read_sample(weights, _PAIRS)
+        description = f"{len(sources)} pairs of the {split} set"
     except UserError as error:
-        sources, targets = _random_ids(vocabs)
+        sources, targets = _truncate_pairs(config, *_random_ids(vocabs))
         description = f"random tokens instead of data: {error}".split("\n")[0]
-    sources, targets = _truncate_pairs(config, sources, targets)
     # One shape, and so one compiled program.
     lengths = max(map(len, sources), default=0), max(map(len, targets), default=0)
     batches = [
@@ -128,6 +123,17 @@ def make_batches(weights: Weights, *, read_data: bool = True) -> tuple[list[Batc
         for start in range(0, len(sources), _ROWS)
     ]
     return batches, description
+
+
+def read_sample(weights: Weights, most: int) -> tuple[Ids, Ids, str]:
+    """Return ids of the first pairs of a set of the run's data, and which set: the validation set if any."""
+    config, vocabs = weights.config, weights.vocabs
+    split = next((name for name in _SPLITS if has_split(config.data, name)), _SPLITS[-1])
+    pairs = read_pairs(config.data, split)
+    sample = [pairs[index] for index in range(min(most, len(pairs)))]
+    sources = [vocabs.source.tokenize(pair.source) for pair in sample]
+    targets = [vocabs.target.tokenize(pair.target) for pair in sample]
+    return *_truncate_pairs(config, sources, targets), split
 
 
 def make_batch(

@@ -113,6 +113,18 @@ def drop_fillers(model: bytes) -> tuple[bytes, int]:
     return proto.SerializeToString(deterministic=True), size
 
 
+def add_fillers(model: bytes, multiple: int) -> tuple[bytes, int]:
+    """Return a model with fillers up to a multiple of some number of pieces, and how many it has then."""
+    proto = parse_model(model)
+    size = len(proto.pieces)
+    if size % multiple == 0:
+        return model, size
+    for number in range(size, size + -size % multiple):
+        proto.pieces.add(piece=f"<unnamed {number}>", score=0.0, type=UNUSED)
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    return proto.SerializeToString(deterministic=True), len(proto.pieces)
+
+
 def _serialize(proto: ModelProto, specials: Specials) -> bytes:
     trainer = proto.trainer_spec
     trainer.vocab_size = len(proto.pieces)

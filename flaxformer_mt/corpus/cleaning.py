@@ -3,6 +3,7 @@
 Works on row numbers, the same for every data set. Workers check blocks of pairs (pair_checks.py).
 """
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.pair_checks import BLOCK, EXAMPLES, CheckBlocks, Finding
 from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.scoring.metrics import find_metric, read_filters
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, factory_of, open_pool
 
@@ -33,7 +35,7 @@ _PROBLEMS = {
 }
 # The same for target sentences without a source.
 _PROBLEMS_OF_TARGETS = _PROBLEMS | {"empty": "no text", "too_long": "too many characters"}
-PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0"}
+PROBLEM_WORDS = _PROBLEMS | {"weight_0": "weight 0", "scores": "the score of the pair is too low"}
 # What becomes of the pairs with it.
 ACTION_WORDS = {"drop": "left out", "keep": "kept", "refuse": "refused"}
 # Rows that are searched for repetitions at a time.
@@ -98,18 +100,35 @@ def clean(
             count(len(verdict.kept))
             for name, finding in verdict.problems.items():
                 add(name, finding, start)
-    for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
-        repeated = np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, keep)
-        if len(repeated):
-            first = repeated[:EXAMPLES].tolist()
+
+    def add_rows(name: str, rows: np.ndarray) -> None:
+        if len(rows):
+            first = rows[:EXAMPLES].tolist()
             examples = [(row, 0, pair) for row, pair in zip(first, split.read(first), strict=True)]
-            add(name, Finding(len(repeated), examples), 0)
+            add(name, Finding(len(rows), examples), 0)
             if actions[name] != "keep":
-                keep[repeated] = False
+                keep[rows] = False
+
+    for name, compared in (("duplicates", hashes), ("repeated_targets", hashes[:, 1:])):
+        add_rows(name, np.zeros(0, np.int64) if actions[name] == "off" else _find_repetitions(compared, keep))
+    actions["scores"] = "drop"
+    for one in read_filters(rules.scores, "data.clean.scores") if may_drop else ():
+        rows = np.flatnonzero(keep)
+        with progress.part(f"scoring {split.name} by {one.name}", total=len(rows)) as count:
+            add_rows("scores", rows[~np.array(one.keep(_read_pairs(split, rows, count)), bool)])
     _refuse(split, problems, may_drop=may_drop)
     left = int(keep.sum())
     report = {"name": split.name, "read": len(split), "pairs": left, "problems": problems, **split.metadata}
     return Cleaned(None if left == len(split) else np.flatnonzero(keep), hashes, report, sentences)
+
+
+def _read_pairs(
+    split: RawSplit, rows: np.ndarray, count: Callable[[int], object]
+) -> Iterator[tuple[str, str]]:
+    for start in range(0, len(rows), BLOCK):
+        count(min(BLOCK, len(rows) - start))
+        for source, target in split.read(rows[start : start + BLOCK].tolist()):
+            yield source.decode(errors="replace"), target.decode(errors="replace")
 
 
 def load_or_clean(
@@ -144,6 +163,9 @@ def describe_rules(rules: CleanConfig) -> dict[str, Any]:
     described = rules.describe()
     if "language" in described:
         described["language_model"] = load_identifier(rules.language_model).digest
+    for one in read_filters(rules.scores, "data.clean.scores"):
+        scorer = find_metric(one.name, "data.clean.scores").scorer
+        described[f"scorer {one.name}"] = scorer.definition if scorer is not None else ""
     return described
 
 

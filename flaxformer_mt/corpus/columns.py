@@ -22,6 +22,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
+from flaxformer_mt.vocab.symbols import TERM_MARKS
 from flaxformer_mt.vocab.words import number_pieces
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class Column(abc.ABC):
 
     @staticmethod
     def make_tokenizer(vocabs: Vocabs) -> Any:
-        """In a worker: a function of texts, token ids and values to numbers, and how many each pair has."""
+        """In a worker: a function that makes numbers, and how many each pair has, of texts, token ids, values
+        and numbers of tokens that come before the ids [N, 2].
+        """
         return None
 
     def open(self, pairs: Pairs, vocabs: Vocabs, sides: Mapping[str, Side]) -> Self:
@@ -208,6 +211,7 @@ class PieceLinker:
         texts: Sequence[Sequence[str]],
         ids: Sequence[list[np.ndarray]],
         alignments: Sequence[np.ndarray],
+        before: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """The links of a chunk of pairs, one after the other, and how many of them each pair has."""
         sides = [
@@ -216,6 +220,7 @@ class PieceLinker:
         counts = np.fromiter(map(len, alignments), np.int64, len(alignments))
         owners = np.repeat(np.arange(len(alignments)), counts)
         points, owners = link_pieces(np.concatenate(alignments), owners, sides)
+        points = points + before[owners]
         # Pairs of more pieces are far above any maximum length of training.
         fits = (points < 1 << 16).all(axis=1)
         points, owners = points[fits], owners[fits]
@@ -240,7 +245,8 @@ def _number_words(
         starts = begins[pieces]
         starts[:1] = True
         count = len(split_words(text))
-        if int(starts.sum()) == count == len(text.split()) and not unclear[pieces].any():
+        simple = count == len(text.split()) and TERM_MARKS[0] not in text
+        if int(starts.sum()) == count and simple and not unclear[pieces].any():
             numbers.append(np.cumsum(starts) - 1)
         else:
             numbers.append(np.array(number_pieces(vocab, pieces, text), np.int64))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from flaxformer_mt.corpus.documents import Context
 from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.unicode_text import is_blank
 
@@ -92,6 +93,7 @@ class RawSplit:
     "train.en") and "line"; `metadata` is copied into the report. `languages` are ("", "en") where there is no
     source. `tags`, such as (">>fr<<",), are put before each source that is not blank, and `target_tag` before
     each target, but only to tokenize it. `weights`: of the rows in the loss, float32; None: all count alike.
+    `documents`: the number of the document of each row; None: rows are in no order, or it was not asked for.
     """
 
     name: str
@@ -104,6 +106,7 @@ class RawSplit:
     weights: np.ndarray | None = None
     tags: tuple[str, ...] = ()
     target_tag: str = ""
+    documents: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,7 +143,7 @@ class Pairs:
     language of each part. tags: all that sources begin with; target_tags: what tokenized targets of each part
     begin with. has_source: False for a language model, whose pairs are target sentences alone. report: for
     each part the pairs read and kept, and the problems. columns: what pairs have beside their text, by name.
-    kept: the rows of each part; None: all.
+    kept: the rows of each part; None: all. context: what is read before each pair; None: nothing.
     """
 
     def __init__(
@@ -153,9 +156,10 @@ class Pairs:
         report: dict[str, Any],
         hashes: Sequence[np.ndarray] = (),
         columns: Mapping[str, Any] = MappingProxyType({}),
+        context: Context | None = None,
     ) -> None:
         """Concatenate `splits`; `hashes` are of the two sides of all rows of each split, uint64 [N, 2]."""
-        self._splits, self._hashes = tuple(splits), tuple(hashes)
+        self._splits, self._hashes, self.context = tuple(splits), tuple(hashes), context
         self.kept, self.columns = tuple(kept), columns
         sizes = [len(split) if rows is None else len(rows) for split, rows in zip(splits, kept, strict=True)]
         self._ends = list(itertools.accumulate(sizes))
@@ -196,6 +200,7 @@ class Pairs:
             report=self.report,
             hashes=self._hashes,
             columns=self.columns,
+            context=self.context,
         )
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -223,10 +228,41 @@ class Pairs:
             for start in range(0, dataset.size, _CHUNK):
                 yield from self.read_range(part, range(start, min(start + _CHUNK, dataset.size)))
 
+    @property
+    def documents(self) -> list[tuple[int, int]] | None:
+        """Of each pair, its data set and the number of its document there; None: they are not known."""
+        numbers: list[Any] = [split.documents for split in self._splits]
+        if any(one is None for one in numbers):
+            return None
+        places = zip(*(one.tolist() for one in self.locate(np.arange(len(self)))), strict=True)
+        return [(part, int(numbers[part][row])) for part, row in places]
+
+    def with_lines_before(self) -> Iterator[tuple[Pair, tuple[Pair, ...]]]:
+        """Yield all pairs in order, each with the pairs that are read before it, the nearest last.
+
+        These are rows of the data set that cleaning may leave out; they have no tags. Each row is read once.
+        """
+        size = self.context.lines if self.context else 0
+        for part, (split, dataset) in enumerate(zip(self._splits, self.parts, strict=True)):
+            texts: dict[int, tuple[bytes, bytes]] = {}
+            for start in range(0, dataset.size, _CHUNK):
+                rows = self._rows(part, range(start, min(start + _CHUNK, dataset.size)))
+                needed = sorted({row - n for row in rows for n in range(min(row, size) + 1)} - texts.keys())
+                texts |= zip(needed, split.read(needed), strict=True)
+                pairs = self._decode(split, rows, [texts[row] for row in rows])
+                for pair, row in zip(pairs, rows, strict=True):
+                    yield pair, _before(split, row, texts, size)
+                texts = {row: text for row, text in texts.items() if row >= rows[-1] - size}
+
     def read_range(self, part: int, positions: range) -> list[Pair]:
-        split, kept = self._splits[part], self.kept[part]
-        rows: Sequence[int] = positions if kept is None else kept[positions.start : positions.stop].tolist()
-        texts = split.read(rows)
+        split, rows = self._splits[part], self._rows(part, positions)
+        return self._decode(split, rows, split.read(rows))
+
+    def _rows(self, part: int, positions: range) -> Sequence[int]:
+        kept = self.kept[part]
+        return positions if kept is None else kept[positions.start : positions.stop].tolist()
+
+    def _decode(self, split: RawSplit, rows: Sequence[int], texts: list[tuple[bytes, bytes]]) -> list[Pair]:
         try:
             pairs = [Pair(source.decode(), target.decode()) for source, target in texts]
         except UnicodeDecodeError:
@@ -235,6 +271,23 @@ class Pairs:
             return pairs
         tags = "".join(f"{tag} " for tag in split.tags)
         return [pair if is_blank(pair.source) else pair._replace(source=tags + pair.source) for pair in pairs]
+
+
+def _before(
+    split: RawSplit, row: int, texts: Mapping[int, tuple[bytes, bytes]], size: int
+) -> tuple[Pair, ...]:
+    """The pairs before a row in its document, which ends at a row with a side that is blank, or not UTF-8."""
+    found: list[Pair] = []
+    for number in range(row, max(-1, row - size - 1), -1):
+        try:
+            pair = Pair(*(text.decode() for text in texts[number]))
+        except UnicodeDecodeError:
+            break
+        in_document = split.documents is None or split.documents[number] == split.documents[row]
+        if not in_document or any(map(is_blank, pair)):
+            break
+        found.append(pair)
+    return tuple(found[:0:-1])
 
 
 def _find_undecodable(texts: list[tuple[bytes, bytes]], split: RawSplit, rows: Sequence[int]) -> str:

@@ -20,6 +20,7 @@ from flaxformer_mt.config.directions import (
 )
 from flaxformer_mt.corpus.cleaning import describe_rules, load_or_clean, occur_in
 from flaxformer_mt.corpus.columns import COLUMNS, read_columns
+from flaxformer_mt.corpus.documents import Context
 from flaxformer_mt.corpus.hub_sets import PREFIX, has_hub_split, open_hub_set
 from flaxformer_mt.corpus.mixture_weights import choose_weights
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit
@@ -108,7 +109,7 @@ def copy_text(url: str, config: DataConfig) -> Path:
     splits = {config.train_split, config.valid_split, config.test_split, "valid", "validation"}
     languages = {language for direction in find_directions(config) for language in direction}
     texts = _name_files(splits, {*filter(None, languages), *TABLES})
-    wanted = texts | _name_files(splits, ["weights"])
+    wanted = texts | _name_files(splits, ["weights", "documents"])
     wanted |= {name for column in COLUMNS for name in getattr(config, column.option, ()) if name}
     folder.mkdir(parents=True, exist_ok=True)
     show_as(folder, url)
@@ -162,9 +163,15 @@ def read_pairs(
     held_out = may_drop and any(sizes.values())
     splits, row_lists, keys, hashes, reports = [], [], [], [], []
     identities: list[Any] = []
+    context = Context.of(config)
     for member in members:
         with progress.part(f"reading {member.name}"):
             raw = _open(member, config, stored)
+        if context is not None and raw.documents is None:
+            raise UserError(
+                f"data.context is {config.context}, but the rows of {member.name} are in no known order; use "
+                "text files (parallel_text) in the order of their documents, or set data.context=0"
+            )
         folder = cache_dir(config) / "cleaned"
         cleaned = load_or_clean(
             raw,
@@ -191,6 +198,9 @@ def read_pairs(
         if cleaned.sentences is not None:
             keys.append(cleaned.sentences)
         reports.append(report | {"name": member.name})
+        if context is not None and raw.documents is not None:
+            identities.append(["documents", *context, hashlib.blake2b(raw.documents.tobytes()).hexdigest()])
+            reports[-1]["documents"] = len(np.unique(raw.documents))
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.
         added = [*([tags] if tags else []), *([target_tag] if target_tag else [])]
@@ -209,6 +219,7 @@ def read_pairs(
         report={"split": split, "pairs": sum(counts), "parts": reports},
         hashes=hashes,
         columns=read_columns(splits, config, find_files) if split == "train" else {},
+        context=context,
     )
 
 
@@ -263,7 +274,7 @@ def find_files(config: DataConfig, configured: tuple[str, ...]) -> list[Path | N
     paths = []
     for name, file in zip(names, files or ("",) * len(names), strict=True):
         path = Path(file).expanduser() if file else None
-        if path is not None and name.partition("@")[0] == "parallel_text" and path.name == file:
+        if path is not None and _is_text(name) and path.name == file:
             path = _text_folder(name, config) / file
         if path is not None and not path.exists():
             path = find_file(path.parent, path.name) or path
@@ -312,7 +323,7 @@ def _has_split(member: Member, config: DataConfig, split: Split) -> bool:
 
 def _stores_split(member: Member, config: DataConfig, split: Split) -> bool:
     name, wanted = member.dataset, getattr(config, f"{split}_split")
-    if name.partition("@")[0] == "parallel_text":
+    if _is_text(name):
         return _match_files(_text_folder(name, config), wanted, member.direction) is not None
     if name.startswith(PREFIX):
         return has_hub_split(name, wanted)
@@ -330,7 +341,7 @@ def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
     """Open one data set; import TFDS only for a set of TFDS's."""
     name, wanted = member.dataset, getattr(config, f"{split}_split")
     languages = (member.direction.source, member.direction.target)
-    if name.partition("@")[0] == "parallel_text":
+    if _is_text(name):
         folder = _text_folder(name, config)
         return open_parallel_text(
             folder,
@@ -340,6 +351,7 @@ def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
             clean=config.clean,
             may_drop=split == "train",
             cache=cache_dir(config),
+            documents=config.context > 0 or split != "train",
         )
     if name.startswith(PREFIX):
         return open_hub_set(name, wanted, languages=languages, cache=cache_dir(config))
@@ -353,7 +365,15 @@ def _open(member: Member, config: DataConfig, split: Split) -> RawSplit:
         return open_tfds_set(name, wanted, languages=languages, folder=tfds_dir(config))
 
 
+def _is_text(name: str) -> bool:
+    return name.partition("@")[0] == "parallel_text" or name == "toy_documents"
+
+
 def _text_folder(name: str, config: DataConfig) -> Path:
+    if name == "toy_documents":
+        from flaxformer_mt.corpus.toy.grammar import write_documents
+
+        return write_documents(cache_dir(config) / "toy")
     folder = name.partition("@")[2] if "@" in name else config.text_dir
     if not folder:
         raise UserError(

@@ -98,6 +98,23 @@ def read_weights(path: Path) -> np.ndarray:
     return np.array(weights, np.float32)
 
 
+def load_documents(folder: Path, split: str, *, lines: int) -> np.ndarray:
+    """Numbers of the documents of a split of text files: another one begins where the id changes."""
+    path = find_file(folder, f"{split}.documents")
+    if path is None:
+        return np.zeros(lines, np.int32)
+    numbers, number, last = array.array("i"), -1, None
+    for identity in read_lines(path):
+        number += identity != last
+        numbers.append(number)
+        last = identity
+    if len(numbers) != lines:
+        raise UserError(
+            f"{path} has {len(numbers)} lines for {lines} pairs; give the id of the document of each pair"
+        )
+    return np.array(numbers, np.int32)
+
+
 def drop_weightless(
     split: RawSplit, rows: np.ndarray | None, report: dict[str, Any]
 ) -> tuple[np.ndarray | None, dict[str, Any]]:
@@ -199,10 +216,11 @@ def open_parallel_text(
     clean: CleanConfig,
     may_drop: bool,
     cache: Path,
+    documents: bool = False,
 ) -> RawSplit:
     """Count and check the files `folder/split.*`, unless `cache` says that they have not changed.
 
-    Weights of pairs are read for the train split, which is the one that `may_drop`.
+    Weights of pairs are read for the train split, which is the one that `may_drop`; `documents` if asked.
     """
     files = text_files.find_files(folder, split, languages)
     stamps = tuple(text_files.read_stamp(path) for path in files)
@@ -232,6 +250,7 @@ def open_parallel_text(
             **_read_tag(files[0]),
         },
         weights=None if weights is None else weights[0],
+        documents=load_documents(folder, split, lines=lines) if documents else None,
     )
 
 

@@ -31,7 +31,7 @@ _LONGEST_JUMP = 15
 # Weight of one occurrence of every jump and of a hundredth of one of every combination of words.
 _SMOOTHING = 0.01
 # Marks that are no part of the word that they stand beside.
-_MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
+MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
 _NEIGHBOURS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
 
 
@@ -167,7 +167,7 @@ def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
 
     def number(word: str) -> int:
         folded = word.casefold()
-        return numbers.setdefault(folded.strip(_MARKS) or folded, len(numbers) + 1)
+        return numbers.setdefault(folded.strip(MARKS) or folded, len(numbers) + 1)
 
     lengths = np.array([len(words) for words in sentences], np.int64)
     tokens = np.array([number(word) for words in sentences for word in words], np.int64)

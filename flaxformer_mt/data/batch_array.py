@@ -1,7 +1,6 @@
 """Batches from token ids, as one array of integers, so that a batch is one transfer to each device.
 
-Row 5 of the data path. The devices make masks, shifted inputs, segments and positions from it, inside the
-program that uses them.
+The devices make masks, shifted inputs, segments and positions from it, inside the program that uses them.
 """
 
 import functools

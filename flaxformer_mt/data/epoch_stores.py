@@ -1,7 +1,7 @@
-"""The token stores of the epochs: one for all, or with subword sampling or noise a new one for each."""
+"""The token stores of the epochs: one for all, or with sampling, noise or terms a new one for each."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +37,26 @@ class EpochStores:
         noise: TextNoise | None = None,
         varies: bool = False,
         own_root: Path | None = None,
+        unused: Collection[str] = (),
         pool: PoolOptions = NO_POOL,
         count: Callable[[int], object] = lambda pairs: None,
     ) -> None:
-        """Build the base under `root`; stores of later epochs go to `own_root`, of this process alone."""
+        """Build the base under `root`; stores of later epochs go to `own_root`, of this process alone.
+
+        Batches lack the columns `unused`, which the text alone depends on.
+        """
         self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
         self._own_root = own_root or self._root
         self.sampling, self._seed = sampling, seed
-        self._noise = noise or TextNoise(NoiseConfig())
-        self.varies = varies or bool(sampling) or self._noise.rates.active
+        self._noise, self._unused = noise or TextNoise(NoiseConfig()), unused
+        self.varies = varies or bool(sampling) or self._noise.active
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._stores: dict[int, TokenStore] = {}
         self.base = self._build(0, self._pairs, self._noise, pool=pool, count=count)
 
     def store(self, epoch: int) -> TokenStore:
         """Build the store if missing; all but the base and the last two requested are removed."""
-        if epoch == 0 or not (self.sampling or self._noise.rates.active):
+        if epoch == 0 or not (self.sampling or self._noise.active):
             return self.base
         return self._keep(epoch, lambda: self._build(epoch, self._pairs, self._noise))
 
@@ -62,7 +66,7 @@ class EpochStores:
         With subword sampling or noise it has nothing else, and a pair drawn twice has two drawings.
         """
         noise = self._noise._replace(rates=rates)
-        if not self.sampling and not rates.active and not self._noise.rates.active:
+        if not self.sampling and not noise.active and not self._noise.active:
             return self.base, drawn
         pairs = self._pairs.select(np.sort(drawn))
         store = self._keep(epoch, lambda: self._build(epoch, pairs, noise, self._own_root))
@@ -89,8 +93,8 @@ class EpochStores:
     def _build(
         self, epoch: int, pairs: Pairs, noise: TextNoise, root: Path | None = None, **more: Any
     ) -> TokenStore:
-        active = noise if noise.rates.active else None
-        return TokenStore.build(
+        active = noise if noise.active else None
+        store = TokenStore.build(
             pairs,
             self._vocabs,
             root or (self._own_root if epoch else self._root),
@@ -100,3 +104,5 @@ class EpochStores:
             stop=self._closed,
             **more,
         )
+        store.columns = {name: one for name, one in store.columns.items() if name not in self._unused}
+        return store

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,11 +10,13 @@ from flaxformer_mt.atomic_folder import artifact, digest, digest_file
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
 from flaxformer_mt.config.stage_mixes import read_stages
+from flaxformer_mt.corpus.documents import SEPARATOR, find_separator
 from flaxformer_mt.corpus.language_identification import load_identifier
 from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, Split, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
+from flaxformer_mt.corpus.terms import find_lemmatizer
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
@@ -22,7 +25,7 @@ from flaxformer_mt.data.learned_shortlist import ShortlistRequest, write_shortli
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import name_full_disk, warn_user
+from flaxformer_mt.errors import install_command, name_full_disk, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import (
@@ -36,7 +39,8 @@ from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_len
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.unicode_text import CASES, find_case
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.symbols import check_language_tags, check_tags
+from flaxformer_mt.vocab.model_file import SPACE
+from flaxformer_mt.vocab.symbols import TERM_MARKS, check_language_tags, check_tags, check_term_marks
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 # Training lines whose sentences and letter cases are counted.
@@ -92,6 +96,12 @@ def prepare(
         check_language_tags(vocabs.source, train_pairs.tags)
         check_language_tags(vocabs.target, filter(None, train_pairs.target_tags))
         check_tags(vocabs.source, train_pairs.report["parts"])
+        if context := train_pairs.context:
+            for vocab in (vocabs.source, vocabs.target)[: 1 + context.target]:
+                find_separator(vocab)
+        check_term_marks(vocabs.source, config.data.terms)
+    languages = tuple(dict.fromkeys(target for _, target in train_pairs.languages))
+    _warn_of_forms(config.data.terms, languages)
     if run_dir is not None and is_first():
         publish(run_dir)
     tags = (part.get("tag", "") for part in train_pairs.report["parts"])
@@ -104,15 +114,17 @@ def prepare(
             config.vocab.sampling,
             config.seed,
             # Noise leaves tags and the symbols of the vocabulary as they are.
-            noise=TextNoise(config.data.noise, tuple(symbols)),
+            noise=TextNoise(config.data.noise, tuple(symbols), config.data.terms, languages),
             varies=any(stage.noise.active for stage in read_stages(config.data)),
             own_root=own_store,
+            # With data.terms, alignments may be there for the sake of the text alone.
+            unused=() if config.model.alignment.weight else ("alignment",),
             pool=pool,
             count=count,
         )
     valid = TokenStore.build(valid_pairs, vocabs, root / "tokens") if valid_pairs is not None else None
     language = common_languages(find_directions(config.data)).source
-    lengths = _learn_lengths(train, vocabs, run_dir, language=language)
+    lengths = _learn_lengths(train, vocabs, run_dir, language=language, context=config.data.context)
     report: dict[str, Any] = {
         "train": train_pairs.report,
         **{split: held_out[split].report if split in held_out else None for split in splits},
@@ -138,23 +150,34 @@ def prepare(
     return Prepared(vocabs, train, valid_pairs, valid, held_out.get("test"), report, line, several)
 
 
+def _warn_of_forms(share: float, languages: Sequence[str]) -> None:
+    """Warn of languages without lemmas, if sources get translations of terms."""
+    without = ", ".join(language for language in languages if not find_lemmatizer(language))
+    if share and without and is_first():
+        warn_user(
+            f"data.terms is {share}, but there are no lemmas of {without}, so that terms get the forms of "
+            f"targets; simplemma has lemmas of many languages: {install_command(extra='terms')}"
+        )
+
+
 def _learn_lengths(
-    train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str
+    train: EpochStores, vocabs: Vocabs, run_dir: Path | None, *, language: str, context: int
 ) -> dict[str, Any] | None:
     """What there is to know of the lengths of training lines, also written into the run directory."""
     lengths = describe_target_lengths(train.base.source_lengths, train.base.target_lengths)
     if lengths is not None:
-        lengths |= _describe_lines(train, vocabs, language)
+        lengths |= _describe_lines(train, vocabs, language, context)
     if run_dir is not None and is_first():
         write_target_lengths(run_dir, lengths)
         publish(run_dir)
     return lengths
 
 
-def _describe_lines(train: EpochStores, vocabs: Vocabs, language: str) -> dict[str, float]:
+def _describe_lines(train: EpochStores, vocabs: Vocabs, language: str, context: int) -> dict[str, float]:
     """Shares of source lines of several sentences and in each letter case, of some all over the set."""
     numbers = range(0, len(train.base), -(-len(train.base) // _SAMPLE))
     texts = [vocabs.source.detokenize(train.base[number][0]) for number in numbers]
+    texts = [text.rpartition(SEPARATOR)[2] for text in texts] if context else texts
     cases = collections.Counter(map(find_case, texts))
     several = sum(len(split_sentences(text, language=language)) > 1 for text in texts)
     return {"several_sentences": several / len(texts), **{case: cases[case] / len(texts) for case in CASES}}
@@ -186,18 +209,22 @@ def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
 
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
+    symbols = [*config.vocab.symbols, *([SEPARATOR] if config.data.context else [])]
+    if config.data.terms:  # the space before a mark, unless it begins a term, is part of its piece
+        symbols += [TERM_MARKS[0], *(SPACE + mark for mark in TERM_MARKS[1:])]
+    vocab = dataclasses.replace(config.vocab, symbols=tuple(dict.fromkeys(symbols)))
     if run_dir is not None and (run_dir / "vocab").is_dir():
         open_run(run_dir, config)
         load_sealed_vocabs(run_dir / "vocab")
-        return make_vocabs(config.vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
+        return make_vocabs(vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)
     # A vocabulary is a function of the text, of its settings, and of the bytes of the given model files.
-    fields = dataclasses.asdict(config.vocab) | {"sampling": None}
-    models = map(Path, filter(None, (config.vocab.source_model, config.vocab.target_model)))
+    fields = dataclasses.asdict(vocab) | {"sampling": None}
+    models = map(Path, filter(None, (vocab.source_model, vocab.target_model)))
     key = digest([pairs.fingerprint, fields, [digest_file(model) for model in models if model.is_file()]])
     folder = root / "vocabularies" / key
 
     def load(folder: Path, metadata: Any = None) -> Vocabs:
-        return make_vocabs(config.vocab, pairs, folder, target_only=not pairs.has_source)
+        return make_vocabs(vocab, pairs, folder, target_only=not pairs.has_source)
 
     with name_full_disk(folder):
         vocabs = artifact(folder, lambda partial: load(partial) and {}, load)

@@ -23,6 +23,7 @@ import numpy as np
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.atomic_folder import BuildStopped, artifact, discard
 from flaxformer_mt.corpus.columns import Column, Side
+from flaxformer_mt.corpus.documents import Context, tokenize_before
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.errors import UserError
@@ -39,12 +40,16 @@ class Drawing(NamedTuple):
 
 
 class TextChunk(NamedTuple):
-    """Consecutive pairs: texts, the part of each pair, and what the columns with a tokenizer give it."""
+    """Consecutive pairs: texts, the part of each pair, and what the columns with a tokenizer give it.
+
+    before: the pairs that are read before each one, the nearest last.
+    """
 
     number: int
     texts: tuple[list[str], list[str]]
     parts: np.ndarray
     columns: dict[str, Any]
+    before: Sequence[tuple[Pair, ...]] = ()
 
     @property
     def name(self) -> str:
@@ -70,6 +75,7 @@ class TokenizeChunks:
     target_tags: Sequence[str]
     columns: Sequence[type[Column]]
     threads: int
+    context: Context | None = None
 
     def __post_init__(self) -> None:
         self._tokenizers = {column.name: column.make_tokenizer(self.vocabs) for column in self.columns}
@@ -94,17 +100,43 @@ class TokenizeChunks:
         if any(self.target_tags):
             leads = [tag and f"{tag} " for tag in self.target_tags]
             targets = [leads[part] + target for part, target in zip(block.parts, targets, strict=True)]
+        if noise is not None and noise.terms:
+            pairs, links = list(map(Pair, sources, targets)), block.columns["alignment"]
+            targeted = (self.languages[part][1] for part in block.parts)
+            sources = noise.annotate(pairs, links, seed=fold(seed, block.number, 3), languages=targeted)
         ids: list[list[np.ndarray]] = [[], []]
         if self.has_source:
             ids[0] = self._tokenize(self.vocabs.source, sources, fold(seed, block.number, 0))
         ids[1] = self._tokenize(self.vocabs.target, targets, fold(seed, block.number, 1))
+        before = self._find_before(block, ids)
+        sizes = np.array([[len(one) for one in side] for side in before]).T  # [N, 2]
         chunk = {"source": (_NOTHING, np.zeros(len(targets), np.int64))}
-        for name, tokens in zip(("source", "target"), ids, strict=True):
-            if tokens:
-                chunk[name] = np.concatenate(tokens), np.fromiter(map(len, tokens), np.int64, len(tokens))
         for name, tokenize in self._tokenizers.items():
-            chunk[name] = tokenize((sources, targets), ids, block.columns[name])
+            chunk[name] = tokenize((sources, targets), ids, block.columns[name], sizes)
+        for name, tokens, earlier in zip(("source", "target"), ids, before, strict=True):
+            if tokens:
+                if self.context:
+                    tokens = list(map(np.concatenate, zip(earlier, tokens, strict=True)))
+                chunk[name] = np.concatenate(tokens), np.fromiter(map(len, tokens), np.int64, len(tokens))
         return {name: (chunk[name][0].astype(dtype), chunk[name][1]) for name, dtype in self.dtypes.items()}
+
+    def _find_before(self, block: TextChunk, ids: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        """What is read before the ids of both sides of each pair: lines of its document, without noise."""
+        before = [[_NOTHING] * len(block.parts) for _ in range(2)]
+        if self.context is None:
+            return before
+        lines, (sampling, seed, _) = list(dict.fromkeys(itertools.chain(*block.before))), self.drawing
+        tokenized = []
+        for side, vocab in enumerate((self.vocabs.source, self.vocabs.target)[: 1 + self.context.target]):
+            how = {"sampling": sampling, "seed": fold(seed, block.number, 3 + side), "threads": self.threads}
+            found = tokenize_before(vocab, [pair[side] for pair in lines], **how)
+            tokenized.append(dict(zip(lines, found, strict=True)))
+        for row, pairs in enumerate(block.before):
+            sides = [[own[pair] for pair in pairs] for own in tokenized]
+            fitting = self.context.fit([len(own[row]) for own in ids], sides)
+            for side, nearest in enumerate(sides):
+                before[side][row] = np.concatenate([_NOTHING, *nearest[len(nearest) - fitting :]])
+        return before
 
     def _tokenize(self, vocab: Vocab, texts: list[str], seed: int) -> list[np.ndarray]:
         return vocab.tokenize_all(texts, sampling=self.drawing.sampling, seed=seed, threads=self.threads)
@@ -264,17 +296,18 @@ def _map(path: Path, dtype: Any) -> np.ndarray:
 def _read_chunks(
     pairs: Pairs, columns: Mapping[str, Column], stop: threading.Event | None
 ) -> Iterator[TextChunk]:
-    texts = iter(pairs)
+    texts = pairs.with_lines_before() if pairs.context else ((pair, ()) for pair in pairs)
     for number, start in enumerate(range(0, len(pairs), CHUNK)):
-        sources, targets = [], []
-        for pair in itertools.islice(texts, CHUNK):
+        sources, targets, before = [], [], []
+        for pair, earlier in itertools.islice(texts, CHUNK):
             if stop is not None and stop.is_set():
                 raise BuildStopped
             sources.append(pair.source)
             targets.append(pair.target)
+            before.append(earlier)
         places = pairs.locate(np.arange(start, start + len(targets)))
         values = {name: column.take(*places) for name, column in columns.items()}
-        yield TextChunk(number, (sources, targets), places[0], values)
+        yield TextChunk(number, (sources, targets), places[0], values, before)
 
 
 def _write_arrays(
@@ -300,6 +333,7 @@ def _write_arrays(
         pairs.target_tags,
         tuple(map(type, columns.values())),
         threads,
+        pairs.context,
     )
     written, sizes = 0, {}
     with contextlib.suppress(FileNotFoundError, ValueError):

@@ -17,9 +17,10 @@ from flaxformer_mt.evaluation.evaluation_set import (
     read_sentences,
     save_differences,
 )
-from flaxformer_mt.evaluation.metrics import METRICS, QUICK, resample_scores, score_sentences_chrf
+from flaxformer_mt.evaluation.score_breakdowns import find_metrics, title_of
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.object_store.remote_runs import open_copy
+from flaxformer_mt.scoring.metrics import METRICS, QUICK, resample_scores, score_sentences
 from flaxformer_mt.translation.translator import Translator
 
 # The largest number of sentences per compared system in the file of differences.
@@ -165,7 +166,8 @@ def translate_compared_systems(
         translator = Translator.load(system.run, options)
         languages: dict[str, Any] = {"source_language": direction.source, "target_language": direction.target}
         several = len(find_directions(translator.config.data)) > 1
-        translated = translator.translate(scored.sources, **(languages if several else {}))
+        how = scored.find_documents(translator.config.data)
+        translated = translator.translate(scored.sources, **how, **(languages if several else {}))
         description = {"name": system.name, "checkpoint": translator.checkpoint, "step": translator.step}
         description |= describe_search(translator.config.search)
         rivals.append(Rival(description, tuple(translation.text for translation in translated)))
@@ -191,7 +193,9 @@ def find_largest_differences(
     """Indices of the `most` sentences whose chrF differs most, and the chrF of both; no identical ones."""
     unlike = [i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b]
     ours, theirs = (
-        score_sentences_chrf([texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase)
+        score_sentences(
+            "chrf", (), [texts[i] for i in unlike], [references[i] for i in unlike], lowercase=lowercase
+        )
         for texts in (left, right)
     )
     rows = zip(unlike, ours, theirs, strict=True)
@@ -213,21 +217,32 @@ def save_largest_differences(
 
 
 def compare(
-    ours: Translations, rivals: Sequence[Rival], resamples: ResamplingOptions, **score_options: Any
+    ours: Translations,
+    rivals: Sequence[Rival],
+    resamples: ResamplingOptions,
+    *,
+    scorers: Sequence[str] = (),
+    **score_options: Any,
 ) -> dict[str, Any]:
-    """The slow metrics, and the intervals and tests, which repeat all scores, as JSON values."""
+    """The slow metrics and further scorers, and the intervals and tests, which repeat all scores, as JSON
+    values.
+    """
+    references = ours.references or None
+    asked = [name for name in dict.fromkeys(scorers) if name not in METRICS]
     resampled = resample_scores(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
-        ours.references,
+        references,
         samples=resamples.samples,
         paired=resamples.paired,
         trials=resamples.trials,
+        sources=ours.sources,
+        only=[*(METRICS if references is not None else ()), *asked],
         **score_options,
     )
     first, *others = resampled.systems
-    result: dict[str, Any] = {}
-    for metric in METRICS.keys() - QUICK:
+    result: dict[str, Any] = {"scorers": asked} if asked else {}
+    for metric in first.keys() - QUICK:
         result |= {metric: first[metric].score, f"{metric}_signature": resampled.plain_signatures[metric]}
     if resamples.samples:
         result["confidence"] = {"level": 95, "samples": resamples.samples} | {
@@ -255,10 +270,12 @@ def describe_scores(name: str, result: Mapping[str, Any]) -> Table:
     runs/b  35.00 ± 1.10  p=0.0020  56.90 ± 0.80  p=0.0310  46.95 ± 1.04  p=0.0040
     """
     confidence = result.get("confidence", {})
-    scores = {metric: {"score": result[metric], **confidence.get(metric, {})} for metric in METRICS}
+    metrics = find_metrics(result)
+    scores = {metric: {"score": result[metric], **confidence.get(metric, {})} for metric in metrics}
     rows = [[name, *_write_scores(scores)]]
-    rows += [[_name_system(system), *_write_scores(system)] for system in result.get("against", [])]
-    return Table(["", *(cell for metric in METRICS.values() for cell in (metric.title, ""))], rows)
+    others = result.get("against", [])
+    rows += [[_name_system(one), *_write_scores({name: one[name] for name in metrics})] for one in others]
+    return Table(["", *(cell for metric in metrics for cell in (title_of(metric), ""))], rows)
 
 
 def _name_system(system: Mapping[str, Any]) -> str:
@@ -267,6 +284,6 @@ def _name_system(system: Mapping[str, Any]) -> str:
 
 
 def _write_scores(scores: Mapping[str, Any]) -> Iterator[str]:
-    for score in (scores[metric] for metric in METRICS):
+    for score in scores.values():
         yield write_score(score["score"], score.get("ci"))
         yield "" if score.get("p_value") is None else f"p={score['p_value']:.4f}"

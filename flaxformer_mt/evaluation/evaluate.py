@@ -4,19 +4,21 @@ Contains the report of an evaluation, for translation models and for language mo
 """
 
 import contextlib
+import functools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from flaxformer_mt.config import Config
+import numpy as np
+
+from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.reader import read_pairs
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.evaluation.comet_program import check_comet, score_comet
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
@@ -37,18 +39,30 @@ from flaxformer_mt.evaluation.evaluation_set import (
     read_sets,
     save_translations,
 )
-from flaxformer_mt.evaluation.metrics import Scores, choose_score_options, score_translations
 from flaxformer_mt.evaluation.perplexity import Likelihood
 from flaxformer_mt.evaluation.score_breakdowns import (
     describe_by_length,
     describe_directions,
+    find_metrics,
     join_reports,
     score_by_length,
+    score_terms,
 )
 from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
+from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.runs.load_run import name_checkpoint
+from flaxformer_mt.scoring.metrics import (
+    Scores,
+    choose_score_options,
+    define_scorer,
+    find_metric,
+    score_sentences,
+    score_translations,
+)
+from flaxformer_mt.scoring.outside_scorers import check_comet, score_comet
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.pretrained import read_tags
@@ -73,24 +87,32 @@ def evaluate_lines(
     lowercase: bool,
     tokenize: str,
     languages: Mapping[str, Any] | None = None,
+    documents: Sequence[Hashable] | bool = False,
     progress: TextIO | None = None,
 ) -> Evaluation:
-    """Translate sources and score the translations against one reference each."""
-    if len(sources) != len(references):
+    """Translate sources and score the translations against one reference each, if there are any.
+
+    Models with data.context read `documents`, see `Translator.translate`; others translate each line alone.
+    """
+    if len(references) not in (0, len(sources)):
         raise UserError(
             f"{len(sources)} sources cannot be scored against {len(references)} references; "
             "give one reference for each source"
         )
     start = time.monotonic()
     with _show_progress(translator, len(sources), progress):
-        translations = translator.translate(sources, **(languages or {}))
+        how = dict(languages or {}) | ({"documents": documents} if translator.config.data.context else {})
+        translations = translator.translate(sources, **how)
     seconds = time.monotonic() - start
     hypotheses = tuple(translation.text for translation in translations)
+    scores = Scores()
+    if references or not sources:
+        scores = score_translations(hypotheses, references, lowercase=lowercase, tokenize=tokenize)
     return Evaluation(
         sources=tuple(sources),
         references=tuple(references),
         hypotheses=hypotheses,
-        scores=score_translations(hypotheses, references, lowercase=lowercase, tokenize=tokenize),
+        scores=scores,
         seconds=seconds,
         truncated=sum(translation.truncated for translation in translations),
     )
@@ -127,6 +149,9 @@ def evaluate_run(
     against: Sequence[ComparedSystem | str | Path] = (),
     resamples: ResamplingOptions | None = None,
     comet: str | Path | None = None,
+    scorers: Sequence[str] = (),
+    tune_rerank: str | None = None,
+    glossary: Glossary | Mapping[str, str] | str | Path | None = None,
     progress: TextIO | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
@@ -135,18 +160,23 @@ def evaluate_run(
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
     and scores by source length; with `resamples` intervals, and with `against` paired tests. Of several
     directions: their means, and `directions`. For a language model: loss (nats per token) and perplexity.
+    Without a reference: the scores of `scorers` alone. With `tune_rerank`: the weight of search.rerank.
 
     Args:
       options, changes: see `Translator.load`; data types, sentences and values that are not finite are of the
         other runs, too.
       split: the split of the run's data set to score, unless files are given.
-      source: file of sentences, - for standard input; `reference`: their translations, or only a text.
+      source: file of sentences, - for standard input; `reference`: their translations, or only a text. With
+        scorers, a source may have no reference.
       source_language, target_language: of the directions to evaluate, or of the files. None: all.
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       against: other runs, or files of translations, of the same sentences.
       resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
-      comet: checkpoint of a COMET model, for one more score of the run. None: no COMET.
+      comet: checkpoint of a COMET model, for one more score. None: no COMET.
+      scorers: names of further metrics, which `define_scorer` returns.
+      tune_rerank: metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
+      glossary: of the run's translations, see `Translator.translate`; the result then has `terms`.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
     Raises:
@@ -160,7 +190,10 @@ def evaluate_run(
         return _evaluate_language_model(run_dir, config, split, reference, loading, progress)
     scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
-    comet_model = check_comet(comet) if comet else None
+    comet_model, asked = check_comet(comet) if comet else None, scorers
+    if comet_model is not None:
+        scorers = [*scorers, define_scorer(functools.partial(score_comet, comet_model), name="comet")]
+    terms = {} if glossary is None else {"glossary": Glossary.make(glossary)}
     sets = read_sets(
         config,
         split,
@@ -168,22 +201,30 @@ def evaluate_run(
         reference=reference,
         languages={"source_language": source_language, "target_language": target_language},
         vocab_tags=read_tags(run_dir / "vocab"),
+        alone=bool(scorers),
     )
+    decide_once(lambda: try_scorers(asked, "--scorer", with_references=bool(sets[0].references)))
+    if tune_rerank is not None:
+        return _tune_rerank(run_dir, loading, sets, tune_rerank, train)
     resamples = resamples or ResamplingOptions(1000 if compared else 0)
     reports = {}
     for scored in sets:
-        scoring = choose_score_options(train, scored.direction.target, scored.references, warn=warn_user)
+        references = scored.references
+        scoring = choose_score_options(train, scored.direction.target, references, warn=warn_user)
         from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
-        report, evaluation = _evaluate_set(run_dir, loading, scored, scoring, progress)
+        with_terms = replace(scored, languages=scored.languages | terms)
+        report, evaluation = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
+        if terms and references:
+            report["terms"] = score_terms(evaluation, terms["glossary"], scored.direction)
         rivals = translate_compared_systems(compared, scored, from_files, loading)
-        if compared:
+        if compared and references:
             lower = scoring["lowercase"]
             save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
-        if comet_model is not None:
-            texts = evaluation.sources, evaluation.hypotheses, evaluation.references
-            report |= {"comet": score_comet(comet_model, *texts), "comet_model": str(comet_model)}
-        report |= compare(evaluation, rivals, resamples, **scoring)
-        reports[scored.direction.name] = report | {"by_length": score_by_length(evaluation, **scoring)}
+        report |= {} if comet_model is None else {"comet_model": str(comet_model)}
+        score = functools.partial(compare, evaluation, rivals, resamples, scorers=scorers, **scoring)
+        report |= decide_once(score)
+        report |= {"by_length": score_by_length(evaluation, **scoring)} if references else {}
+        reports[scored.direction.name] = report
     return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
 
 
@@ -197,6 +238,7 @@ def _evaluate_set(
         scored.sources,
         scored.references,
         languages=scored.languages,
+        documents=scored.documents,
         progress=progress,
         **scoring,
     )
@@ -211,6 +253,9 @@ def _report_scores(
     evaluation: Evaluation, search: Mapping[str, Any], *, lowercase: bool, tokenize: str
 ) -> dict[str, Any]:
     """Return the scores of one system's translations, without resampling and TER, and how they were found."""
+    facts = {**search, "truncated": evaluation.truncated, "seconds": round(evaluation.seconds, 1)}
+    if not evaluation.references:
+        return {"sentences": len(evaluation.sources), **facts}
     other = score_translations(
         evaluation.hypotheses, evaluation.references, lowercase=not lowercase, tokenize=tokenize
     )
@@ -223,10 +268,52 @@ def _report_scores(
         "bleu_detail": evaluation.scores.bleu_detail,
         "cased": _report_bleu(cased),
         "lowercased": _report_bleu(lowercased),
-        **search,
-        "truncated": evaluation.truncated,
-        "seconds": round(evaluation.seconds, 1),
+        **facts,
     }
+
+
+def try_scorers(names: Sequence[str], where: str, *, with_references: bool = True) -> None:
+    """Ask each scorer from outside for a score, so that one that fails does so before the work begins."""
+    for name in names:
+        if find_metric(name, where).scorer is not None or not with_references:
+            score_sentences(name, ["1"], ["1"], ["1"] if with_references else None, where=where)
+
+
+def _tune_rerank(
+    run_dir: Path, loading: LoadOptions, sets: Sequence[ScoredSet], metric: str, train: TrainConfig
+) -> dict[str, Any]:
+    """Find the weight of search.rerank whose translations have the best score of a metric.
+
+    Tried are 0 (the model alone), weights around the ratio of both scores' deviations, and none (the scorer
+    alone).
+    """
+    (scored, *others), search = sets, loading.search
+    if search is None or not search.rerank or search.rerank_weight is not None:
+        raise UserError("--tune_rerank needs --rerank=SCORER, and finds --rerank_weight: leave this out")
+    if others or not scored.references:
+        raise UserError("--tune_rerank needs references of one direction; give --target_language or files")
+    sign = -1 if find_metric(metric, "--tune_rerank").lower_is_better else 1
+    translator = Translator.load(run_dir, replace(loading, search=replace(search, rerank="")))
+    how: dict[str, Any] = {**scored.languages, **scored.find_documents(translator.config.data)}
+    found = translator.translate(scored.sources, n_best=search.beam_size, **how)
+    sources = [source for source, best in zip(scored.sources, found, strict=True) for _ in best.n_best]
+    texts = [one.text for best in found for one in best.n_best]
+    scores = iter(score_sentences(search.rerank, sources, texts, None))
+    judged = [np.array([next(scores) for _ in best.n_best]) for best in found]
+    model = [np.array([one.score for one in best.n_best]) for best in found]
+    spreads = [np.nanmean([own.std() for own in lists]) for lists in (model, judged)]
+    unit = float(spreads[0] / spreads[1]) if spreads[1] > 0 else 1.0
+    options = choose_score_options(train, scored.direction.target, scored.references, warn=warn_user)
+    tried: dict[str, float] = {}
+    pairs = list(zip(model, judged, strict=True))
+    for weight in ("0", *(f"{unit * 2.0**power:.3g}" for power in range(-5, 6)), "none"):
+        totals = judged if weight == "none" else [one + float(weight) * other for one, other in pairs]
+        hypotheses = [best.n_best[int(own.argmax())].text for best, own in zip(found, totals, strict=True)]
+        how = options | {"sources": scored.sources, "only": [metric]}
+        tried[weight] = score_translations(hypotheses, scored.references, **how)[metric]
+    best_weight = max(tried, key=lambda weight: sign * tried[weight])
+    facts = {"name": scored.name, "rerank": search.rerank, "metric": metric, "sentences": len(found)}
+    return {**facts, "scores": tried, "rerank_weight": best_weight}
 
 
 def _report_bleu(scores: Scores) -> dict[str, Any]:
@@ -243,10 +330,10 @@ def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | T
         for direction, report in result["directions"].items():
             parts += [direction, *describe_evaluation(report, name=name), ""]
         return [*parts, describe_directions(result)]
-    if "by_length" not in result:
+    if not find_metrics(result):
         return []
     scores = describe_scores(f"{name}@{name_checkpoint(result['checkpoint'], result.get('step'))}", result)
-    return [scores, "", describe_by_length(result["by_length"])]
+    return [scores, "", describe_by_length(result["by_length"])] if "by_length" in result else [scores]
 
 
 def _check_text_alone(

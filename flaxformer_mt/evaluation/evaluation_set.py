@@ -1,11 +1,11 @@
 """The evaluation set: sources and references from a split of a run's data set, or from a user's files."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
@@ -23,7 +23,7 @@ _KINDS = {"sources": "source", "references": "reference", "hypotheses": "hypothe
 
 @dataclass(frozen=True)
 class Translations:
-    """Sources, references and hypotheses: index i of each belongs to sentence i."""
+    """Sources, references (or none) and hypotheses: index i of each belongs to sentence i."""
 
     sources: tuple[str, ...]
     references: tuple[str, ...]
@@ -50,7 +50,11 @@ def save_translations(run_dir: Path, name: str, translations: Translations) -> N
     folder = run_dir / "translations"
     folder.mkdir(parents=True, exist_ok=True)
     for field, kind in _KINDS.items():
-        _write(folder / f"{name}.{kind}", [_one_line(text) for text in getattr(translations, field)])
+        file, texts = folder / f"{name}.{kind}", getattr(translations, field)
+        if len(texts) < len(translations.sources):  # without references
+            file.unlink(missing_ok=True)
+            continue
+        _write(file, [_one_line(text) for text in texts])
     _differences_file(run_dir, name).unlink(missing_ok=True)
     publish(run_dir)
 
@@ -114,11 +118,18 @@ class ScoredSet:
     # Name of the files under RUN/translations/.
     name: str
     sources: tuple[str, ...]
+    # Empty: scorers need none.
     references: tuple[str, ...]
     direction: Direction
     # The languages to translate from and to, as `Translator.translate` takes them: those that are given, or
-    # those of the direction if there are several.
-    languages: dict[str, str]
+    # those of the direction if there are several. Other arguments may be added.
+    languages: dict[str, Any]
+    # The documents of the sentences, as `Translator.translate` takes them.
+    documents: Sequence[Hashable] | bool = True
+
+    def find_documents(self, data: DataConfig) -> dict[str, Any]:
+        """Return the option of `Translator.translate` for a model that reads documents."""
+        return {"documents": self.documents} if data.context else {}
 
 
 def read_sets(
@@ -129,8 +140,12 @@ def read_sets(
     reference: str | None,
     languages: Mapping[str, str | None],
     vocab_tags: Mapping[str, int] = MappingProxyType({}),
+    alone: bool = False,
 ) -> list[ScoredSet]:
-    """Read the split in each direction that has it and the languages (None: all), unless files are given."""
+    """Read the split in each direction that has it and the languages (None: all), unless files are given.
+
+    `alone`: a source may be given without a reference.
+    """
     named = {name: language for name, language in languages.items() if language is not None}
     tags = choose_line_tags(config.data, **named, vocab_tags=vocab_tags)
     directions = [
@@ -139,15 +154,16 @@ def read_sets(
         if languages.get("source_language") in (None, candidate.source)
         and languages.get("target_language") in (None, candidate.target)
     ]
-    if (source is None) != (reference is None):
+    alone = alone and source is not None and reference is None
+    if (source is None) != (reference is None) and not alone:
         missing = "a reference" if reference is None else "a source"
         raise UserError(f"{source or reference} is given without {missing}; give both files")
-    if source is None or reference is None:
+    if source is None:
         return _read_split_sets(config, split, directions, named)
     if source == reference:
         raise UserError(f"source and reference are both {source}; give two files")
-    sources, references = read_sentences(source), read_sentences(reference)
-    if len(sources) != len(references):
+    sources, references = read_sentences(source), [] if reference is None else read_sentences(reference)
+    if reference is not None and len(sources) != len(references):
         raise UserError(
             f"{source} has {len(sources)} lines, but {reference} has {len(references)}; "
             "line N of the reference must be the translation of line N of the source"
@@ -164,12 +180,13 @@ def _read_split_sets(
     files = "--source=FILE --reference=FILE"
     check_split(config, split, files=files)
     several, sets = len(find_directions(config.data)) > 1, []
-    for direction, pairs in _read_split(config.data, split).items():
+    for direction, rows in _read_split(config.data, split).items():
         if direction in directions:
             name = f"{split}.{direction.name}" if several else split
             both = {"source_language": direction.source, "target_language": direction.target}
-            sources, references = (tuple(getattr(pair, side) for pair in pairs) for side in Pair._fields)
-            sets.append(ScoredSet(name, sources, references, direction, both if several else named))
+            sources, references = (tuple(getattr(pair, side) for pair, _ in rows) for side in Pair._fields)
+            languages, documents = both if several else named, [document for _, document in rows]
+            sets.append(ScoredSet(name, sources, references, direction, languages, documents))
     if not sets:
         raise UserError(
             f"{config.data.dataset} has no {split} split for {' and '.join(named.values())}; score files "
@@ -178,12 +195,14 @@ def _read_split_sets(
     return sets
 
 
-def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[Pair]]:
+def _read_split(data: DataConfig, split: Split) -> dict[Direction, list[tuple[Pair, Hashable]]]:
+    """Read the pairs of each direction, and the document of each pair."""
     pairs = read_pairs(data, split, tagged=False)
+    rows = zip(pairs, pairs.documents or itertools.repeat(0), strict=False)
     directions = find_directions(data)
     if len(directions) == 1:
-        return {directions[0]: list(pairs)}
-    rows, texts = iter(pairs), dict[Direction, list[Pair]]()
+        return {directions[0]: list(rows)}
+    texts = dict[Direction, list[tuple[Pair, Hashable]]]()
     for part, languages in zip(pairs.parts, pairs.languages, strict=True):
         texts[Direction(*languages)] = list(itertools.islice(rows, part.size))
     return texts
@@ -217,7 +236,7 @@ def check_same_set(
     all_pairs = _read_split(data, split)
     # Of several directions the same one; of a single one whatever its languages are called.
     own_direction = scored.direction if scored.direction in all_pairs else next(iter(all_pairs))
-    pairs = [(pair.source, pair.target) for pair in all_pairs[own_direction]]
+    pairs = [(pair.source, pair.target) for pair, _ in all_pairs[own_direction]]
     languages = f"{own_direction.source} to {own_direction.target}"
     if pairs != list(zip(scored.sources, scored.references, strict=True)):
         raise UserError(

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
+from flaxformer_mt.corpus.terms import find_cores, find_lemmatizer
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
-from flaxformer_mt.evaluation.metrics import METRICS, QUICK, choose_score_options, score_translations
 from flaxformer_mt.evaluation.tables import Table, make_table
-from flaxformer_mt.translation.bleu_tokenizers import SCRIPT_SAMPLE
+from flaxformer_mt.scoring.bleu_tokenizers import SCRIPT_SAMPLE
+from flaxformer_mt.scoring.metrics import METRICS, QUICK, choose_score_options, score_translations
+from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.unicode_text import split_words
 
 
 class _Rows(NamedTuple):
@@ -33,16 +36,19 @@ class DirectionScorer:
             direction = Direction(*languages)
             first = [pairs[number].target for number in range(start, start + min(part.size, SCRIPT_SAMPLE))]
             options = choose_score_options(config, direction.target, first, warn=warn_user)
+            options["only"] = [*QUICK, *(name for name in config.metrics if name not in (*QUICK, "loss"))]
             self._rows.append(_Rows(direction, start, start + part.size, options))
             start += part.size
 
     def score(self, translations: Translations) -> dict[str, float]:
-        """The means of quick metrics, such as `bleu`; of several directions also `bleu_de-en` and so on."""
+        """The means of quick metrics and train.best_metric's; of several directions also `bleu_de-en` etc."""
         by_direction = {}
         for direction, start, stop, options in self._rows:
             part = translations.choose(range(start, stop))
-            by_direction[direction.name] = score_translations(part.hypotheses, part.references, **options)
-        values = {name: fmean(one[name] for one in by_direction.values()) for name in QUICK}
+            by_direction[direction.name] = score_translations(
+                part.hypotheses, part.references, sources=part.sources, **options
+            )
+        values = {name: fmean(one[name] for one in by_direction.values()) for name in options["only"]}
         if len(by_direction) > 1:
             for name, one in by_direction.items():
                 values |= {f"{metric}_{name}": score for metric, score in one.items()}
@@ -52,19 +58,26 @@ class DirectionScorer:
 def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the report of several directions: means, sum, and the report of each under `directions`."""
     first = next(iter(reports.values()))
-    means = {metric: fmean(report[metric] for report in reports.values()) for metric in METRICS}
+    metrics = find_metrics(first)
+    means = {metric: fmean(report[metric] for report in reports.values()) for metric in metrics}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
     same = {field: first[field] for field in ("checkpoint", "step", "method", "beam_size", "length_penalty")}
     return {
         "name": name,
         **same,
         **means,
+        **({"scorers": first["scorers"]} if "scorers" in first else {}),
         **sums | {"seconds": round(sums["seconds"], 1)},
         "directions": dict(reports),
     }
 
 
 _SUMS = ("sentences", "truncated", "seconds")
+
+
+def find_metrics(report: Mapping[str, Any]) -> list[str]:
+    """The metrics of a report, by their names: those of all evaluations, and those that were asked for."""
+    return [name for name in (*METRICS, *report.get("scorers", ())) if name in report]
 
 
 def describe_directions(report: Mapping[str, Any]) -> Table:
@@ -75,12 +88,16 @@ def describe_directions(report: Mapping[str, Any]) -> Table:
     mean                  30.10  52.20  55.00
     """
     records = [{**scores, "name": name} for name, scores in report["directions"].items()]
-    columns = {"direction": "{name}", "sentences": "{sentences}", **_name_columns(METRICS)}
+    columns = {"direction": "{name}", "sentences": "{sentences}", **_name_columns(find_metrics(report))}
     return make_table(columns, [*records, {**report, "name": "mean", "sentences": None}])
 
 
 def _name_columns(metrics: Iterable[str]) -> dict[str, str]:
-    return {METRICS[metric].title: f"{{{metric}:.2f}}" for metric in metrics}
+    return {title_of(metric): f"{{{metric}:.2f}}" for metric in metrics}
+
+
+def title_of(metric: str) -> str:
+    return METRICS[metric].title if metric in METRICS else metric
 
 
 # The longest source of each bucket, in words; one more bucket contains all longer sources.
@@ -109,6 +126,28 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
             }
         )
     return rows
+
+
+def score_terms(translations: Translations, glossary: Glossary, direction: Direction) -> dict[str, Any]:
+    """Count the terms of the sources whose references have the target term, in any form of its lemmas.
+
+    used: the share of those that translations have in any form, right_form: in a form of the reference.
+    """
+    lemmatize, found = find_lemmatizer(direction.target) or str, list[tuple[bool, bool]]()
+
+    def find_forms(text: str, target: list[str]) -> set[str]:
+        words = [text[slice(*core)] for core in find_cores(text)]
+        spans = [words[start : start + len(target)] for start in range(len(words) - len(target) + 1)]
+        wanted = [*map(lemmatize, target)]
+        return {" ".join(span).lower() for span in spans if [*map(lemmatize, span)] == wanted}
+
+    texts = (translations.sources, translations.references, translations.hypotheses)
+    for source, *sides in zip(*texts, strict=True):
+        for term in glossary.find(source, direction.source):
+            expected, forms = (find_forms(side, split_words(term.target)) for side in sides)
+            found += [(bool(forms), bool(forms & expected))] if expected else []
+    shares = (fmean(column) for column in zip(*found, strict=True)) if found else (None, None)
+    return {"count": len(found), **dict(zip(("used", "right_form"), shares, strict=True))}
 
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:

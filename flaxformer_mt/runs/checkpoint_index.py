@@ -16,6 +16,8 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP, STEP_DIGITS, is_step
 _OLD_PROGRESS = "progress.json"
 AVERAGE_NAME = "average"
 
+# Metrics from 0 to 100; those from outside may be of any size.
+_TO_100 = ("bleu", "chrf", "chrf++", "spbleu", "ter")
 _KEYWORDS = ("best", "last", AVERAGE_NAME)
 
 
@@ -166,8 +168,8 @@ class CheckpointIndex:
 def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float] | None:
     """Return what is largest for the best checkpoint; None: there is no score.
 
-    Of scores that are equal as they are shown, with two digits, the lower loss decides: BLEU may stay at 0.00
-    while the model learns.
+    Of scores from 0 to 100 that are equal with two digits, as they are shown, the lower loss decides: BLEU
+    may stay at 0.00 while the model learns.
     """
     score, loss = (
         value if isinstance(value, int | float) and math.isfinite(value) else None
@@ -175,7 +177,8 @@ def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float
     )
     if score is None:
         return None
-    return (-score if best_metric == "loss" else round(score, 2)), (-math.inf if loss is None else -loss)
+    shown = round(score, 2) if best_metric in _TO_100 else score
+    return (-shown if best_metric in ("loss", "ter") else shown), (-math.inf if loss is None else -loss)
 
 
 def _name_undamaged(step: int | None) -> str:

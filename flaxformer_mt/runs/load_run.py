@@ -99,7 +99,7 @@ def load_trained(
     run_dir = remote_runs.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
     vocabs = load_sealed_vocabs(run_dir / "vocab")
-    checkpoints = Checkpoints(run_dir, best_metric=config.train.best_metric)
+    checkpoints = Checkpoints(run_dir, best_metric=config.train.metrics[0])
 
     def choose() -> list[str]:
         which = checkpoint or _final_checkpoint(checkpoints, config.train.final_checkpoint, warn)

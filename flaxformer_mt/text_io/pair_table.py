@@ -5,6 +5,7 @@ so that a killed command writes the same bytes when it is run again.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.field_values import at_least
+from flaxformer_mt.scoring.metrics import ScoreFilter, read_filters
 from flaxformer_mt.unicode_text import find_script, is_blank, lacks_spaces
 
 # Lengths of sequences that count as repeated: of words, and of letters in scripts without spaces.
@@ -37,6 +39,9 @@ class PairRules:
     max_repetitions: Annotated[int, at_least(1)] = 3
     # Keep pairs whose sides are equal, apart from case.
     copies: bool = False
+    # Leave out pairs by scores of source and target, each of a scorer that --scorer defines: NAME>=SCORE (a
+    # threshold), or NAME best 80% (a share), with commas. Empty: none.
+    clean_scores: tuple[str, ...] = ()
 
     def find_problem(self, source: str, target: str) -> str | None:
         """Return the name of the first rule that leaves a pair out, or None."""
@@ -95,6 +100,7 @@ def write_table(
       tag: symbol before each source, which the rules do not see.
       weight: third column, the weight of each pair in the loss. None: two columns.
     """
+    filters = read_filters(rules.clean_scores, "--clean_scores")
     counts = dict.fromkeys(("lines", "pairs"), 0)
     dropped = dict.fromkeys(_PROBLEMS, 0)
     column = "" if weight is None else f"\t{weight!r}"
@@ -109,12 +115,30 @@ def write_table(
                 continue
             counts["pairs"] += 1
             file.write(f"{prefix}{_one_cell(source)}\t{_one_cell(target)}{column}\n")
-        file.flush()
+    for one in filters:
+        left_out = _filter_table(partial, one, prefix)
+        counts["pairs"] -= left_out
+        dropped["scores"] = dropped.get("scores", 0) + left_out
+    with partial.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(partial, folder / TABLE)
     values = {field.name: getattr(rules, field.name) for field in dataclasses.fields(PairRules)}
+    if not filters:
+        del values["clean_scores"]
     values["max_length_ratio"] = values.pop("pair_length_ratio")  # as reports have always named it
     return {**counts, "dropped": dropped, "tag": tag, "rules": values}
+
+
+def _filter_table(table: Path, chosen: ScoreFilter, prefix: str) -> int:
+    """Leave out the rows of a table that a score does not keep; return their number."""
+    with table.open(encoding="utf-8", newline="\n") as file:
+        rows = (line.rstrip("\n").split("\t") for line in file)
+        kept = chosen.keep((source.removeprefix(prefix), target) for source, target, *_ in rows)
+    better = table.with_suffix(".scored")
+    with table.open("rb") as file, better.open("wb") as output:
+        output.writelines(itertools.compress(file, kept))
+    os.replace(better, table)
+    return kept.count(False)
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:

@@ -23,7 +23,8 @@ class Run(Service):
         identity.write(self._run.info.run_id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        mlflow.log_metrics(dict(values), step=step)
+        # Names such as chrf++ are not allowed.
+        mlflow.log_metrics({name.replace("+", "p"): value for name, value in values.items()}, step=step)
 
     def log_config(self, fields: Mapping[str, Any]) -> None:
         """As parameters, which MLflow fixes at the begin, and as a file."""

@@ -90,13 +90,20 @@ def format_duration(seconds: float) -> str:
 
 
 def format_values(values: Mapping[str, Any]) -> list[str]:
-    """The values that a line shows, formatted, in their order; BLEU of each direction at the end."""
+    """The values that a line shows, formatted: in their order, further scores, BLEU of each direction."""
     directions = [name for name in values if name.startswith("bleu_")]
-    return [
+    of_directions = ("seconds", *(name.removeprefix("bleu") for name in directions))
+    further = [name for name in values if name not in _SHOWN and not name.endswith(of_directions)]
+    shown = [
         template.format(values[name])
         for name, template in _SHOWN.items()
         if isinstance(values.get(name), int | float) and not values[name] <= _SHOWN_ABOVE.get(name, -math.inf)
-    ] + [f"{name.removeprefix('bleu_')} {values[name]:.2f}" for name in directions]
+    ]
+    return [
+        *shown,
+        *(f"{name} {values[name]:.4g}" for name in further if "bleu" in values),
+        *(f"{name.removeprefix('bleu_')} {values[name]:.2f}" for name in directions),
+    ]
 
 
 class Display:

@@ -23,6 +23,7 @@ from flaxformer_mt.data.batch_array import BatchArray
 from flaxformer_mt.data.curriculum import Position
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.errors import TrainingInterrupted, warn_user
+from flaxformer_mt.evaluation.evaluate import try_scorers
 from flaxformer_mt.evaluation.run_report.page import report_training
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.parallel.compilation import CompileClock
@@ -59,6 +60,7 @@ from flaxformer_mt.training.setup import (
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
+from flaxformer_mt.translation.minimum_bayes_risk import check_choice
 from flaxformer_mt.workers.worker_pool import PoolOptions
 
 # The number of updates before the trace, during which programs are compiled; fewer if the run is too short.
@@ -258,8 +260,11 @@ def _fit_alone(
         for name in config.train.trackers:
             import_service(name)  # a missing package is found before the data are prepared
         sweep_run(run_dir)
+    asked = [name for name in config.train.metrics if name != "loss"]
+    decide_once(lambda: try_scorers(asked, "train.best_metric"))
+    check_choice(config.search)
     checkpoints = Checkpoints(
-        run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.best_metric
+        run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.metrics[0]
     )
     preparation = WorkProgress(progress if is_first() else None)
     setup = set_up_training(config, run_dir, checkpoints, progress=preparation, pool=pool)
@@ -335,7 +340,7 @@ def _train(
         validate_params = Validation(config, setup.prepared, setup.model, setup.parallel, like=state.params)
     if validate_params is not None and _starts_from_import(checkpoints, progress):
         # Training may not improve on the imported model, which then stays the best.
-        _evaluate(validate_params, state, progress, tracker, train.best_metric)
+        _evaluate(validate_params, state, progress, tracker, train.metrics[0])
         checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
     clock = time.monotonic() - progress.train_seconds
     with tracker.busy(COMPILING_AHEAD):
@@ -367,7 +372,7 @@ def _train(
             last = progress.step == train.steps or has_ended(config.data, progress)
             if validate_params is not None and (last or progress.step % train.evaluate_every == 0):
                 with log.paused():
-                    _evaluate(validate_params, state, progress, tracker, train.best_metric)
+                    _evaluate(validate_params, state, progress, tracker, train.metrics[0])
             due = last or bool(progress.metrics) or progress.step % train.checkpoint_every == 0
             stopping = _should_stop(stop, at_log_step=progress.step % train.log_every == 0)
             if due or stopping:

@@ -21,6 +21,7 @@ from flaxformer_mt.evaluation.score_breakdowns import describe_directions
 from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.load_run import describe_start, name_checkpoint
+from flaxformer_mt.scoring.metrics import METRICS
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended
 
 
@@ -47,11 +48,12 @@ def make_report(
         "version": flaxformer_mt.__version__,
         "command": program_line(sys.argv),
         "python": platform.python_version(),
-        "best": {"step": progress.best_step, config.train.best_metric: progress.best_value},
+        "best": {"step": progress.best_step, config.train.metrics[0]: progress.best_value},
         "data": {split: _count_pairs(prepared.report[split]) for split in ("train", "valid", "test")},
     }
     if prepared.test_pairs is not None:
-        report["test"] = evaluate_run(run_dir, split="test")
+        further = [name for name in config.train.metrics if name not in (*METRICS, "loss")]
+        report["test"] = evaluate_run(run_dir, split="test", scorers=further)
     elif config.train.final_checkpoint == "best" and is_first():
         if warning := describe_start(progress.best_step, progress.step, run_dir):
             warn_user(warning)  # as the evaluation does
@@ -103,6 +105,7 @@ def describe_report(report: dict[str, Any], run_dir: Path) -> str:
             f"test BLEU {test['bleu']:.2f}   {test['signature']}",
             f"test chrF {test['chrf']:.2f}   {test['chrf_signature']}",
             *([f"test TER {test['ter']:.2f}   {test['ter_signature']}"] if "ter" in test else []),
+            *(f"test {name} {test[name]:.4g}" for name in test.get("scorers", ())),
             f"  cased BLEU {test['cased']['bleu']:.2f}, lower-cased {test['lowercased']['bleu']:.2f}; "
             f"{test['method']} search, beam {test['beam_size']}, checkpoint {checkpoint}",
         ]

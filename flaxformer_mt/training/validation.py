@@ -19,6 +19,7 @@ from flaxformer_mt.model.lora import has_factors, merge_factors
 from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_parameters, replicated_shapes, split_as_trained
 from flaxformer_mt.parallel.compilation import CompileClock
+from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.tracking import Sample
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, compiles_ahead
 from flaxformer_mt.translation.translator import Translator
@@ -29,7 +30,7 @@ _SAMPLES = 3
 
 
 class Validation:
-    """Loss and accuracy on the validation set, with BLEU and chrF of greedy search.
+    """Loss and accuracy on the validation set, with BLEU, chrF and other scores of greedy search.
 
     Of several directions, BLEU and chrF are the means over directions, followed by those of each.
     For a language model, which does not translate: loss, accuracy and perplexity.
@@ -68,7 +69,9 @@ class Validation:
         self._sources = [pair.source for pair in prepared.valid_pairs]
         self._scorer = DirectionScorer(prepared.valid_pairs, config.train)
         self._references = [pair.target for pair in prepared.valid_pairs]
-        greedy = dataclasses.replace(config.search, method="greedy", beam_size=1)
+        self._documents = (prepared.valid_pairs.documents if config.data.context else None) or False
+        alone: dict[str, Any] = {"rerank": "", "rerank_weight": None}
+        greedy = dataclasses.replace(config.search, method="greedy", beam_size=1, **alone)
         ignored: list[str] = []  # the same lines are cut at every evaluation: `prepare` reports them once
         # Decoding takes parameters with one subtree per layer.
         unstacked = dataclasses.replace(config.model, scan_layers=False)
@@ -97,7 +100,8 @@ class Validation:
                 self._compile_steps(whole)
                 if self._translator is not None and self._split is None:
                     unstacked = self._shapes_after(unstack_layers, whole) if self._scanned else whole
-                    self._translator.compile(self._sources, replicated_shapes(unstacked))
+                    shapes = replicated_shapes(unstacked)
+                    self._translator.compile(self._sources, shapes, self._documents)
 
         threads = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._compiling = threads.submit(compile_all)
@@ -126,14 +130,16 @@ class Validation:
         unstacked = self._unstack(params) if self._scanned else params
         start = time.monotonic()
         found = self._translator.translate(
-            self._sources, params=place_parameters(unstacked, self._split or True)
+            self._sources,
+            documents=self._documents,
+            params=place_parameters(unstacked, self._split or True),
         )
         seconds = time.monotonic() - start
         evaluation = Translations(
             tuple(self._sources), tuple(self._references), tuple(one.text for one in found)
         )
         self.samples = choose_samples(evaluation)
-        return values | self._scorer.score(evaluation) | {"seconds": seconds}
+        return values | decide_once(lambda: self._scorer.score(evaluation)) | {"seconds": seconds}
 
     def _compile_steps(self, params: Any) -> None:
         """Compile the loss for the shapes of all batches at once, instead of one after the other."""

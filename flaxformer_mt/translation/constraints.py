@@ -10,6 +10,7 @@ from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError, suggest
 from flaxformer_mt.search import Symbols
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.language_tags import LineTags
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.segmentation import SourcePart
@@ -27,13 +28,19 @@ def check_constraints(search: SearchConfig) -> None:
 
 
 def make_sentences(
-    request: Request, parts: Sequence[SourcePart], *, vocab: Vocab, tags: LineTags
+    request: Request,
+    parts: Sequence[SourcePart],
+    *,
+    vocab: Vocab,
+    tags: LineTags,
+    glossary: Glossary | None = None,
 ) -> tuple[list[Sentence], list[str]]:
     """Add constraints to the parts of a line: the sentences of its prefix, and its phrases to an only part.
 
-    Returns also the phrases of a line in several parts: which part has which is found by searching.
+    Returns also the phrases of a line in several parts: which part has which is found by searching. A target
+    of the glossary belongs to the part that has its term, unless the term is divided.
     """
-    if not (request.prefix or request.required or vocab.num_forced):
+    if not (request.prefix or request.required or vocab.num_forced or glossary):
         return [Sentence(part.ids, stream=(request.seed, n)) for n, part in enumerate(parts)], []
     prefixes = share_prefix(request.prefix, len(parts), language=tags.target_language) if parts else []
     sentences = [
@@ -43,9 +50,19 @@ def make_sentences(
         )
         for number, part in enumerate(parts)
     ]
+    name = f"line {request.seed}"
     phrases = [phrase for phrase in request.required if not is_blank(phrase)]
+    if glossary is not None:
+        whole, *targets = (
+            dict.fromkeys(term.target for term in glossary.find(text))
+            for text in ("".join(part.content for part in parts), *(part.content for part in parts))
+        )
+        sentences = [
+            require(sentence, [*own], vocab=vocab, name=name)
+            for sentence, own in zip(sentences, targets, strict=True)
+        ]
+        phrases += [target for target in whole if not any(target in own for own in targets)]
     if len(sentences) == 1 and phrases:
-        name = f"line {request.seed}"
         return [require(sentences[0], phrases, vocab=vocab, name=name)], []
     return sentences, phrases
 

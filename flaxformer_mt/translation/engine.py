@@ -21,6 +21,9 @@ import numpy as np
 import flaxformer_mt
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.corpus.documents import Context, check_context, tokenize_before
+from flaxformer_mt.corpus.sentence_split import split_sentences
+from flaxformer_mt.corpus.terms import write_terms
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
@@ -32,6 +35,7 @@ from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
 from flaxformer_mt.translation.constraints import check_constraints, make_sentences, require
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.guards import (
     NO_GUARDS,
     Guards,
@@ -53,7 +57,13 @@ from flaxformer_mt.translation.result import (
     join_parts,
     read_results,
 )
-from flaxformer_mt.translation.segmentation import LongLines, SourcePart, check_lines, read_sources
+from flaxformer_mt.translation.segmentation import (
+    LongLines,
+    SourcePart,
+    check_lines,
+    find_language_tags,
+    read_sources,
+)
 from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocabs
 
@@ -202,6 +212,13 @@ class LineEngine(ABC):
             if request.annotations.markup:
                 marked[number] = take_out(request.text)
                 texts[number] = marked[number].text
+        glossaries = [request.glossary for request in requests]
+        annotated = [None if self._constrains(one) else one for one in glossaries]
+
+        def annotate(line: int, text: str) -> str:
+            glossary = annotated[line]
+            return write_terms(text, glossary.find(text, tags.source_language)) if glossary else text
+
         parts = read_sources(
             texts,
             vocab=self.vocabs.source,
@@ -211,27 +228,61 @@ class LineEngine(ABC):
             starts=[None if one.annotations.markup else one.sentence_starts for one in requests],
             language=tags.source_language,
             tags=tags.find(texts, first_line=first),
+            annotate=annotate if any(annotated) else None,
             letter_case=LetterCase(self._guards.cases, self.vocabs.source, tags.source_language),
             # Their translations have text as it is given.
-            unchanged=[number for number, one in enumerate(requests) if one.prefix or one.required],
+            unchanged=[
+                number for number, one in enumerate(requests) if one.prefix or one.required or one.glossary
+            ],
         )
         of_lines: list[list[SourcePart]] = [[] for _ in requests]
         for part in parts:
             of_lines[part.line].append(part)
         return [
-            self._make_line(request, own, tags, marked.get(number))
+            self._make_line(request, self._add_context(request, own, tags), tags, marked.get(number))
             for number, (request, own) in enumerate(zip(requests, of_lines, strict=True))
         ]
+
+    def _add_context(self, request: Request, parts: list[SourcePart], tags: LineTags) -> list[SourcePart]:
+        """Put the lines before a line before its parts; where they are split into sentences, its own too."""
+        context = Context.of(self.config.data)
+        if context is None or request.context is None:
+            return parts
+        read = (lambda text: take_out(text).text) if request.annotations.markup else str
+        texts, own = [read(line)[len(find_language_tags(line)) :] for line in request.context], list[str]()
+        if self.apart and not context.target:
+            texts = [one for text in texts for one in split_sentences(text, language=tags.source_language)]
+            own = [part.content for part in parts[:-1]]
+        sides = [tokenize_before(self.vocabs.source, [text.strip() for text in [*texts, *own]])]
+        if context.target:
+            sides.append(tokenize_before(self.vocabs.target, [*map(read, request.translated or ())]))
+        added = []
+        for number, part in enumerate(parts):
+            last = len(texts) + (number if own else 0)
+            nearest = [side[max(0, last - context.lines) : last] for side in sides]
+            # A translation is taken to be as long as its source.
+            fitting = context.fit([len(part.ids)] * len(sides), nearest)
+            source, *target = (tuple(itertools.chain(*side[len(side) - fitting :])) for side in nearest)
+            ids, size = np.array([*source, *part.ids], np.int32), part.added_pieces + len(source)
+            added.append(part._replace(ids=ids, added_pieces=size, translated=sum(target, ())))
+        return added
 
     def _make_line(
         self, request: Request, parts: list[SourcePart], tags: LineTags, marked: MarkedLine | None = None
     ) -> Line:
-        sentences, phrases = make_sentences(request, parts, vocab=self.vocabs.target, tags=tags)
+        glossary = request.glossary if self._constrains(request.glossary) else None
+        sentences, phrases = make_sentences(
+            request, parts, vocab=self.vocabs.target, tags=tags, glossary=glossary
+        )
         annotations = request.annotations
         if annotations.markup:
             annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
-        if request.prefix or request.required:
+        if request.prefix or any(sentence.required for sentence in sentences):
             self._check_sentences(request, sentences)
+        sentences = [
+            dataclasses.replace(one, prefix=(*part.translated, *one.prefix)) if part.translated else one
+            for one, part in zip(sentences, parts, strict=True)
+        ]
         line = Line(request, annotations, parts, sentences, [None] * len(parts), marked, phrases)
         line.num_missing = len(parts)
         return line
@@ -239,8 +290,19 @@ class LineEngine(ABC):
     def _check(self, request: Request) -> None:
         if request.n_best != 1:
             check_n_best(self.config.search, request.n_best)
-        if request.required:
+        if request.required or self._constrains(request.glossary):
             check_constraints(self.config.search)
+        if request.context:
+            check_context(self.config.data, "a context")
+
+    def _constrains(self, glossary: Glossary | None) -> bool:
+        """Whether translations are to contain terms as they are; otherwise the model sees them."""
+        if glossary is not None and glossary.use == "annotation" and not self.config.data.terms:
+            raise UserError(
+                "the glossary is for annotation, but the model was trained without (data.terms is 0); use it "
+                "as a constraint (--glossary_use=constraint), or train with data.terms=0.1"
+            )
+        return glossary is not None and (glossary.use == "constraint" or not self.config.data.terms)
 
     def _read_pairs(self, requests: list[Request], tags: LineTags) -> list[Line]:
         """Read requests of the same languages with given targets."""
@@ -438,8 +500,11 @@ class LineEngine(ABC):
         else:
             how = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
             joined = join_parts(text, parts, translations, annotations=line.annotations, **how)
-        if request.required and len(parts) != 1:  # no search knows all phrases
-            joined = check_phrases(joined, [one for one in request.required if not is_blank(one)])
+        if len(parts) != 1:  # no search knows all phrases
+            phrases = [one for one in request.required if not is_blank(one)]
+            if request.glossary is not None and self._constrains(request.glossary):
+                phrases += [term.target for term in request.glossary.find(text)]
+            joined = check_phrases(joined, phrases) if phrases else joined
         if not joined.satisfied:
             self._named["unsatisfied"].add(request.seed)
         if request.annotations.attention and len(parts) == 1:
@@ -575,11 +640,16 @@ class JaxEngine(LineEngine):
             self._engine.check(sentence, f"line {request.seed}")
 
     def _read(self, found: list[tuple[Part, SearchResult]]) -> list[tuple[Part, Translation]]:
-        translations = read_results([result for _, result in found], self.vocabs.target)
-        return [
-            (part, rank_candidates(one, self.config, part[0].request.n_best))
-            for (part, _), one in zip(found, translations, strict=True)
-        ]
+        skipped = [len(line.parts[number].translated) for (line, number, _), _ in found]
+        translations = read_results([result for _, result in found], self.vocabs.target, skipped)
+        ranked = rank_candidates(
+            [
+                (line.parts[number].content, one, line.request.n_best)
+                for ((line, number, _), _), one in zip(found, translations, strict=True)
+            ],
+            self.config,
+        )
+        return [(part, one) for (part, _), one in zip(found, ranked, strict=True)]
 
     def _annotate(self, parts: list[Part]) -> None:
         groups: dict[Annotations, list[Part]] = {}

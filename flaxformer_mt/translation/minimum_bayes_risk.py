@@ -1,25 +1,23 @@
-"""Minimum Bayes risk: of several candidates, the one with the highest expected utility is the translation.
+"""The choice among several translations of a sentence: by minimum Bayes risk, or by a scorer (reranking).
 
-The expectation is over the candidates as references (Eikema and Aziz 2020): samples count equally, as often
-as each was drawn; hypotheses of beam search by their probabilities.
+Minimum Bayes risk takes the candidate with the highest expected utility. The expectation is over the
+candidates as references (Eikema and Aziz 2020): samples count equally, as often as each was drawn; hypotheses
+of beam search by their probabilities.
 """
 
 import dataclasses
-import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from flaxformer_mt.config import Config, SearchConfig
+from flaxformer_mt.scoring.bleu_tokenizers import choose_sentence_tokenizer, make_bleu
+from flaxformer_mt.scoring.metrics import find_metric, need_no_references, score_sentences
 from flaxformer_mt.search import search_width
-from flaxformer_mt.translation.bleu_tokenizers import choose_sentence_tokenizer, make_bleu
 from flaxformer_mt.translation.result import Translation, rank
-
-# The scores [N, N] of N texts: row i, column j is text i as a hypothesis and text j as its reference.
-Utility = Callable[[Sequence[str]], Float[np.ndarray, "N N"]]
 
 _CHRF_ORDERS = range(1, 7)
 _BLEU_ORDERS = range(1, 5)
@@ -94,37 +92,81 @@ def score_bleu(texts: Sequence[str], *, tokenize: str = "13a") -> Float[np.ndarr
     return np.where(any_shared, brevity * np.exp(log_sum / np.maximum(orders, 1)), 0.0)
 
 
+def check_choice(search: SearchConfig) -> None:
+    """Raise UserError for names of scorers that nothing defines, or that cannot rerank."""
+    if search.method == "mbr":
+        find_metric(search.mbr_utility, "search.mbr_utility")
+    if search.rerank:
+        need_no_references(search.rerank, find_metric(search.rerank, "search.rerank"), "search.rerank")
+
+
 def count_candidates(search: SearchConfig, n_best: int) -> int:
     """Return how many hypotheses of a sentence the search must find for the n best."""
-    return search_width(search, n_best) if search.method == "mbr" else n_best
+    return search_width(search, n_best) if search.method == "mbr" or search.rerank else n_best
 
 
-def rank_candidates(best: Translation, config: Config, n_best: int) -> Translation:
-    """Return the translation of a sentence as the best of n_best of its hypotheses, or mbr's candidates."""
-    if config.search.method != "mbr" and len(best.alternatives) < n_best:
-        return best
-    found: Sequence[Translation] = best.n_best
-    if config.search.method == "mbr" and found[0].tokens:
-        by_probability = config.search.mbr_candidates == "beam"
-        found = choose_candidates(found, make_utility(config), by_probability=by_probability)
-    return rank(found[:n_best])
+def rank_candidates(found: Sequence[tuple[str, Translation, int]], config: Config) -> list[Translation]:
+    """Return the translation of each source as the best of n_best of its hypotheses, or mbr's candidates.
 
-
-def make_utility(config: Config) -> Utility:
-    """Return the utility of search.mbr_utility; BLEU with train.bleu_tokenize.
-
-    With auto the tokenizer is that of the target language, or of the script of the candidates.
+    Args:
+      found: source, best hypothesis with its alternatives, and n_best of each sentence. Scorers from outside
+        are asked once for all.
     """
-    if config.search.mbr_utility == "chrf":
-        return score_chrf
-    tokenize, language = config.train.bleu_tokenize, config.data.target_language
-    if tokenize == "auto":
-        return lambda texts: score_bleu(texts, tokenize=choose_sentence_tokenizer(texts, language=language))
-    return functools.partial(score_bleu, tokenize=tokenize)
+    search = config.search
+    chosen = {number: best.n_best for number, (_, best, _) in enumerate(found) if best.tokens}
+    if search.method == "mbr":
+        by_probability = search.mbr_candidates == "beam"
+        utilities = compare_texts(
+            [(found[n][0], distinct_texts(candidates)) for n, candidates in chosen.items()], config
+        )
+        for (number, candidates), matrix in zip(list(chosen.items()), utilities, strict=True):
+            chosen[number] = tuple(choose_candidates(candidates, matrix, by_probability=by_probability))
+    elif search.rerank:
+        rows = [(number, one) for number, hypotheses in chosen.items() for one in hypotheses]
+        sources, texts = [found[number][0] for number, _ in rows], [one.text for _, one in rows]
+        scores = iter(score_sentences(search.rerank, sources, texts, None))
+        for number, hypotheses in chosen.items():
+            ranked = [_rescore(one, next(scores), search.rerank_weight) for one in hypotheses]
+            chosen[number] = tuple(sorted(ranked, key=lambda one: -one.score))
+    elif all(len(best.alternatives) < n_best for _, best, n_best in found):
+        return [best for _, best, _ in found]
+    return [rank(chosen.get(n, best.n_best)[:n_best]) for n, (_, best, n_best) in enumerate(found)]
+
+
+def _rescore(hypothesis: Translation, score: float, weight: float | None) -> Translation:
+    total = score if weight is None else hypothesis.score + weight * score
+    return dataclasses.replace(hypothesis, score=total, alternatives=())
+
+
+def compare_texts(
+    groups: Sequence[tuple[str, Sequence[str]]], config: Config
+) -> list[Float[np.ndarray, "N N"]]:
+    """Return the utilities of the texts of each source: at row i, column j of text i with reference j.
+
+    BLEU has train.bleu_tokenize; with auto the tokenizer of the target language, or of the texts' script.
+    """
+    name, tokenize = config.search.mbr_utility, config.train.bleu_tokenize
+    if name == "chrf":
+        return [score_chrf(texts) for _, texts in groups]
+    if name == "bleu":
+        language = config.data.target_language if tokenize == "auto" else ""
+        fitting = [
+            choose_sentence_tokenizer(texts, language=language) if tokenize == "auto" else tokenize
+            for _, texts in groups
+        ]
+        return [score_bleu(texts, tokenize=one) for (_, texts), one in zip(groups, fitting, strict=True)]
+    rows = [(source, one, other) for source, texts in groups for one in texts for other in texts]
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    scores = iter(score_sentences(name, *columns))
+    return [np.array([[next(scores) for _ in texts] for _ in texts]) for _, texts in groups]
+
+
+def distinct_texts(candidates: Sequence[Translation]) -> list[str]:
+    return list(dict.fromkeys(candidate.text for candidate in candidates))
 
 
 def choose_candidates(
-    candidates: Sequence[Translation], utility: Utility, *, by_probability: bool
+    candidates: Sequence[Translation], utilities: Float[np.ndarray, "N N"], *, by_probability: bool
 ) -> list[Translation]:
     """Return the candidates of different texts, the highest expected utility first, which is their score.
 
@@ -132,6 +174,7 @@ def choose_candidates(
 
     Args:
       candidates: at least one.
+      utilities: those of `distinct_texts`.
       by_probability: weigh the candidates as references by their probabilities; otherwise equally.
     """
     first: dict[str, int] = {}
@@ -142,8 +185,7 @@ def choose_candidates(
     of_text = dict.fromkeys(first, 0.0)
     for candidate, weight in zip(candidates, weights, strict=True):
         of_text[candidate.text] += float(weight)
-    shares = np.array(list(of_text.values())) / weights.sum()
-    expected = utility(list(first)) @ shares
+    expected = utilities @ (np.array(list(of_text.values())) / weights.sum())
     order = np.argsort(-expected, kind="stable")
     kept = [candidates[number] for number in first.values()]
     return [dataclasses.replace(kept[i], score=float(expected[i]), alternatives=()) for i in order]

@@ -34,6 +34,12 @@ class PivotLine:
             )
         if request.target is not None:
             raise UserError("a translation cannot be scored through a pivot language")
+        if request.context is not None or request.glossary is not None:
+            what = "the lines before" if request.context is not None else "a glossary"
+            raise UserError(
+                f"{what} cannot pass through a pivot language, in which there are no such lines or terms; "
+                "leave out --documents and --glossary, or translate with one model"
+            )
         self.request, self._apart, self._into = request, apart, directions[1]
         self._marked = take_out(request.text) if wanted.markup else None
         needed = wanted._replace(token_log_probs=False, attention=False, markup=False)

@@ -13,8 +13,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+from flaxformer_mt.config.schema import MOST_LINES
+from flaxformer_mt.corpus.documents import Documents
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import take_windows
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
 # Requests that are split and tokenized together, while the device computes; fewer are read at once.
@@ -34,11 +37,15 @@ class Request:
       target: an existing translation, whose score the engine returns (forced decoding).
       prefix: what the translation begins with.
       required: phrases that it contains.
+      glossary: terms, whose translations it contains.
       n_best: maximum number of hypotheses, the translation itself included.
       source_language, target_language: for a multilingual model; None: the tags at the start of the text.
       annotations: additional output, and whether markup is taken out and put back.
       sentence_starts: where the sentences of the text start; None: the engine finds them. Not with markup.
       top_k: with `target`, the number of most probable tokens to return for each of its positions.
+      context: the lines before this one in its document, the nearest last, for a model with data.context;
+        None: it is in no document.
+      translated: with data.target_context, their translations; `run` adds those that are missing.
     """
 
     text: str
@@ -52,7 +59,15 @@ class Request:
     target_language: str | None = None
     annotations: Annotations = NO_ANNOTATIONS
     top_k: int = 0
+    context: tuple[str, ...] | None = None
+    translated: tuple[str, ...] | None = None
+    glossary: Glossary | None = None
     sentence_starts: tuple[int, ...] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether translations of lines before it are missing."""
+        return self.translated is not None and len(self.translated) < len(self.context or ())
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON values."""
@@ -64,15 +79,21 @@ class Request:
             defaults = Annotations._field_defaults
             values = self.annotations._asdict().items()
             fields["annotations"] = {name: value for name, value in values if value != defaults[name]}
+        if self.glossary is not None:
+            fields["glossary"] = dataclasses.asdict(self.glossary)
         return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Request":
         """Return the request of `to_json`, before or after it was text."""
         fields = dict(fields)
-        fields |= {name: tuple(fields[name]) for name in ("required", "sentence_starts") if name in fields}
+        for name in {"required", "context", "translated", "sentence_starts"} & fields.keys():
+            fields[name] = tuple(fields[name])
         if "annotations" in fields:
             fields["annotations"] = Annotations(**fields["annotations"])
+        if "glossary" in fields:
+            terms, use = fields["glossary"]["terms"], fields["glossary"]["use"]
+            fields["glossary"] = Glossary(tuple((source, target) for source, target in terms), use)
         return cls(**fields)
 
 
@@ -81,12 +102,14 @@ def make_requests(
     constraints: Mapping[str, tuple[str, Iterable[Any] | None]],
     *,
     first_line: int = 1,
+    documents: Documents | None = None,
     **fields: Any,
 ) -> Iterator[Request]:
     """Yield a request for each line, whose number is its seed.
 
     Args:
       constraints: what messages call a field of requests, and its value of each line. None: the default.
+      documents: what `lines` come from, if they have lines before them.
       fields: of all requests.
     """
     columns = {
@@ -99,6 +122,8 @@ def make_requests(
             raise UserError(count_message(missing[0], number - 1, number))
         if "required" in values:
             values["required"] = tuple(values["required"])
+        if documents is not None:
+            values["context"] = documents.before
         yield Request(line, seed=number, **values, **fields)
     for what, column in columns.values():
         if next(column, None) is not None:
@@ -181,25 +206,37 @@ def run_windows(
     *,
     ahead: bool = False,
     warn: Callable[[str], object] = lambda message: None,
+    before: Iterable[str] = (),
 ) -> Iterator[list[Translation]]:
     """Yield the translations of each window of requests, in order.
 
     The requests of a window share batches with each other alone, so that its results depend on nothing else.
-    While it is searched, another thread reads the rest of it and the next one.
+    While it is searched, another thread reads the rest of it and the next one. Requests that wait for the
+    translations of lines before them are read when these are there, those of all documents together.
 
     Args:
       ahead: whether the next window is taken, and read, while one is searched: not if it may be long in
         coming, or depends on the results before.
+      before: translations of the lines before the first window.
     """
     source, problems = iter(windows), list[Exception]()
-    # Windows that were taken, and functions that read their parts.
-    pending: collections.deque[tuple[Sequence[Request], list[Callable[[], Any]]]] = collections.deque()
+    # Windows that were taken, functions that read their parts, and whether each part waits for those before.
+    pending: collections.deque[tuple[Sequence[Request], list[Callable[[], Any]], bool]] = collections.deque()
     answers: dict[Any, Translation] = {}
-    done = 0
+    done, earlier = 0, collections.deque(before, maxlen=MOST_LINES)
     reader = ThreadPoolExecutor(1, thread_name_prefix="read")  # has no thread before it has work
 
     def read(requests: Sequence[Request], first: int) -> Any:
         return engine.read([dataclasses.replace(one, id=n) for n, one in enumerate(requests, start=first)])
+
+    def read_waiting(window: Sequence[Request], numbers: Sequence[int]) -> Any:
+        """Read some requests of the window that is translated, with the translations of lines before them."""
+        requests = []
+        for n in numbers:
+            places = range(n - len(window[n].context or ()), n)
+            texts = (earlier[m] if m < 0 else answers[done + m].text for m in places)
+            requests.append(dataclasses.replace(window[n], id=done + n, translated=tuple(texts)))
+        return engine.read(requests)
 
     def take_next() -> None:
         """Begin to read the next window; what goes wrong is raised when those before are done."""
@@ -209,12 +246,18 @@ def run_windows(
             problems.append(problem)
             return
         if window is not None:
-            first = done + sum(len(requests) for requests, _ in pending)
+            reads: list[Callable[[], Any]]
+            if any(request.waits for request in window):
+                reads = [functools.partial(read_waiting, window, wave) for wave in _find_waves(window)]
+                pending.append((window, reads, True))
+                return
+            first = done + sum(len(requests) for requests, *_ in pending)
             size = max(1, len(window)) if len(window) <= _FEW or _is_constrained(window) else _CHUNK
             starts = range(0, len(window), size)
             parts = [functools.partial(read, window[n : n + size], first + n) for n in starts]
             many = len(window) > _FEW
-            pending.append((window, [reader.submit(part).result for part in parts] if many else [*parts]))
+            reads = [reader.submit(part).result for part in parts] if many else [*parts]
+            pending.append((window, reads, False))
 
     def collect(found: list[Answer]) -> None:
         for name, answer in found:
@@ -227,11 +270,13 @@ def run_windows(
         while pending:
             if ahead:
                 take_next()
-            window, parts = pending[0]
+            window, parts, in_turn = pending[0]
             for number, part in enumerate(parts):
                 engine.enter(part())
                 while engine.has_full_call and number < len(parts) - 1:
                     collect(engine.step(more=True))
+                while in_turn and len(engine):
+                    collect(engine.step())
             while len(engine):
                 collect(engine.step())
             for message in engine.take_warnings():
@@ -239,6 +284,7 @@ def run_windows(
             pending.popleft()
             translations = [answers.pop(done + number) for number in range(len(window))]
             done += len(window)
+            earlier.extend(one.text for one in translations)
             yield translations
             if not pending:
                 take_next()
@@ -248,9 +294,20 @@ def run_windows(
         raise problems[0]
 
 
+def _find_waves(window: Sequence[Request]) -> list[list[int]]:
+    """Return the numbers of the first lines of all documents in a window, of the second ones, and so on."""
+    waves, place = list[list[int]](), 0
+    for number, request in enumerate(window):
+        place = place + 1 if number and request.context else 0
+        if place == len(waves):
+            waves.append([])
+        waves[place].append(number)
+    return waves
+
+
 def _is_constrained(window: Sequence[Request]) -> bool:
     """Whether the programs that a window needs are known only when all of it has been read."""
-    return any(request.prefix or request.required for request in window)
+    return any(request.prefix or request.required or request.glossary for request in window)
 
 
 class Stopped(Exception):

@@ -1,7 +1,7 @@
 """Scores of given translations, and texts of language models: clients of the engine (translation/engine.py).
 
 The scores are those by which a search with the same model would rank the translations; scores against
-references are in evaluation/metrics.py.
+references are in scoring/metrics.py.
 """
 
 import dataclasses

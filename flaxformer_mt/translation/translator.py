@@ -6,7 +6,7 @@ A `Translator` makes requests of lines and runs them through an engine
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,6 +18,7 @@ from flaxformer_mt.config.checks import candidate_search, check_n_best, check_se
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
+from flaxformer_mt.corpus.documents import Documents, check_context
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
@@ -32,12 +33,18 @@ from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabular
 from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.guards import NO_GUARDS, Guards, choose_guards
-from flaxformer_mt.translation.minimum_bayes_risk import count_candidates
+from flaxformer_mt.translation.minimum_bayes_risk import check_choice, count_candidates
 from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
-from flaxformer_mt.translation.requests import Request, count_message, make_requests, run
+from flaxformer_mt.translation.requests import count_message, make_requests, run
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
-from flaxformer_mt.translation.segmentation import LongLines, SplitSentences, splits_sentences
+from flaxformer_mt.translation.segmentation import (
+    LongLines,
+    SplitSentences,
+    check_lines,
+    splits_sentences,
+)
 from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
@@ -176,6 +183,7 @@ class Translator:
     def _make_search(self, **options: Any) -> None:
         """Make the search and the scorer for the search options of the config."""
         config, vocabs, self._search_options = self.config, self.vocabs, options
+        check_choice(config.search)
         longest = config.data.max_source_length if config.data.source_language else 0
         self.search = SearchEngine(
             self.models,
@@ -294,10 +302,16 @@ class Translator:
             raise ValueError("this translator has no parameters of its own to warm up with")
         return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
 
-    def compile(self, lines: Sequence[str], params: Any) -> None:
+    def compile(
+        self, lines: Sequence[str], params: Any, documents: Sequence[Hashable] | bool = False
+    ) -> None:
         """Compile the programs that translate these lines with `params`, of which only shapes are read."""
-        engine = self.engine(params=params)
-        engine.submit(*(Request(line, number, number) for number, line in enumerate(lines, start=1)))
+        engine, data = self.engine(params=params), self.config.data
+        numbered = Documents(lines, data.context, None if isinstance(documents, bool) else documents)
+        for one in make_requests(numbered, {}, documents=numbered if documents else None):
+            # Lines stand for their translations, which are not known.
+            translated = one.context if data.target_context else None
+            engine.submit(dataclasses.replace(one, id=one.seed, translated=translated))
         engine.compile()
 
     def describe(self) -> dict[str, Any]:
@@ -339,10 +353,12 @@ class Translator:
         unique: bool = False,
         prefixes: Sequence[str] | None = None,
         required: Sequence[Sequence[str]] | None = None,
+        glossary: Glossary | Mapping[str, str] | str | Path | None = None,
         notes: Annotations = NO_ANNOTATIONS,
         markup: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
+        documents: Sequence[Hashable] | bool = False,
         then: "Translator | None" = None,
         params: Any = None,
         **search: Any,
@@ -356,19 +372,22 @@ class Translator:
           unique: whether hypotheses with the text of a better one are left out, so that there may be fewer.
           prefixes: prefix that each line's translation starts with; "": none.
           required: phrases that each line's translation contains (beam search only).
+          glossary: source terms and their translations, as a mapping, a file or a `Glossary`.
           notes: additional output: log-probabilities of tokens, alignments.
           markup: the same as `notes.markup`.
           source_language: language of lines that do not begin with a language tag, for a model with
             data.source_tags.
           target_language: language to translate such lines into, for a model of several languages.
+          documents: whether each line is read with the lines before it, up to a blank one, by a model with
+            data.context. Or the id of the document of each line, which ends where the id changes, too.
           then: a translator from this one's target language into a third one, the language of the results.
           params: parameters that replace the translator's own.
           search: search options of this call, such as beam_size=8; see `with_search`.
 
         Raises:
           UserError: n_best exceeds the number of hypotheses of the search, `lines` is not a sequence of
-            strings, the numbers of lines and of prefixes or required phrases differ, or a line's constraints
-            cannot be met.
+            strings, the numbers of lines and of prefixes, required phrases or documents differ, a line's
+            constraints cannot be met, or the model reads each line alone and `documents` are given.
         """
         each = [lines] if isinstance(lines, str) else lines
         stream = self.translate_stream(
@@ -377,9 +396,11 @@ class Translator:
             unique=unique,
             prefixes=prefixes,
             required=required,
+            glossary=glossary,
             notes=notes._replace(markup=markup or notes.markup),
             source_language=source_language,
             target_language=target_language,
+            documents=documents,
             then=then,
             params=params,
             window=max(1, len(each)),
@@ -395,9 +416,11 @@ class Translator:
         unique: bool = False,
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
+        glossary: Glossary | Mapping[str, str] | str | Path | None = None,
         notes: Annotations = NO_ANNOTATIONS,
         source_language: str | None = None,
         target_language: str | None = None,
+        documents: Iterable[Hashable] | bool = False,
         then: "Translator | None" = None,
         params: Any = None,
         window: int = 2048,
@@ -431,14 +454,22 @@ class Translator:
         check_annotations(notes, self.models)
         if required is not None:
             check_constraints(translator.config.search)
+        data, in_documents = translator.config.data, None
+        if documents is not False:
+            check_context(data, "documents")
+            check_lines(lines if isinstance(lines, Sequence) else (), first_line=first_line)
+            in_documents = Documents(lines, data.context, None if documents is True else documents)
         requests = make_requests(
-            lines,
+            lines if in_documents is None else in_documents,
             constraints,
             first_line=first_line,
+            documents=in_documents,
+            translated=() if in_documents and data.target_context else None,
             n_best=n_best,
             source_language=source_language,
             target_language=target_language,
             annotations=notes,
+            glossary=None if glossary is None else Glossary.make(glossary),
         )
         engine: Any = translator.engine(params=params)
         if then is not None:

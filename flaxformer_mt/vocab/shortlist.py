@@ -27,11 +27,11 @@ class Shortlist:
     ) -> None:
         """rules: n-gram of source ids -> target ids, most probable first. eos and unk are common."""
         target = vocabs.target
-        self._rules = rules
+        self.rules = rules
         special = [target.eos_id] + ([target.unk_id] if target.unk_id >= 0 else [])
         self.common = np.unique(np.concatenate([np.asarray(common, np.int32), special]))
         self._longest = max(map(len, rules), default=0)
-        self._vocabs = vocabs
+        self.vocabs = vocabs
         self.fingerprint = hashlib.sha256("\n".join(self._lines()).encode()).hexdigest()
 
     @classmethod
@@ -74,7 +74,7 @@ class Shortlist:
         matches = []
         for length in range(1, self._longest + 1):
             keys = dict.fromkeys(tuple(ids[start : start + length]) for start in range(len(ids) - length + 1))
-            matches += [self._rules[key] for key in keys if key in self._rules]
+            matches += [self.rules[key] for key in keys if key in self.rules]
         if not matches:
             return np.zeros(0, np.int32)
         ranks = np.concatenate([np.arange(len(candidates)) for candidates in matches])
@@ -82,9 +82,9 @@ class Shortlist:
 
     def _lines(self) -> list[str]:
         """Return the lines of the file, without pieces that contain a space, a tab or a line break."""
-        source, target = (_spell(vocab) for vocab in (self._vocabs.source, self._vocabs.target))
+        source, target = (_spell(vocab) for vocab in (self.vocabs.source, self.vocabs.target))
         lines = []
-        for key, written in [((), self.common), *sorted(self._rules.items())]:
+        for key, written in [((), self.common), *sorted(self.rules.items())]:
             pieces = [target[number] for number in written.tolist() if target[number]]
             if all(source[number] for number in key) and pieces:
                 lines.append(f"{' '.join(source[number] for number in key)}\t{' '.join(pieces)}")

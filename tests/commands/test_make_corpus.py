@@ -23,6 +23,7 @@ from flaxformer_mt.commands.options import (
 from flaxformer_mt.commands.translate import choose_search
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.scoring import metrics
 from flaxformer_mt.text_io.pair_table import PairRules, count_repetitions
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
@@ -142,6 +143,51 @@ def test_a_student_gets_the_best_translation_or_the_one_closest_to_the_reference
         assert main([*command, f"--output={metric}", *flags]) == 0
         assert Path(metric, "train.tsv").read_text() == "ab cd\tAB CD\nef gh\tx ef gh ||| y\n"
     assert json.loads(Path("bleu/report.json").read_text())["dropped"]["empty"] == 1
+
+
+def test_pairs_are_left_out_by_scores_and_chosen_by_scorers(monkeypatch, capfd):
+    """The scorer sees sources without their tag; a share is taken of what the threshold keeps."""
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    monkeypatch.syspath_prepend(".")
+    Path("quality.py").write_text(
+        "def size(sources, targets, references):\n"
+        "    assert not any('<BT>' in one for one in sources)\n"
+        "    return [len(one) for one in targets]\n"
+        "def last(sources, targets, references): return [one.startswith('x ') for one in targets]\n"
+    )
+    write("in", ["a cat", "the dog barks", "on it", "birds sing", "snakes"])
+    command = [*COMMAND, "--output=out", "--scorer=quality:size", "--overwrite"]
+    for flag, kept in (("size>=6", 3), ("size best 40%", 2), ("size>=6,size best 34%", 1), ("size>=99", 0)):
+        assert main([*command, f"--clean_scores={flag}"]) == 0
+        report = json.loads(capfd.readouterr().out)
+        assert (report["pairs"], report["dropped"]["scores"]) == (kept, 5 - kept)
+        rows = Path("out/train.tsv").read_text().splitlines()
+        targets = ["the dog barks", "birds sing", "snakes"][:kept]
+        assert rows == [f"<BT> {one[::-1]}\t{one}" for one in targets]
+        assert report["rules"]["clean_scores"] == flag.split(",")
+    write("references", ["x"] * 5)
+    distil = [
+        "distil",
+        "--run=run",
+        "--input=in",
+        "--output=student",
+        "--targets=nbest",
+        "--reference=references",
+    ]
+    assert main([*distil, "--scorer=quality:last", "--metric=last"]) == 0
+    targets = [line.split("\t")[1] for line in Path("student/train.tsv").read_text().splitlines()]
+    assert targets == [f"x {line} ||| y" for line in Path("in").read_text().splitlines()]
+    capfd.readouterr()
+    for flags, message in (
+        ([*command, "--clean_scores=size>6"], "--clean_scores has 'size>6'; give NAME>=SCORE"),
+        ([*command], "--scorer defines size, which nothing uses"),
+        ([*COMMAND, "--output=o", "--clean_scores=sice>=3"], "--clean_scores names the score 'sice'"),
+        ([*distil, "--metric=blue", "--overwrite"], "--metric names the score 'blue', which is not defined"),
+        ([*distil[:4], "--metric=chrf", "--overwrite"], "--metric=chrf has no effect with --targets=best"),
+    ):
+        assert main(flags) == 2
+        (line,) = capfd.readouterr().err.strip().split("\n")
+        assert message in line, line
 
 
 def test_wrong_flags_are_refused_in_one_line(capfd):

@@ -29,11 +29,18 @@ from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 EXPORTED = [name for name in NAMES if find_format(name).open is not None]
 SIZES = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 DOCUMENT = {"embedding_scale": False, "tying": "none", "padding_mask": "both", "norm_position": "post"}
+MARIAN = {
+    "positions": "sinusoidal_halves",
+    "norm_epsilon": 1e-6,
+    "norm_position": "post",
+    "target_start": "zeros",
+}
 OWN: dict[str, dict] = {
     **dict.fromkeys(EXPORTED, {}),
     **{name: DOCUMENT | base for name, base in BASES.items() if name != "embeddings"},
     "hf-pre-norm": {"norm_position": "pre"},
-    "marian-npz": {"positions": "sinusoidal_halves", "norm_epsilon": 1e-6, "target_start": "zeros"},
+    "marian-npz": MARIAN,
+    "bergamot": MARIAN | {"model_dim": 64, "ffn_dim": 64},
 }
 for name in ("aiayn", "decoder-only"):
     OWN[name] = OWN[name] | {"max_positions": 64}
@@ -45,7 +52,9 @@ def run_card(weights: Weights, name: str, folder, monkeypatch) -> tuple[str, lis
     find_format(name).write(weights, folder, "none")
     facts = {"format": name, "checkpoint": "best", "step": 7}
     card = make_card(weights.config, facts, None, weights.vocabs)
-    (code,) = re.findall(r"^```python\n(.*?)^```", card, re.S | re.M)
+    ((language, code),) = re.findall(r"^```(python|html)\n(.*?)^```", card, re.S | re.M)
+    if language == "html":  # a page, which .ci/engines opens
+        return code, []
     calls = []
 
     class Translator(ctranslate2.Translator):

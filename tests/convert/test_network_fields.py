@@ -35,6 +35,7 @@ OWN = {name: dataclasses.replace(TINY, **HEADS) for name in EXPORTED}
 OWN |= {name: dataclasses.replace(TINY, **base) for name, base in BASES.items() if name != "embeddings"}
 MARIAN = {"positions": "sinusoidal_halves", "norm_epsilon": 1e-6, "target_start": "zeros"}
 OWN["marian-npz"] = dataclasses.replace(OWN["marian-npz"], **MARIAN)
+OWN["bergamot"] = dataclasses.replace(OWN["marian-npz"], model_dim=64, ffn_dim=64)
 OWN["hf-pre-norm"] = dataclasses.replace(OWN["hf-pre-norm"], norm_position="pre")
 
 
@@ -93,6 +94,8 @@ marian-npz    norm_epsilon            1e-05            1e-06
 marian-npz    norm                    rms              layer
 marian-npz    activation              gelu             relu, silu
 marian-npz    embedding_scale         False            True
+bergamot      model_dim               96               multiples of 64
+bergamot      ffn_dim                 100              multiples of 64
 """
 
 

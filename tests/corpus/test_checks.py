@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny_experiment import text_data
 
+from flaxformer_mt import define_scorer
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import CleanConfig
 from flaxformer_mt.config.tag_styles import find_codes
@@ -27,6 +28,7 @@ from flaxformer_mt.corpus.side_checks import (
     find_side_problems,
 )
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.scoring import metrics
 
 
 def block(*pairs: tuple[str, str]) -> TextBlock:
@@ -428,3 +430,37 @@ def test_a_damaged_model_ends_neither_process_nor_patience(tmp_path, model, monk
     monkeypatch.setattr(language_identification, "_MOST_SECONDS", 2)
     with pytest.raises(UserError, match=f"^{model} .* is damaged: .*{problem}.*; copy or download it again$"):
         LanguageIdentifier(str(model))
+
+
+def test_pairs_with_low_scores_are_left_out_and_the_cache_knows_the_scorer(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    monkeypatch.setattr(metrics, "_SCORED", 2)
+    calls = []
+
+    def size(sources, targets, references):
+        assert references is None
+        calls.append(len(targets))
+        return [len(source) + len(target) for source, target in zip(sources, targets, strict=True)]
+
+    lines = ["a", "bbb", "cc", "dddd", "bbb"]
+    for split in ("train", "valid"):
+        for language in ("de", "en"):
+            (tmp_path / f"{split}.{language}").write_text("".join(f"{line}\n" for line in lines))
+    define_scorer(size)
+
+    def read(*scores, split="train", **rules):
+        return [
+            pair.target
+            for pair in read_pairs(text_data(tmp_path, clean=CleanConfig(scores=scores, **rules)), split)
+        ]
+
+    assert read("size>=5") == ["bbb", "dddd", "bbb"] and calls == [2, 2, 1]
+    assert read("size>=5") == ["bbb", "dddd", "bbb"] and len(calls) == 3  # cached
+    assert read("size best 50%", duplicates="drop") == ["bbb", "dddd"]
+    assert read("size>=99", split="valid") == lines  # held-out pairs are not dropped
+    define_scorer(lambda sources, targets, references: [-len(one) for one in targets], name="size")
+    assert read("size>=-3") == ["a", "bbb", "cc", "bbb"]
+    with pytest.raises(UserError, match="data.clean.scores names the score 'kiwi', which is not defined"):
+        read("kiwi>=1")
+    with pytest.raises(UserError, match="data.clean.scores has 'size'; give NAME>=SCORE"):
+        read("size")

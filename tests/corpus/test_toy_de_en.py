@@ -220,3 +220,22 @@ def test_german_has_one_meaning():
         again += german in meanings
         assert meanings.setdefault(german, english) == english, german
     assert again > 20
+
+
+def test_pronouns_of_documents_are_decided_by_the_line_before(tmp_path):
+    folder = toy.write_documents(tmp_path)
+    content = b"".join(file.read_bytes() for file in sorted(folder.glob("*.[de]*")))
+    assert hashlib.blake2b(content, digest_size=8).hexdigest() == "266ac457d7ac9906", "raise the version"
+    for split, size in toy.DOCUMENTS.items():
+        german, english, ids = (
+            (folder / f"{split}.{name}").read_text("utf-8").split("\n")[:-1]
+            for name in ("de", "en", "documents")
+        )
+        assert len(german) == len(english) == len(ids) == 2 * size and ids[::2] == ids[1::2]
+        pronouns = collections.Counter()
+        for line, translation in zip(german[1::2], english[1::2], strict=True):
+            (named,) = {"Er", "Sie"} & set(re.findall("\\w+", line.title()))
+            (pronoun,) = {"He", "She", "It"} & set(re.findall("\\w+", translation.title()))
+            pronouns[named, pronoun] += 1
+        kinds = [("Er", "He"), ("Er", "It"), ("Sie", "She"), ("Sie", "It")]
+        assert all(abs(pronouns[kind] - size / 4) < 2 for kind in kinds) and len(pronouns) == 4

@@ -26,7 +26,7 @@ from flaxformer_mt.workers.worker_pool import PoolOptions
 
 class FakePairs(list):
     has_source = True
-    columns = {}
+    columns, context = {}, None
     kept = (None,)
     target_tags = ("",)
     languages = (("de", "en"),)

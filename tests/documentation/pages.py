@@ -42,7 +42,9 @@ class Command(NamedTuple):
 
 def find_pages() -> list[str]:
     """README.md, whose commands make the environment and the run that others use, and all other pages."""
-    pages = [page for folder in ("docs", "benchmarks", "recipes") for page in (ROOT / folder).glob("*.md")]
+    pages = [
+        page for folder in ("docs", "benchmarks", "recipes", "tests") for page in (ROOT / folder).glob("*.md")
+    ]
     return [README, *sorted(path.relative_to(ROOT).as_posix() for path in pages)]
 
 

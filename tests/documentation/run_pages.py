@@ -7,7 +7,7 @@ the environment, with the Python that is called python3, and train the run that 
 with that environment activated. A block that a page marks as needing another machine, a network or data of
 others is left out; GIVEN makes what a page takes as given, and ADDED shortens what would take long. It fails
 with the page, the line, the command and its output if a command ends with a status other than 0 or prints a
-traceback. docs/testing.md has the commands that build the site and execute the notebook; --site only builds.
+traceback. tests/README.md has the commands that build the site and execute the notebook; --site only builds.
 """
 
 import argparse
@@ -45,7 +45,7 @@ _POST = (
 # Page -> the commands that make what it takes as given, and remove what other pages left there.
 GIVEN = {
     README: ["python -m documentation.write_words my_data --languages=cs,en"],
-    "docs/api.md": ["rm -rf exported runs/de_en runs/en runs/imported"],
+    "docs/api.md": ["rm -rf exported runs/en runs/imported"],
     "docs/data.md": ["python -m documentation.write_words my_data --languages=cs,en"],
     "docs/evaluation.md": [
         _POST,
@@ -60,7 +60,8 @@ GIVEN = {
     ],
     "docs/parallel.md": ["cp runs/toy_de_en/translations/test.source test.de && rm -f test.en"],
     "docs/translating.md": [
-        "cp runs/toy_de_en/translations/test.source test.de",
+        "cp runs/toy_de_en/translations/test.source test.de && rm -f documents.en",
+        f"python train.py --config=toy_documents --run=runs/toy_documents {_FEW_UPDATES} {_SHORT}",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
     "docs/research-formats.md": [
@@ -77,7 +78,7 @@ GIVEN = {
 }
 
 # The page with the commands that build the site, and a pattern of these.
-SITE = ("docs/testing.md", r"requirements-docs\.txt|mkdocs build")
+SITE = ("tests/README.md", r"requirements-docs\.txt|mkdocs build")
 
 # Pages whose Python blocks are one program. Elsewhere each block is one of its own.
 ONE_PROGRAM = frozenset({"docs/api.md", "docs/translating.md"})
@@ -98,8 +99,9 @@ ADDED = [
     # The tests run in .ci/run, with this very command.
     Added(README, r"-m pytest -q$", "--collect-only"),
     # The large size takes 20 minutes; the small one is a part of .ci/run.
-    Added("docs/testing.md", r"FLAXFORMER_MT_FUZZ=", "--collect-only"),
+    Added("tests/README.md", r"FLAXFORMER_MT_FUZZ=", "--collect-only"),
     # Trainings whose result no other command needs.
+    Added("docs/data.md", r"--config=toy_documents", f"{_FEW_UPDATES} {_SHORT}"),
     Added(README, r"train\.py runs/cs_en\.py", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/export.md", r"train --run=runs/opus", f"{_FEW_UPDATES} {_SHORT}"),
     Added("docs/pretrained.md", r"--run=runs/(tuned|adapted)", _FEW_UPDATES),

@@ -10,8 +10,7 @@ from tiny_experiment import text_data
 from documentation.pages import ROOT
 from flaxformer_mt.config import CleanConfig, Config
 from flaxformer_mt.convert.formats import ImportOverrides, Weights
-from flaxformer_mt.corpus import cleaning, columns, pair_checks, read_pairs
-from flaxformer_mt.corpus.reader import open_train_set
+from flaxformer_mt.corpus import columns, pair_checks, read_pairs
 from flaxformer_mt.model import feedforward
 from flaxformer_mt.training import update
 
@@ -49,7 +48,7 @@ def test_the_cleaning_rule_finds_questions_on_one_side():
     assert find(block, CleanConfig()).tolist() == [-1, 0, 0]
 
 
-def test_the_property_follows_its_pair_and_the_file_is_made_once(tmp_path, monkeypatch):
+def test_the_property_follows_its_pair(tmp_path, monkeypatch):
     for name, lines in {"de": "a b\n\nc\n", "en": "a\nb\nc\n", "quality": "0.5\n0.25\n1\n"}.items():
         (tmp_path / f"train.{name}").write_text(lines)
     config = text_data(tmp_path, clean=CleanConfig(empty="drop"))
@@ -58,11 +57,6 @@ def test_the_property_follows_its_pair_and_the_file_is_made_once(tmp_path, monke
     monkeypatch.setattr(columns, "COLUMNS", (quality,))
     pairs = read_pairs(config, "train")
     assert pairs.columns["quality"].open(pairs, None, {}).values.tolist() == [0.5, 1]
-    names = run_part("def count_characters", "```", cleaning)
-    for _ in range(2):
-        counts = names["count_characters"](open_train_set(config), tmp_path)
-        assert counts.tolist() == [[3, 1], [0, 1], [1, 1]]
-        monkeypatch.setitem(names, "save_arrays", None)
 
 
 def test_the_format_reads_what_it_writes(tmp_path):

@@ -26,6 +26,7 @@ API = {
         "config.load_options.LoadOptions",
         "translation.result.Translation",
         "translation.result.Annotations",
+        "translation.glossary.Glossary[read,load,make,find]",
         "translation.requests.Request[to_json,from_json]",
         "translation.requests.Engine[submit,cancel,step]",
     ),
@@ -38,6 +39,7 @@ API = {
     "Evaluation": (
         "evaluation.evaluate.evaluate_run",
         "evaluation.comparison.ResamplingOptions",
+        "scoring.metrics.define_scorer",
     ),
     "Export and import": ("convert.export_run.export_run", "convert.import_run.import_run"),
     "Errors and warnings": (
@@ -71,7 +73,10 @@ def _commands() -> str:
 
 def _fields() -> str:
     config = Config()
-    parts = ["# Config fields", "[How to write a config](../configuration.md). Each field is also a flag."]
+    parts = [
+        "# Config fields",
+        "[How to write a config](../training.md#config-files). Each field is also a flag.",
+    ]
     parts += ["## seed", _list(list_settings(config, "config"))]
     for name, section in list_sections(config):
         title = " ".join((inspect.getdoc(type(section)) or "").split())

@@ -18,8 +18,8 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_run
-from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.evaluation.tables import write_text
+from flaxformer_mt.scoring.metrics import resample_scores, score_translations
 from flaxformer_mt.translation.translator import Translation, Translator
 
 COUNT = 60
@@ -127,7 +127,8 @@ def runs(tmp_path, monkeypatch, systems, references):
 
     monkeypatch.setattr(Translator, "load", FakeTranslator)
     pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(sources, references, strict=True)]
-    sets = {"toy_de_en": pairs, "shorter": pairs[:-1]}
+    rows = type("Pairs", (list,), {"documents": None})
+    sets = {"toy_de_en": rows(pairs), "shorter": rows(pairs[:-1])}
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "test" and data.dataset in sets)
     monkeypatch.setattr(scored_set, "read_pairs", lambda data, split, tagged: sets[data.dataset])
     monkeypatch.chdir(tmp_path)

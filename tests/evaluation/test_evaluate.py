@@ -9,13 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from flaxformer_mt import define_scorer
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
+from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
+from flaxformer_mt.evaluation import score_breakdowns
 from flaxformer_mt.evaluation.comparison import ResamplingOptions
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_lines, evaluate_run
 from flaxformer_mt.evaluation.evaluation_set import (
@@ -24,11 +27,18 @@ from flaxformer_mt.evaluation.evaluation_set import (
     load_translations,
     save_translations,
 )
-from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.evaluation.perplexity import Likelihood, measure
-from flaxformer_mt.evaluation.score_breakdowns import DirectionScorer, describe_by_length, score_by_length
+from flaxformer_mt.evaluation.score_breakdowns import (
+    DirectionScorer,
+    describe_by_length,
+    score_by_length,
+    score_terms,
+)
 from flaxformer_mt.evaluation.tables import write_text
+from flaxformer_mt.scoring import metrics
+from flaxformer_mt.scoring.metrics import resample_scores, score_translations
 from flaxformer_mt.training.report import describe_report
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.translator import Translation, Translator
 
 # What the fake knows: capitals are right, but the references have a small letter.
@@ -76,6 +86,80 @@ def test_evaluate_lines_scores_what_the_translator_says():
     assert uncased.scores["bleu"] > cased.scores["bleu"]
     right = evaluate_lines(translator, SOURCES[1:2], REFERENCES[1:2], lowercase=False, tokenize="13a")
     assert right.scores["bleu"] == pytest.approx(100)
+
+
+def test_scorers_are_reported_with_references_and_without(run_dir, monkeypatch, capsys):
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    seen = []
+
+    def kiwi(sources, hypotheses, references):
+        seen.append((sources, references))
+        return [0.25 if one[:1].isupper() else 0.5 for one in hypotheses]
+
+    define_scorer(kiwi)
+    source, reference = write(run_dir / "s", SOURCES), write(run_dir / "r", REFERENCES)
+    files = {"source": source, "reference": reference}
+    result = evaluate_run(
+        run_dir, **files, scorers=["kiwi", "chrf++", "ter"], resamples=ResamplingOptions(20)
+    )
+    assert result["kiwi"] == pytest.approx((0.25 + 0.5 + 0.5) / 3) and result["scorers"] == ["kiwi", "chrf++"]
+    assert result["chrf++_signature"].startswith("nrefs:1|case:mixed|")
+    assert {"bleu", "chrf", "ter", "kiwi", "chrf++"} < result["confidence"].keys()
+    assert (list(seen[-1][0]), list(seen[-1][1])) == (SOURCES, REFERENCES)
+    table = write_text(describe_evaluation(result, name="run"))
+    assert "kiwi" in table.splitlines()[0] and "chrF++" in table.splitlines()[0].replace("chrf++", "chrF++")
+
+    other = write(run_dir / "other", ["two", "Three", "four"])
+    result = evaluate_run(run_dir, source=source, scorers=["kiwi"], against=[other])
+    assert seen[-1][1] is None and "bleu" not in result and "by_length" not in result
+    assert result["kiwi"] == result["against"][0]["kiwi"]["score"] == pytest.approx(1.25 / 3)
+    assert (run_dir / "translations" / "s.hypothesis").exists()
+    assert not (run_dir / "translations" / "s.reference").exists()
+    assert "kiwi" in write_text(describe_evaluation(result, name="run"))
+    for options, message in (
+        ({"source": source, "scorers": ["kiwi", "chrf++"]}, "has no references, with which chrf.. compares"),
+        ({"source": source}, "given without a reference; give both files"),
+        ({**files, "scorers": ["kivi"]}, "the score 'kivi', which is not defined; did you mean kiwi"),
+    ):
+        with pytest.raises(UserError, match=message):
+            evaluate_run(run_dir, **options)
+
+
+def test_the_weight_of_a_scorer_is_found_on_the_sentences(run_dir, monkeypatch, capsys):
+    """The scorer likes the second hypothesis of the first sentence, and of the second a little."""
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    likes = {"one two three four five": 3.0, "wrong": 1.0}
+    define_scorer(
+        lambda sources, hypotheses, references: [likes.get(one, 0.0) for one in hypotheses], name="kiwi"
+    )
+
+    def translate(self, lines, n_best=1):
+        others = {SOURCES[0]: "one two three four five", SOURCES[1]: "wrong"}
+        return [
+            Translation(
+                ANSWERS[line], -1.0, -1.0, (5, 2), alternatives=(Translation(others[line], -2.0, -2.0, (2,)),)
+            )
+            if line
+            else Translation("", math.nan, 0.0, ())
+            for line in lines
+        ]
+
+    monkeypatch.setattr(FakeTranslator, "translate", translate)
+    files = {"source": write(run_dir / "s", SOURCES), "reference": write(run_dir / "r", REFERENCES)}
+    search = SearchConfig(beam_size=2, rerank="kiwi")
+    found = evaluate_run(run_dir, **files, search=search, tune_rerank="bleu")
+    tried = found["scores"]
+    # Half of the model's mean deviation is the first score's; a weight of 1 changes the second sentence too.
+    weight = found["rerank_weight"]
+    assert 1 / 3 < float(weight) < 1 and tried[weight] == max(tried.values()) > max(tried["0"], tried["none"])
+    assert describe_evaluation(found, name="run") == []
+    for options, message in (
+        ({"search": SearchConfig()}, "--tune_rerank needs --rerank=SCORER"),
+        ({"search": dataclasses.replace(search, rerank_weight=1.0)}, "finds --rerank_weight: leave this out"),
+        ({"search": search, "tune_rerank": "blue"}, "--tune_rerank names the score 'blue'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            evaluate_run(run_dir, **files | {"tune_rerank": "bleu"} | options)
 
 
 def test_progress_is_said_at_once_and_only_if_asked(capfd):
@@ -161,6 +245,42 @@ def test_buckets_are_by_words_of_the_source():
     assert len({len(line) for line in table}) == 1
 
 
+def test_terms_are_counted_where_the_reference_has_them(monkeypatch):
+    """In any form, and in that of the reference; a term that the reference translates otherwise is not."""
+    lemmas = {"dogs": "dog", "Dogs": "dog", "apples": "apple"}
+    monkeypatch.setattr(score_breakdowns, "find_lemmatizer", {"en": lambda word: lemmas.get(word, word)}.get)
+    glossary = Glossary.make({"Hund": "dog", "Apfel": "red apple"})
+    texts = Translations(
+        ("Hund", "Hund", "Hund, Apfel", "Hund"),
+        ("Dogs!", "a dog", "a dog (red apples)", "a cat"),
+        ("dogs", "the dogs .", "red apples", "dog"),
+    )
+    found = score_terms(texts, glossary, Direction("de", "en"))
+    assert found == {"count": 4, "used": 0.75, "right_form": 0.5}
+    nothing = score_terms(texts, Glossary.make({"Katze": "cat"}), Direction("de", "en"))
+    assert nothing == {"count": 0, "used": None, "right_form": None}
+
+
+def test_a_glossary_is_that_of_the_run_and_its_report(run_dir, tmp_path):
+    """The fake translator has no such argument, and is given one only with a glossary."""
+    source, reference = tmp_path / "source", tmp_path / "reference"
+    source.write_text("eins zwei drei vier fünf\n", encoding="utf-8")
+    reference.write_text("one two three four five\n", encoding="utf-8")
+    files = {"source": source, "reference": reference}
+    assert "terms" not in evaluate_run(run_dir, **files)
+    given = []
+    with pytest.MonkeyPatch.context() as patch:
+        plain = FakeTranslator.translate
+        patch.setattr(
+            FakeTranslator,
+            "translate",
+            lambda self, lines, glossary: given.append(glossary) or plain(self, lines),
+        )
+        result = evaluate_run(run_dir, **files, glossary={"drei": "three", "sechs": "six"})
+    assert given == [Glossary.make({"drei": "three", "sechs": "six"})]
+    assert result["terms"] == {"count": 1, "used": 1.0, "right_form": 1.0}
+
+
 def test_evaluate_run_on_files(run_dir):
     source = write(run_dir / "set.de", SOURCES)
     reference = write(run_dir / "set.en", REFERENCES, end=b"\r\n")
@@ -214,7 +334,7 @@ def test_evaluate_run_counts_case_as_the_config_says(run_dir):
 
 
 def test_evaluate_run_on_a_split(run_dir, monkeypatch):
-    pairs = [type("Pair", (), {"source": s, "target": t}) for s, t in zip(SOURCES, REFERENCES, strict=True)]
+    pairs = type("Pairs", (list,), {"documents": None})(map(Pair, SOURCES, REFERENCES))
     monkeypatch.setattr(scored_set, "has_split", lambda data, split: split == "valid")
     monkeypatch.setattr(scored_set, "read_pairs", lambda data, split, tagged: {"valid": pairs}[split])
     with pytest.raises(UserError, match="split is 'trial'; it must be test or valid"):

@@ -17,7 +17,6 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations, save_translations
-from flaxformer_mt.evaluation.metrics import resample_scores, score_translations
 from flaxformer_mt.evaluation.plots import Bar, Line, chart_bars, chart_lines
 from flaxformer_mt.evaluation.run_report.page import make_page, report_runs
 from flaxformer_mt.evaluation.run_report.sections import (
@@ -30,6 +29,7 @@ from flaxformer_mt.evaluation.run_report.sections import (
 )
 from flaxformer_mt.evaluation.score_breakdowns import join_reports
 from flaxformer_mt.object_store.filesystem import ObjectStore
+from flaxformer_mt.scoring.metrics import resample_scores, score_translations
 
 # What the made-up text has.
 REPEATED = {"duplicates": {"count": 5, "action": "keep"}}

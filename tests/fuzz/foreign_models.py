@@ -45,6 +45,12 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     **{f"hf {family}": ({}, "") for family in ("nllb", "mbart_50", "madlad")},
     "marian": (POST, ""),
     "hf-pre-norm": ({"max_positions": 40}, ""),
+    "bergamot": (
+        POST
+        | {"positions": "sinusoidal_halves", "norm_epsilon": 1e-6, "target_start": "zeros"}
+        | {"model_dim": 64, "ffn_dim": 64},
+        "",
+    ),
     **{name: ({}, "") for name in TOOLKITS},
 }
 
@@ -69,7 +75,8 @@ def make_foreign_model(name: str, config: Any, vocabs: Any, folder: Path) -> Pat
     leaves = {p: np.asarray(leaf) for p, leaf in flatten_tree(random_params(network)).items()}
     assert not find_format(name).problems(own), find_format(name).problems(own)
     (folder / name).mkdir(parents=True)
-    find_format(name).write(Weights(own, vocabs, leaves), folder / name, "none")
+    quantization = "int8_dynamic" if name == "bergamot" else "none"
+    find_format(name).write(Weights(own, vocabs, leaves), folder / name, quantization)
     return folder / name
 
 
@@ -103,6 +110,8 @@ def damaged_model(name: str, folder: Path, target: Path, number: int) -> str:
         return mutate_json(path, draw)
     if number % 4 == 1:
         return _mutate_settings(target / checkpoint, draw)
+    if name == "bergamot":
+        return _mutate_binary(next(target.glob("model.*.bin")), draw)
     tensors = [target / checkpoint] if checkpoint else sorted(target.glob("*.safetensors"))
     tensors = tensors or [path for path in sorted(target.glob("*.pt"))]
     return mutate_tensors(draw.choice(tensors), draw)
@@ -179,6 +188,20 @@ _HEADERS = [
     {"shape": [1 << 63, 1 << 63]}, {"shape": ["16"]}, {"shape": None}, {"data_offsets": [0, 1 << 62]},
     {"data_offsets": [64, 0]}, {"data_offsets": [-4, 4]}, {"data_offsets": [0]}, {"data_offsets": [0.5, 1]},
 ]  # fmt: skip
+
+
+def _mutate_binary(path: Path, draw: random.Random) -> str:
+    """Changes a number of the head, or one of the head of an array: of its name, type, shape or data."""
+    content = bytearray(path.read_bytes())
+    (count,) = struct.unpack("<Q", content[8:16])
+    place = draw.choice([0, 8, *[16 + 32 * draw.randrange(count) + 8 * field for field in range(4)] * 3])
+    number = draw.choice([0, 1, 2, 0x101, 0x404, 0x4101, 0x4102, 1 << 31, 1 << 40, 1 << 63, (1 << 64) - 1])
+    content[place : place + 8] = struct.pack("<Q", number)
+    if draw.random() < 0.3:  # in shapes, or in data
+        start = draw.randrange(len(content) - 4)
+        content[start : start + 4] = struct.pack("<i", draw.choice([0, 1, -1, 1 << 30, 0x7F800000]))
+    path.write_bytes(content)
+    return f"{path.name}: {number} at {place}"
 
 
 def _mutate_safetensors(path: Path, draw: random.Random) -> str:

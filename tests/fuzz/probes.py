@@ -134,7 +134,7 @@ def final_state(run: Path, *, last: int = 0) -> dict[str, Any]:
     from flaxformer_mt.runs.run_directory import load_sealed_vocabs
 
     config = read_config(run / "config.json")
-    checkpoints = Checkpoints(run, best_metric=config.train.best_metric)
+    checkpoints = Checkpoints(run, best_metric=config.train.metrics[0])
     vocabs = load_sealed_vocabs(run / "vocab")
     steps = checkpoints.steps()[-last:]
     average = ["average"] if (checkpoints.directory / "average").is_dir() and not last else []

@@ -2,7 +2,7 @@
 
 Seeds are fixed. In the usual test session a few inputs of each kind run in the test's own process. With
 FLAXFORMER_MT_FUZZ=100 there are thousands, each in a process with limits of time and memory, and a hundred
-real kills; docs/testing.md says how to run that, and FLAXFORMER_MT_FUZZ_LOG=FILE collects all outcomes.
+real kills; tests/README.md says how to run that, and FLAXFORMER_MT_FUZZ_LOG=FILE collects all outcomes.
 """
 
 import json

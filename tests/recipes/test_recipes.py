@@ -132,7 +132,7 @@ case $1 in
 train) mkdir -p "$run/vocab"; echo "$*" > "$run/vocab/joint.model"; stop; echo "$*" > "$run/report.json" ;;
 backtranslate|distil) mkdir -p "$output"; echo "$*" > "$output/train.tsv"; stop
     echo "$*" > "$output/report.json" ;;
-export) stop; mkdir -p "$output"; echo "$*" > "$output/model.bin" ;;
+export) stop; mkdir -p "$output"; echo "$*" > "$output/model.bin"; echo "$*" > "$output/registry.json" ;;
 *) echo "half of"; stop; echo "$*" ;;
 esac
 """
@@ -201,6 +201,18 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
     found, log = run(TAG="<XY>")
     assert (found.returncode, log) == (2, []) and "> tag=<XY>" in found.stderr
     (tmp_path / "work").rename(tmp_path / "scored")
+    found, log = run(FORMAT="bergamot")
+    assert found.returncode == 0 and log == [*COMMANDS[:6], "prepare", *COMMANDS[6:]]
+    made = read_all(tmp_path / "work")
+    assert "--config.model.decoder_self_attention=ssru" in made["student/report.json"].decode()
+    exported = made["exported/registry.json"].decode()
+    assert "--format=bergamot --quantization=int8" in exported
+    assert exported.endswith("--shortlist=work/shortlist.txt\n")
+    found, log = run(FORMAT="onnx")
+    assert (found.returncode, log) == (2, []) and found.stderr == (
+        "error: FORMAT is onnx; give ctranslate2 or bergamot\n"
+    )
+    (tmp_path / "work").rename(tmp_path / "browser")
     more = {
         "MORE_SOURCES": "backtranslated",
         "SCORES": "8",

@@ -16,6 +16,7 @@ import pytest
 from pytest import raises, warns
 from tiny_experiment import change, quick_environment
 
+from flaxformer_mt import define_scorer
 from flaxformer_mt.config import Config, NoiseConfig, StageConfig
 from flaxformer_mt.config.files import read_config, save_config
 from flaxformer_mt.cpu import core_count
@@ -23,6 +24,7 @@ from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserErr
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import lock_run
+from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training import loop, setup
 from flaxformer_mt.training.checkpoint_trees import to_trees
@@ -32,6 +34,7 @@ from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
 from flaxformer_mt.vocab import load_vocabs
+from flaxformer_mt.vocab.symbols import TERM_MARKS, is_one_piece
 
 # What a library warns of reaches the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
@@ -68,6 +71,20 @@ def make_state(config: Config, run_dir: Path) -> TrainState:
     vocabs = load_vocabs(run_dir / "vocab")
     model = make_model(config.model, source_size=vocabs.source.size, target_size=vocabs.target.size)
     return init_state(init_params(model, jax.random.key(0)), config.optim)
+
+
+# The score is the length of the translation; dies when it is asked for the third time.
+KIWI = """
+import json, sys
+how, asked = sys.argv[1] if sys.argv[1:] else "", 0
+if how == "no_model": sys.exit("no_model is no model")
+for line in sys.stdin:
+    row = json.loads(line)
+    if how == "dies" and asked == 2: sys.exit("out of memory")
+    assert row["reference"]
+    print(len(row["hypothesis"]), flush=True)
+    asked += row["left"] == 0
+"""
 
 
 def load_state(run_dir: Path, step: int | str) -> dict[str, Any]:
@@ -269,6 +286,54 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
         assert line["utilization"] == pytest.approx(line["model_flops_per_second"] / 1e12)
 
 
+def test_documents_killed_and_resumed_equal_undisturbed(base, tmp_path):
+    """Lines before each pair are drawn again for each epoch, and validation waits for translations."""
+    config = change(
+        base,
+        data={"context": 2, "target_context": True, "max_source_length": 32, "max_target_length": 32},
+        vocab={"sampling": 0.2},
+        train={"steps": 6, "log_every": 6, "checkpoint_every": 2, "evaluate_every": 4},
+        search={"method": "greedy", "beam_size": 1},
+    )
+    config = change(config, data={"batch_tokens": 1024})
+    fit(config, tmp_path / "undisturbed")
+    save_config(config, tmp_path / "config.json")
+    killed = run_killed(tmp_path / "run", tmp_path / "config.json", "update", 5)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert Checkpoints(tmp_path / "run").steps()[:1] == [2]
+    assert fit(config, tmp_path / "run")["step"] == 6
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
+    stores = [*Path(config.data.cache_dir).glob("tokens/*/source.values")]
+    assert stores, "token stores are kept"
+
+
+def test_terms_are_drawn_again_as_they_were_before_a_kill(base, tiny_text, tmp_path):
+    """Killed in the second epoch, whose terms are not those of the first."""
+    sources = (tiny_text / "train.xx").read_text(encoding="utf-8").split("\n")[:-1]
+    lengths = [len(line.split()) for line in sources]
+    links = [" ".join(f"{word}-{size - 1 - word}" for word in range(size)) for size in lengths]
+    (tmp_path / "train.align").write_text("\n".join(links) + "\n", encoding="utf-8")
+    data = {"terms": 0.5, "alignments": (str(tmp_path / "train.align"),), "max_source_length": 24}
+    config = change(
+        base,
+        data=data | {"batch_tokens": 192},
+        train={"steps": 12, "log_every": 4, "checkpoint_every": 5, "evaluate_every": 100},
+        search={"method": "greedy", "beam_size": 1},
+    )
+    with warns(FlaxformerWarning, match="data.terms is 0.5, but there are no lemmas of yy"):
+        fit(config, tmp_path / "undisturbed")
+    save_config(config, tmp_path / "config.json")
+    run_dir = tmp_path / "run"
+    assert run_killed(run_dir, tmp_path / "config.json", "update", 11).returncode == -signal.SIGKILL
+    assert 5 in Checkpoints(run_dir).steps() and not (run_dir / "report.json").exists()
+    with warns(FlaxformerWarning, match="no lemmas"):
+        fit(config, run_dir)
+    assert_same_run(run_dir, tmp_path / "undisturbed")
+    assert read_config(run_dir / "config.json").data.terms == 0.5
+    vocab = load_vocabs(run_dir / "vocab").source
+    assert all(is_one_piece(vocab, mark) for mark in TERM_MARKS)
+
+
 @pytest.mark.parametrize(
     ("sections", "number", "status"),
     [
@@ -368,6 +433,39 @@ def test_patience_ends_a_run_and_the_average_is_the_final_checkpoint(base, tmp_p
     with warns(FlaxformerWarning, match=r"resumed at step 4 .* train\.patience: 2 -> 3 \(training may"):
         report = fit(longer, tmp_path / "run")
     assert (report["step"], report["stopped_early"], report["best"]) == (5, False, {"step": 5, "bleu": 4.0})
+
+
+def test_a_scorer_that_dies_ends_training_in_one_line_and_the_run_resumes(base, tmp_path, monkeypatch):
+    """With the scores and arrays of a run whose scorer did not die; the first of several scorers decides."""
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    (tmp_path / "kiwi.py").write_text(KIWI)
+    config = change(
+        base,
+        train={"best_metric": "kiwi,ter,chrf++", "steps": 6, "evaluate_every": 2, "checkpoint_every": 2},
+    )
+    with raises(UserError, match="train.best_metric names the score 'kiwi', which is not defined"):
+        fit(config, tmp_path / "run")
+    define_scorer(f"{sys.executable} {tmp_path}/kiwi.py no_model")
+    with raises(UserError, match="ended with status 1 after 0 of 1 scores, saying 'no_model is no model'"):
+        fit(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    define_scorer(f"{sys.executable} {tmp_path}/kiwi.py dies")
+    with raises(UserError) as caught:
+        fit(config, tmp_path / "run")
+    assert "ended with status 1 after 0 of 6 scores, saying 'out of memory'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert Checkpoints(tmp_path / "run", best_metric="kiwi").steps() == [2]
+    define_scorer(f"{sys.executable} {tmp_path}/kiwi.py")
+    report = fit(config, tmp_path / "run")
+    undisturbed = fit(config, tmp_path / "other")
+    assert_same_run(tmp_path / "run", tmp_path / "other")
+    scores = [record for record in read_metrics(tmp_path / "run") if record["split"] == "valid"]
+    assert [record["step"] for record in scores] == [2, 4, 6] and {"ter", "chrf++"} < scores[0].keys()
+    best = max(scores, key=lambda record: (record["kiwi"], -record["loss"]))
+    assert report["best"] == undisturbed["best"] == {"step": best["step"], "kiwi": best["kiwi"]}
+    assert Checkpoints(tmp_path / "run", best_metric="kiwi").best() == best["step"]
+    assert report["test"]["scorers"] == ["kiwi", "chrf++"] and report["test"]["kiwi"] > 0
+    assert f"test kiwi {report['test']['kiwi']:.4g}" in describe_report(report, tmp_path / "run")
 
 
 def test_without_a_validation_set_there_is_no_best(base, tmp_path):

@@ -2,18 +2,23 @@
 
 import dataclasses
 import random
+import sys
 
 import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from flaxformer_mt import define_scorer
 from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.scoring import metrics
 from flaxformer_mt.translation.minimum_bayes_risk import (
     choose_candidates,
-    make_utility,
+    compare_texts,
+    distinct_texts,
+    rank_candidates,
     score_bleu,
     score_chrf,
 )
@@ -39,9 +44,10 @@ def test_candidates_without_spaces_are_compared_by_characters():
         chosen = dataclasses.replace(config, train=TrainConfig(bleu_tokenize=tokenize))
         metric = BLEU(tokenize=name, effective_order=True)
         wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
-        np.testing.assert_allclose(make_utility(chosen)(texts), wanted, rtol=1e-9)
+        np.testing.assert_allclose(compare_texts([("", texts)], chosen)[0], wanted, rtol=1e-9)
     english = [metric.sentence_score("a b c", [other]).score for other in ("a b c", "a b d")]
-    np.testing.assert_allclose(make_utility(config)(["a b c", "a b d"])[0], english, rtol=1e-9)
+    (found,) = compare_texts([("", ["a b c", "a b d"])], config)
+    np.testing.assert_allclose(found[0], english, rtol=1e-9)
 
 
 def test_candidates_are_compared_as_their_language_needs():
@@ -52,7 +58,7 @@ def test_candidates_are_compared_as_their_language_needs():
     config = Config(search=SearchConfig(method="mbr", mbr_utility="bleu"))
     for code in ("zh_TW", "", "xx"):
         chosen = dataclasses.replace(config, data=dataclasses.replace(config.data, target_language=code))
-        np.testing.assert_allclose(make_utility(chosen)(texts), wanted, rtol=1e-9)
+        np.testing.assert_allclose(compare_texts([("", texts)], chosen)[0], wanted, rtol=1e-9)
 
 
 def test_utilities_are_the_sentence_scores_of_sacrebleu():
@@ -77,21 +83,17 @@ def make(text, log_prob):
 def test_the_highest_expected_utility_is_chosen():
     """Samples count as often as they were drawn; hypotheses of a beam by their probabilities."""
     matrix = np.array([[1.0, 0.0, 0.2], [0.0, 1.0, 0.2], [0.5, 0.5, 1.0]])
-
-    def utility(texts):
-        assert texts == ["x", "y", "z"]
-        return matrix
-
     drawn = [make("x", -1.0), make("y", -2.0), make("y", -2.5), make("z", -3.0)]
-    samples = choose_candidates(drawn, utility, by_probability=False)
+    assert distinct_texts(drawn) == ["x", "y", "z"]
+    samples = choose_candidates(drawn, matrix, by_probability=False)
     assert [(one.text, one.log_prob) for one in samples] == [("z", -3.0), ("y", -2.0), ("x", -1.0)]
     np.testing.assert_allclose([one.score for one in samples], [0.625, 0.55, 0.3])
-    beam = choose_candidates(drawn, utility, by_probability=True)
+    beam = choose_candidates(drawn, matrix, by_probability=True)
     weights = np.array([np.exp(-1), np.exp(-2) + np.exp(-2.5), np.exp(-3)])
     wanted = matrix @ weights / weights.sum()
     assert [one.text for one in beam] == [["x", "y", "z"][i] for i in np.argsort(-wanted)]
     np.testing.assert_allclose([one.score for one in beam], sorted(wanted, reverse=True))
-    (alone,) = choose_candidates([make("", -1.0)], score_chrf, by_probability=False)
+    (alone,) = choose_candidates([make("", -1.0)], score_chrf([""]), by_probability=False)
     assert alone.score == 0
 
 
@@ -138,4 +140,87 @@ def test_wrong_numbers_and_flags_are_refused(tiny_run, capsys):
     ):
         assert main(["translate", f"--run={tiny_run}", "--input=/dev/null", *flags]) == 2
         (line,) = capsys.readouterr().err.strip().split("\n")
+        assert line.startswith("error: ") and message in line, line
+
+
+def test_any_metric_is_a_utility_and_scorers_from_outside_are_asked_once(monkeypatch):
+    calls = []
+
+    def overlap(sources, hypotheses, references):
+        calls.append(len(hypotheses))
+        rows = zip(sources, hypotheses, references, strict=True)
+        return [len(set(source) & set(one) & set(other)) for source, one, other in rows]
+
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    search = SearchConfig(method="mbr", mbr_utility=define_scorer(overlap))
+    groups = [("abc", ["ab", "bc", "x"]), ("d", ["d"])]
+    first, second = compare_texts(groups, Config(search=search))
+    assert calls == [10] and second.tolist() == [[1]]
+    assert first.tolist() == [[2, 1, 0], [1, 2, 0], [0, 0, 0]]
+    plus = Config(search=SearchConfig(method="mbr", mbr_utility="chrf++"))
+    wanted = [[CHRF(word_order=2).sentence_score(a, [b]).score for b in TEXTS] for a in TEXTS]
+    np.testing.assert_array_equal(compare_texts([("", TEXTS)], plus)[0], wanted)
+
+
+def test_a_scorer_ranks_hypotheses_alone_or_with_the_model(monkeypatch):
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    define_scorer(lambda sources, hypotheses, references: [len(one) for one in hypotheses], name="size")
+    best = dataclasses.replace(make("a", -1.0), alternatives=(make("bbb", -2.0), make("cc", -1.5)))
+    blank = Translation("", score=np.nan, log_prob=0.0, tokens=())
+    found = [("x", best, 2), ("y", blank, 1), ("z", make("d", -3.0), 1)]
+
+    def ranked(**options):
+        first, second, third = rank_candidates(found, Config(search=SearchConfig(**options)))
+        assert second is blank or second.text == ""
+        return [(one.text, one.score) for one in first.n_best], third.score
+
+    assert ranked() == ([("a", -1.0), ("bbb", -2.0)], -3.0)
+    assert ranked(rerank="size") == ([("bbb", 3.0), ("cc", 2.0)], 1.0)
+    assert ranked(rerank="size", rerank_weight=0.25) == ([("a", -0.75), ("cc", -1.0)], -2.75)
+
+
+def test_translations_are_reranked_and_wrong_scorers_are_one_line(tiny_run, tmp_path, monkeypatch, capfd):
+    from flaxformer_mt.commands.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    (tmp_path / "size.py").write_text(
+        "import json, sys\nfor line in sys.stdin: print(-len(json.loads(line)['hypothesis']), flush=True)"
+    )
+    (tmp_path / "in").write_text("aa ba\n\nbbb ab a\n")
+    command = ["translate", f"--run={tiny_run}", "--input=in", "--n_best=2"]
+    assert main(command) == 0
+    plain = [line.split(" ||| ") for line in capfd.readouterr().out.splitlines()]
+    scorer = f"--scorer={sys.executable} size.py"
+    assert main([*command, "--rerank=size", scorer]) == 0
+    shorter = [line.split(" ||| ") for line in capfd.readouterr().out.splitlines()]
+    assert sorted((i, text) for i, text, _ in shorter) == sorted((i, text) for i, text, _ in plain)
+    assert [float(score) for i, text, score in shorter if text] == [
+        -len(text) for i, text, _ in shorter if text
+    ]
+    weighed = Translator.load(
+        tiny_run, search=SearchConfig(max_length_offset=4, beam_size=2, rerank="size", rerank_weight=1e-9)
+    )
+    assert weighed.translate("aa ba").text == plain[0][1]
+    for flags, message in (
+        (["--rerank=size"], "search.rerank names the score 'size', which is not defined"),
+        (["--rerank=chrf"], "search.rerank has no references, with which chrf compares"),
+        (
+            ["--rerank=size", scorer, "--method=greedy"],
+            "--rerank is size, but --method is greedy, which has no list",
+        ),
+        (["--rerank_weight=1"], "--rerank_weight 1.0 has no effect without search.rerank"),
+        (["--rerank=size", "--rerank_weight=-1"], "--rerank_weight is -1.0; it must be above 0"),
+        ([scorer], "--scorer defines size, which nothing uses; name it by --rerank"),
+        (["--rerank=size", scorer, scorer], "--scorer defines size twice"),
+        (["--scorer"], "--scorer has no value"),
+        (["--scorer_timeout=5"], "--scorer_timeout has no effect without --scorer"),
+        (["--scorer_timeout=0", scorer], "--scorer_timeout is 0.0; it must be above 0"),
+        (["--method=mbr", "--mbr_utility=chfr"], "search.mbr_utility names the score 'chfr'"),
+        (["--rerank=size", "--scorer=size=false"], "scorer size (false) ended with status 1 after 0 of "),
+    ):
+        metrics._OTHERS.pop("size", None)
+        assert main([*command, *flags]) == 2, flags
+        output = capfd.readouterr()
+        (line,) = [line for line in output.err.strip().split("\n") if not line.startswith("translat")]
         assert line.startswith("error: ") and message in line, line

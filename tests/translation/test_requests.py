@@ -1,4 +1,4 @@
-"""Requests in, translations out: an engine is driven by `submit` and `step`, as docs/extending.md shows."""
+"""Requests in, translations out: an engine is driven by `submit` and `step`, as docs/api.md shows."""
 
 import concurrent.futures
 import dataclasses
@@ -10,6 +10,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.requests import EngineThread, Request, run, run_windows
 from flaxformer_mt.translation.result import Annotations, Translation
 
@@ -61,7 +62,8 @@ def test_a_request_travels_as_json_and_pickle():
     full = Request(
         *("a", "id", 7, "b", "p", ("x", "y"), 3, "de", "en"),
         Annotations(alignments="pieces", layer=-1),
-        4,
+        *(4, ("c", "d"), ("e",)),
+        Glossary((("Hund", "dog"),), "annotation"),
         (0, 2),
     )
     assert all(getattr(full, field.name) != field.default for field in dataclasses.fields(Request))

@@ -48,7 +48,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
     "/translate_file": (
         "Translate a file",
         ("file", "source", "target"),
-        ("api_key",),
+        ("documents", "glossary", "glossary_use", "api_key"),
         {"translatedFileUrl": "http://127.0.0.1:5000/download_file/0123456789abcdef.en.txt"},
     ),
     "/download_file/{name}": ("Fetch a translated file, as often as it is kept", (), (), None),
@@ -345,6 +345,11 @@ class _Server:
                     "-".join(pair): model.most_hypotheses - 1 for pair, model in self._models.items()
                 },
                 "models": {"-".join(pair): model.title for pair, model in self._models.items()},
+                # Number of lines that are read before each line.
+                "documents": {
+                    "-".join(pair): model.context.lines if model.context else 0
+                    for pair, model in self._models.items()
+                },
                 "version": flaxformer_mt.__version__,
             }
         )

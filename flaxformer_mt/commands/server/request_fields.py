@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from flaxformer_mt.errors import first_line
+from flaxformer_mt.errors import UserError, first_line
+from flaxformer_mt.translation.glossary import Glossary, GlossaryUse
 
 Model = TypeVar("Model")
 # ISO 639-1 code -> English name.
@@ -62,8 +63,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scores": dict(_SWITCH, description="Describe the score and the log-probability of each hypothesis."),
     "alignments": dict(_TEXT, enum=["words", "pieces"], description="Describe which words belong together."),
     "attention": dict(_SWITCH, description="Describe the attention weights of each hypothesis."),
+    "documents": {
+        "type": "boolean",
+        "description": "Whether lines are read with the lines before them in the text, up to a blank one. "
+        "By default, models that were trained with data.context do so.",
+    },
+    "glossary": dict(
+        _TEXT, description="Terms, one per line: source term, tab, target term. In a form, it may be a file."
+    ),
+    "glossary_use": dict(
+        _TEXT,
+        enum=["auto", "annotation", "constraint"],
+        default="auto",
+        description="How terms are translated: inflected by the model, exactly, or as the model was trained.",
+    ),
 }
-_TEXTS = "The text, or a list of texts. Each line is translated separately."
+_TEXTS = "The text, or a list of texts. Each line has a translation."
 _FILE = "A text (.txt) or a document (.html, .htm) in UTF-8."
 # JSON schemas of all fields.
 FIELDS: dict[str, dict[str, Any]] = OPTIONS | {
@@ -89,6 +104,10 @@ class TextRequest:
     scores: bool
     alignments: Literal["words", "pieces"] | None
     attention: bool
+    # None: by the models that can.
+    documents: bool | None = None
+    glossary: Glossary | None = None
+    glossary_use: GlossaryUse = "auto"
 
     @property
     def describes(self) -> bool:
@@ -154,7 +173,17 @@ def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
     source, target = _read_language(fields, "source"), _read_language(fields, "target")
     options: dict[str, Any] = {name: _read_option(fields, name) for name in OPTIONS}
+    options["glossary"] = _read_glossary(options["glossary"], options["glossary_use"])
     return TextRequest(texts, several, source, target, **options)
+
+
+def _read_glossary(text: str | None, use: GlossaryUse) -> Glossary | None:
+    if text is None and use != "auto":
+        raise Refusal(400, f"the field glossary_use is {use}, but there is no field glossary")
+    try:
+        return None if text is None else Glossary.read(text.split("\n"), "the field glossary", use)
+    except UserError as error:
+        raise Refusal(400, str(error)) from error
 
 
 def read_file(fields: dict[str, Any]) -> UploadedFile:
@@ -200,9 +229,13 @@ def _read_language(fields: dict[str, Any], name: str) -> str:
 
 def _read_option(fields: dict[str, Any], name: str) -> Any:
     schema, value = OPTIONS[name], fields.get(name)
-    if value is None or value is False or value == "":
+    if value is None or value == "" or (value is False and name != "documents"):
         return schema.get("default")
     match schema:
+        case {"type": "string", **more} if "enum" not in more:
+            if isinstance(value, str | UploadedFile):
+                return value if isinstance(value, str) else value.text
+            rule = "text"
         case {"enum": choices}:
             if value in choices:
                 return value

@@ -11,6 +11,8 @@ from flaxformer_mt.commands.server.html_documents import Line, Template, read_ht
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
+from flaxformer_mt.corpus.documents import Context, Documents
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.pivot import PivotLine
 from flaxformer_mt.translation.requests import EngineThread, Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
@@ -24,6 +26,8 @@ class DirectedModel(NamedTuple):
     target_language: str | None = None
     # What names the model to its readers, such as its run and checkpoint.
     title: str = ""
+    # What it reads before a line.
+    context: Context | None = None
     # The model that translates on, if the target is another language than this model's.
     then: "DirectedModel | None" = None
 
@@ -32,24 +36,19 @@ class DirectedModel(NamedTuple):
         most = self.thread.engine.most_hypotheses
         return most if self.then is None else min(most, self.then.most_hypotheses)
 
-    def submit(self, line: str, *, n_best: int, annotations: Annotations) -> Future[Translation]:
-        """Add a line; see `EngineThread.submit`. Without the model that translates on."""
-        return self.thread.submit(self._request(line, n_best, annotations))
+    def submit(self, line: str, **fields: Any) -> Future[Translation]:
+        """Add a line with the fields of its `Request`, without the model that translates on."""
+        return self.thread.submit(self._request(line, **fields))
 
-    def _request(self, line: str, n_best: int, annotations: Annotations) -> Request:
-        return Request(
-            line,
-            n_best=n_best,
-            source_language=self.source_language,
-            target_language=self.target_language,
-            annotations=annotations,
-        )
+    def _request(self, line: str, **fields: Any) -> Request:
+        fields |= {"source_language": self.source_language, "target_language": self.target_language}
+        return Request(line, **fields)
 
-    async def translate(self, line: str, *, n_best: int, annotations: Annotations) -> Translation:
+    async def translate(self, line: str, **fields: Any) -> Translation:
         if self.then is None:
-            return await asyncio.wrap_future(self.submit(line, n_best=n_best, annotations=annotations))
+            return await asyncio.wrap_future(self.submit(line, **fields))
         directions = [Direction(*map(str, one[1:3])) for one in (self, self.then)]
-        request = self._request(line, n_best, annotations)
+        request = self._request(line, **fields)
         pivot = PivotLine(request, (directions[0], directions[1]), apart=self.thread.engine.apart)
         first = await asyncio.wrap_future(self.thread.submit(pivot.first))
         second = map(self.then.thread.submit, pivot.ask_second(first))
@@ -58,7 +57,7 @@ class DirectedModel(NamedTuple):
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
     """Return a model in each of its directions."""
-    return {pair: DirectedModel(thread, *pair, title) for pair in find_directions(data)}
+    return {pair: DirectedModel(thread, *pair, title, Context.of(data)) for pair in find_directions(data)}
 
 
 def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
@@ -68,7 +67,7 @@ def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
         for (between, target), two in models.items():
             if between == pivot and source != target:
                 title = f"{one.title}; then {two.title}"
-                every.setdefault((source, target), one._replace(title=title, then=two))
+                every.setdefault((source, target), one._replace(title=title, context=None, then=two))
     return every
 
 
@@ -100,6 +99,8 @@ class Translations:
         for name, asked, largest in (("alternatives", alternatives, most - 1), ("n_best", n_best, most)):
             if asked > largest:
                 raise Refusal(400, f"the field {name} is {asked}; the search keeps enough for {largest}")
+        if request.documents and not all(model.context for model in choices.values()):
+            raise Refusal(400, "the field documents is true, but a model reads each line alone")
         count = max(alternatives + 1, n_best)
         annotations = Annotations(alignments=request.alignments, attention=request.attention)
         templates = [(read_html if request.format == "html" else read_text)(text) for text in request.texts]
@@ -107,12 +108,18 @@ class Translations:
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
             model = choices[most_likely["language"]]
-            answers = await _translate_lines(model, template.lines, n_best=count, annotations=annotations)
+            how: dict[str, Any] = {"n_best": count, "annotations": annotations, "glossary": request.glossary}
+            answers = await _translate_lines(model, template.lines, documents=request.documents, **how)
             fields = _answer_text(model, template, answers, request)
             return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
 
         async with self._reserve(sum(len(template.lines) for template in templates)):
-            filled = await asyncio.gather(*map(translate_text, request.texts, templates))
+            try:
+                filled = await asyncio.gather(*map(translate_text, request.texts, templates))
+            except UserError as error:
+                if request.glossary is None:
+                    raise
+                raise Refusal(400, f"the glossary cannot be used: {error}") from error
         if not request.several:
             return filled[0]
         names = filled[0] if filled else ("translatedText",)
@@ -145,17 +152,39 @@ class Translations:
 
 
 async def _translate_lines(
-    model: DirectedModel, lines: Sequence[Line], *, n_best: int = 1, annotations: Annotations = NO_ANNOTATIONS
+    model: DirectedModel,
+    lines: Sequence[Line],
+    *,
+    documents: bool | None = False,
+    annotations: Annotations = NO_ANNOTATIONS,
+    **options: Any,
 ) -> list[Translation]:
-    """Translate lines together; if this is cancelled, so are they."""
+    """Translate lines together, as requests with these options; if this is cancelled, so are they.
+
+    Lines that are read with the translations of lines before them wait for these.
+    """
     for_markup = annotations._replace(alignments="words", for_markup=True)
-    translations = [
-        model.translate(
-            line.text, n_best=n_best, annotations=for_markup if line.needs_alignment else annotations
-        )
-        for line in lines
-    ]
-    return await asyncio.gather(*translations)
+    context = model.context if documents is not False else None
+    texts = Documents([line.text for line in lines], context.lines if context else 0)
+    # Consecutive lines of which each waits for those before, with the lines that are read before each.
+    chains: list[list[tuple[Line, tuple[str, ...]]]] = []
+    for line, _ in zip(lines, texts, strict=True):
+        if not (context and context.target and texts.before):
+            chains.append([])
+        chains[-1].append((line, texts.before))
+
+    async def translate_chain(chain: Sequence[tuple[Line, tuple[str, ...]]]) -> list[Translation]:
+        answers: list[Translation] = []
+        for line, before in chain:
+            fields: dict[str, Any] = {"annotations": for_markup if line.needs_alignment else annotations}
+            if context:
+                fields["context"] = before
+            if context and context.target:
+                fields["translated"] = tuple(one.text for one in answers[len(answers) - len(before) :])
+            answers.append(await model.translate(line.text, **options, **fields))
+        return answers
+
+    return [one for answers in await asyncio.gather(*map(translate_chain, chains)) for one in answers]
 
 
 async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[str, Any]]:

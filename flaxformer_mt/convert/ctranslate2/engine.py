@@ -45,6 +45,8 @@ def _missing_options(search: SearchConfig) -> list[str]:
     missing = []
     if search.method == "mbr":
         missing.append("search.method=mbr")
+    if search.rerank:
+        missing.append(f"search.rerank={search.rerank}")
     if search.method == "beam" and search.coverage_penalty:  # its own is of another layer
         missing.append(f"search.coverage_penalty={search.coverage_penalty:g}")
     if search.method == "beam" and search.diversity_groups > 1:
@@ -252,6 +254,11 @@ class CTranslate2Engine(LineEngine):
 
     def _annotate(self, parts: list[Part]) -> None:
         """Do nothing: CTranslate2 returns attention with its translations."""
+
+    def _check(self, request: Request) -> None:
+        super()._check(request)
+        if request.translated is not None:
+            raise UserError("CTranslate2 reads no translations before a line here (data.target_context)")
 
     def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
         raise UserError("CTranslate2 takes no prefixes and required phrases here; use the run itself")

@@ -316,5 +316,5 @@ FORMAT = Format(
     read=None,
     quantity="log_probs",
     quantizations=_QUANTIZATIONS,
-    shortlist_name="vmap.txt",
+    write_shortlist=lambda shortlist, folder: shortlist.write(folder / "vmap.txt"),
 )

@@ -96,6 +96,8 @@ def write_generation(config: Config, vocab: Vocab, folder: Path, *, longest_targ
 def lost_options(search: SearchConfig) -> list[str]:
     """Return the options of a search, with their values, that generation_config.json cannot express."""
     lost = []
+    if search.rerank:
+        lost.append(f"search.rerank={search.rerank}")
     if search.method == "mbr":
         lost.append("search.method=mbr")
     if search.min_length_ratio:

@@ -1,19 +1,27 @@
 """The Transformer of Marian in numpy, over the arrays and options of its files, for comparisons."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
+# Maps the name of a matrix and the inputs of its product to what is multiplied in their place.
+Inputs = Callable[[str, np.ndarray], np.ndarray]
+OUTPUT = "decoder_ff_logit_out"
 _BLOCKED = -1e9
 
 
 def compute_log_probs(
-    arrays: Arrays, options: Mapping[str, Any], source: np.ndarray, mask: np.ndarray, target: np.ndarray
+    arrays: Arrays,
+    options: Mapping[str, Any],
+    source: np.ndarray,
+    mask: np.ndarray,
+    target: np.ndarray,
+    inputs: Inputs | None = None,
 ) -> np.ndarray:
     """Return log-probabilities [B, T] of target ids [B, T]; the mask [B, S] is True at tokens of sources."""
-    network = _Network(arrays, options)
+    network = _Network(arrays, options, inputs or (lambda name, x: x))
     blocked = np.where(mask[:, None, None], 0, _BLOCKED)
     memory = network.start(network.table("encoder")[source], "encoder")
     for number in range(1, options["enc-depth"] + 1):
@@ -32,20 +40,24 @@ def compute_log_probs(
             x = network.attention(f"{layer}_self", x, None, future)
         x = network.attention(f"{layer}_context", x, memory, blocked)
         x = network.feedforward(f"{layer}_ffn", x)
-    name = "decoder_ff_logit_out_Wt"
-    output = arrays[name] if name in arrays else network.table("decoder")
-    logits = network.finish(x, "decoder") @ output.T + arrays["decoder_ff_logit_out_b"]
+    logits = network.output(network.finish(x, "decoder")) + arrays[f"{OUTPUT}_b"]
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     return np.take_along_axis(logits, target[..., None], -1)[..., 0].astype(np.float32)
 
 
 class _Network:
-    def __init__(self, arrays: Arrays, options: Mapping[str, Any]) -> None:
-        self._arrays, self._options = arrays, options
+    def __init__(self, arrays: Arrays, options: Mapping[str, Any], inputs: Inputs) -> None:
+        self._arrays, self._options, self._inputs = arrays, options, inputs
 
     def table(self, stack: str) -> np.ndarray:
         return self._arrays["Wemb" if "Wemb" in self._arrays else f"{stack}_Wemb"]
+
+    def output(self, x: np.ndarray) -> np.ndarray:
+        names = (f"{OUTPUT}_W", f"{OUTPUT}_Wt", "Wemb", "decoder_Wemb")
+        name = next(name for name in names if name in self._arrays)
+        matrix = self._arrays[name]
+        return self._inputs(name, x) @ (matrix if name.endswith("_W") else matrix.T)
 
     def start(self, x: np.ndarray, stack: str) -> np.ndarray:
         length, width = x.shape[-2:]
@@ -71,7 +83,8 @@ class _Network:
 
     def recurrence(self, name: str, x: np.ndarray) -> np.ndarray:
         y = self._before(x, name)
-        added, kept = y @ self._arrays[f"{name}_W"], _sigmoid(self._linear(y, name, "f"))
+        added = self._inputs(f"{name}_W", y) @ self._arrays[f"{name}_W"]
+        kept = _sigmoid(self._linear(y, name, "f"))
         state, states = np.zeros_like(x[:, 0]), []
         for step in range(x.shape[1]):
             state = kept[:, step] * state + (1 - kept[:, step]) * added[:, step]
@@ -98,7 +111,8 @@ class _Network:
         return x * self._arrays[f"{name}_ln_scale{end}"] + self._arrays[f"{name}_ln_bias{end}"]
 
     def _linear(self, x: np.ndarray, name: str, part: str) -> np.ndarray:
-        return x @ self._arrays[f"{name}_W{part}"] + self._arrays[f"{name}_b{part}"]
+        matrix = f"{name}_W{part}"
+        return self._inputs(matrix, x) @ self._arrays[matrix] + self._arrays[f"{name}_b{part}"]
 
     def _heads(self, x: np.ndarray) -> np.ndarray:
         return x.reshape(*x.shape[:2], self._options["transformer-heads"], -1).swapaxes(1, 2)

@@ -14,9 +14,9 @@ import functools
 import math
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -48,24 +48,25 @@ from flaxformer_mt.convert.network_fields import (
     read_network,
     write_options,
 )
-from flaxformer_mt.convert.sentencepiece_file import Specials, drop_fillers
+from flaxformer_mt.convert.sentencepiece_file import Specials, add_fillers, drop_fillers
+from flaxformer_mt.convert.toolkits import marian_binary
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
-from flaxformer_mt.convert.toolkits.marian_network import compute_log_probs
+from flaxformer_mt.convert.toolkits.marian_network import OUTPUT, compute_log_probs
 from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces
 
 _NAME = "marian-npz"
-_OPTIONS = "special:model.yml"
+OPTIONS = "special:model.yml"
 _OPTIONS_BYTES = 1 << 20
 # Symbols of vocab.yml, and their ids in the vocabularies of Nematus, which have other names for them.
 _EOS, _UNK = ("</s>", 0), ("<unk>", 1)
 # The logit of entries that Marian does not have: low enough to take no probability from the others.
 _NEVER = -100.0
 _MODEL = "model.npz"
+_FILES = (_MODEL, "*.npz")
 _EMBEDDINGS = ("Wemb", "encoder_Wemb", "decoder_Wemb")
-_OUTPUT = "decoder_ff_logit_out"
 
 _FIELDS = (
     Field("num_encoder_layers", "enc-depth", bounds=COUNT),
@@ -144,71 +145,100 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _read(path: Path, overrides: ImportOverrides) -> Weights:
+def read_model(
+    path: Path, overrides: ImportOverrides, *, what: str = _NAME, patterns: Sequence[str] = _FILES
+) -> Weights:
     folder = path if path.is_dir() else path.parent
     refuse_overrides(overrides, folder)
-    file = _find_model(path)
+    file = _find_model(path, patterns)
     own = formats.OUR_KEY in formats.read_config_json(folder)
     with _open_arrays(file) as arrays:
         network = _read_network(_read_options(arrays, file), file)
         vocabs = formats.find_vocabs(folder, overrides) if own else _read_vocabs(folder, file)
         sizes = {"source": vocabs.source.size, "target": vocabs.target.size}
-        tensors = dict(_pad_arrays(arrays, sizes))
+        tensors = dict(_fit_arrays(arrays, sizes, cut=own))
+        old_output = f"{OUTPUT}_W" in tensors
         if not own:
-            rules = _make_rules(network, old_output=f"{_OUTPUT}_W" in tensors)
-            return toolkit.make_weights(network, vocabs, tensors, rules, path=file, what=_NAME)
+            rules = _make_rules(network, old_output=old_output)
+            codes = re.match(r"model\.([a-z]{2})([a-z]{2})\.", file.name)  # those of Bergamot have them
+            languages = toolkit.languages_of(codes.groups() if codes else (None, None))
+            return toolkit.make_weights(
+                network, vocabs, tensors, rules, path=file, what=what, languages=languages
+            )
         config = formats.find_config(folder, overrides)
         check_network(config, folder)
-        table = _make_table(config.model, vocabs)
+        table = _make_table(config.model, vocabs, old_output=old_output)
         return formats.read_weights(table, tensors, config, vocabs, file)
 
 
-def _make_table(network: ModelConfig, vocabs: Vocabs) -> Table:
-    return formats.make_table(network, vocabs, _make_rules(network), what=_NAME, absent=_ALWAYS)
+def _make_table(network: ModelConfig, vocabs: Vocabs, *, old_output: bool = False) -> Table:
+    rules = _make_rules(network, old_output=old_output)
+    return formats.make_table(network, vocabs, rules, what=_NAME, absent=_ALWAYS)
 
 
 # ---- export ----
 
 
-def _write(weights: Weights, folder: Path, quantization: str) -> None:
+class Files(NamedTuple):
+    """What Marian reads of a model: arrays by name, options, and one SentencePiece model, or one a side."""
+
+    arrays: dict[str, np.ndarray]
+    options: dict[str, Any]
+    vocabs: list[bytes]
+
+
+def make_files(weights: Weights, *, what: str = _NAME, multiple: int = 1) -> Files:
+    """Make the files of a model, whose vocabularies have a multiple of some number of pieces."""
     config, vocabs, leaves = weights.config, weights.vocabs, weights.leaves
     start = next(leaves[path] for path in leaves if re.match("(shared|target)_embedding/", path))
     if config.model.target_start == "symbol" and start[vocabs.target.bos_id].any():
         raise UserError(
-            f"{_NAME} cannot express this model: model.target_start is symbol, whose embedding is not zero "
+            f"{what} cannot express this model: model.target_start is symbol, whose embedding is not zero "
             "as in Marian; train with --config.model.target_start=zeros"
         )
     tensors = _make_table(config.model, vocabs).to_foreign(leaves)
+    models, rows = [], {}
+    for side, stack, vocab in (("source", "encoder", vocabs.source), ("target", "decoder", vocabs.target)):
+        model, size = drop_fillers(vocab.model)
+        if tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][size:].any():
+            model = vocab.model
+        model, rows[side] = add_fillers(model, multiple)
+        models.append(model)
+    stored = {name: StoredArray(array.view, array.shape) for name, array in tensors.items()}
+    arrays = {name: np.asarray(array) for name, array in _fit_arrays(stored, rows, cut=True)}
     # Two that differ in normalization alone are one: translations are made of pieces.
     same = read_pieces(vocabs.source.model) == read_pieces(vocabs.target.model)
-    names = ["vocab.spm"] * 2 if same else ["vocab.source.spm", "vocab.target.spm"]
-    rows = {}
-    for side, name, vocab in zip(("source", "target"), names, (vocabs.source, vocabs.target), strict=True):
-        model, rows[side] = drop_fillers(vocab.model)
-        stack = "encoder" if side == "source" else "decoder"
-        if tensors["Wemb" if "Wemb" in tensors else f"{stack}_Wemb"][rows[side] :].any():
-            model, rows[side] = vocab.model, vocab.size
-        (folder / name).write_bytes(model)
-    for name, array in tensors.items():
-        side = "source" if name == "encoder_Wemb" else "target"
-        if name in (*_EMBEDDINGS, f"{_OUTPUT}_Wt"):
-            tensors[name] = array[: rows[side]]
-        elif name == f"{_OUTPUT}_b":
-            tensors[name] = array[:, : rows[side]]
     options = _CONSTANTS | {name: values[0] for name, values in _OTHERS.items()}
     options |= write_options(_FIELDS, config.model) | {"dim-vocabs": [rows["source"], rows["target"]]}
     if config.model.decoder_self_attention == "ssru":
         options["dec-cell"] = "ssru"
-    text = np.frombuffer(yaml.safe_dump(options).encode() + b"\0", np.int8)
-    arrays: dict[str, Any] = {**tensors, _OPTIONS: text}
-    np.savez(folder / _MODEL, **arrays)
-    (folder / "decoder.yml").write_text(yaml.safe_dump(_make_search(config, names), sort_keys=False))
+    return Files(arrays, options, models[: 1 if same else 2])
+
+
+def write_own(weights: Weights, folder: Path, what: str) -> None:
+    """Write what an import takes the run's config and vocabularies from."""
     (folder / formats.VOCAB_NAME).mkdir(exist_ok=True)
-    vocabs.save(folder / formats.VOCAB_NAME)
-    formats.write_config_json(weights, folder, _NAME, {})
+    weights.vocabs.save(folder / formats.VOCAB_NAME)
+    formats.write_config_json(weights, folder, what, {})
 
 
-def _find_problems(config: Config) -> list[str]:
+def encode_options(options: Mapping[str, Any]) -> np.ndarray:
+    return np.frombuffer(yaml.safe_dump(dict(options)).encode() + b"\0", np.int8)
+
+
+def _write(weights: Weights, folder: Path, quantization: str) -> None:
+    files = make_files(weights)
+    names = ["vocab.spm"] * 2 if len(files.vocabs) == 1 else ["vocab.source.spm", "vocab.target.spm"]
+    for name, model in zip(names, files.vocabs, strict=False):
+        (folder / name).write_bytes(model)
+    arrays: dict[str, Any] = {**files.arrays, OPTIONS: encode_options(files.options)}
+    np.savez(folder / _MODEL, **arrays)
+    search = {"relative-paths": True, "models": [_MODEL], "vocabs": names} | make_search(weights.config)
+    (folder / "decoder.yml").write_text(yaml.safe_dump(search, sort_keys=False))
+    write_own(weights, folder, _NAME)
+
+
+def find_marian_problems(config: Config) -> list[str]:
     problems, model = find_problems(_FIELDS, config), config.model
     if model.norm_position == "pre" and model.decoder_self_attention == "attention":
         # Seen with 1.12.42: from the second token on, keys and values of earlier tokens lack the norm.
@@ -219,7 +249,7 @@ def _find_problems(config: Config) -> list[str]:
     return problems
 
 
-def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
+def make_search(config: Config) -> dict[str, Any]:
     """Return the search options in Marian's terms, which divides by a power of the length.
 
     Its limit of lengths is a multiple of the source's. It is no shorter than ours for sources of four tokens.
@@ -227,9 +257,6 @@ def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
     search = config.search
     factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
     return {
-        "relative-paths": True,
-        "models": [_MODEL],
-        "vocabs": vocabs,
         "beam-size": search.beam_size if search.method == "beam" else 1,
         "normalize": round(search.length_penalty * factor, 6),
         "word-penalty": 0,
@@ -238,32 +265,36 @@ def _make_search(config: Config, vocabs: list[str]) -> dict[str, Any]:
     }
 
 
-def _list_lost(search: SearchConfig) -> list[str]:
+def list_lost(search: SearchConfig) -> list[str]:
     lost = [option for option in formats.constraining_options(search) if "allow_unknown" not in option]
+    lost += [f"search.rerank={search.rerank}"] if search.rerank else []
     return lost + [f"search.method={search.method}"] * (search.method in ("sample", "mbr"))
 
 
-def _open(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
-    file = _find_model(path)
+def open_model(
+    path: Path, overrides: ImportOverrides | None = None, *, patterns: Sequence[str] = _FILES
+) -> Outputs:
+    file = _find_model(path, patterns)
     with _open_arrays(file) as stored:
         network = _read_network(_read_options(stored, file), file)
         arrays = {name: StoredArray(np.asarray(array).copy, array.shape) for name, array in stored.items()}
+    # An import has the matrices of a model in 8 bits, in float32; the engine rounds inputs of products too.
+    rounds = overrides is None and marian_binary.is_quantized(file)
+    inputs = marian_binary.rounding(arrays) if rounds else None
 
     def outputs(batch: Batch) -> np.ndarray:
         source, target = np.asarray(batch.source), np.asarray(batch.target_out)
         # Ids that Marian does not have are those of rows that are appended.
         sizes = {"source": int(source.max(initial=0)) + 1, "target": int(target.max(initial=0)) + 1}
-        padded = {name: np.asarray(array) for name, array in _pad_arrays(arrays, sizes)}
-        if f"{_OUTPUT}_W" in padded:
-            padded[f"{_OUTPUT}_Wt"] = padded[f"{_OUTPUT}_W"].T
+        padded = {name: np.asarray(array) for name, array in _fit_arrays(arrays, sizes)}
         mask = np.asarray(batch.source_mask)
-        return compute_log_probs(padded, write_options(_FIELDS, network), source, mask, target)
+        return compute_log_probs(padded, write_options(_FIELDS, network), source, mask, target, inputs)
 
     return outputs
 
 
-def _find_model(path: Path) -> Path:
-    return toolkit.find_file(path, (_MODEL, "*.npz"), what="a Marian model", without=".optimizer.npz")
+def _find_model(path: Path, patterns: Sequence[str]) -> Path:
+    return toolkit.find_file(path, patterns, what="a Marian model", without=".optimizer.npz")
 
 
 # ---- options ----
@@ -271,16 +302,16 @@ def _find_model(path: Path) -> Path:
 
 def _read_options(arrays: Mapping[str, Any], file: Path) -> dict[str, Any]:
     beside = file.with_name(f"{file.name}.yml")
-    if _OPTIONS in arrays:
-        stored = arrays[_OPTIONS]
+    if OPTIONS in arrays:
+        stored = arrays[OPTIONS]
         if math.prod(stored.shape) > _OPTIONS_BYTES:
-            raise UserError(f"{file}: {_OPTIONS} has more than {_OPTIONS_BYTES} bytes; copy the file again")
+            raise UserError(f"{file}: {OPTIONS} has more than {_OPTIONS_BYTES} bytes; copy the file again")
         content = np.asarray(stored).astype(np.uint8).tobytes().rstrip(b"\0")
-        options = toolkit.parse_yaml(content.decode(errors="replace"), f"{file}: {_OPTIONS}")
+        options = toolkit.parse_yaml(content.decode(errors="replace"), f"{file}: {OPTIONS}")
     elif beside.is_file():
         options = toolkit.read_yaml(beside)
     else:
-        raise UserError(f"{file} has no {_OPTIONS}, and {beside.name} is not beside it; copy that file too")
+        raise UserError(f"{file} has no {OPTIONS}, and {beside.name} is not beside it; copy that file too")
     return options
 
 
@@ -299,6 +330,9 @@ def _read_network(options: Mapping[str, Any], file: Path) -> ModelConfig:
 
 @contextlib.contextmanager
 def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
+    if file.suffix == ".bin":
+        yield marian_binary.open_arrays(file)
+        return
     try:
         with np.load(file, allow_pickle=False) as archive:
             check_unpacked_size(file)
@@ -320,7 +354,7 @@ def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) ->
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
         read = read or np.lib.format.read_array_header_2_0
         shape, _, dtype = read(stream)
-    if dtype.kind != "f" and not entry.filename.startswith(_OPTIONS):
+    if dtype.kind != "f" and not entry.filename.startswith(OPTIONS):
         raise UserError(
             f"{file}: {entry.filename} has the type {dtype}; quantised models are not read: give the model "
             "that Marian has trained, in float32"
@@ -330,34 +364,39 @@ def _read_shape(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, file: Path) ->
     return shape
 
 
-def _pad_arrays(
-    arrays: Mapping[str, StoredArray], sizes: Mapping[str, int]
+def _fit_arrays(
+    arrays: Mapping[str, StoredArray], sizes: Mapping[str, int], *, cut: bool = False
 ) -> Iterator[tuple[str, StoredArray]]:
-    """Yield the arrays of a network, with entries for the symbols that Marian does not have."""
+    """Yield the arrays of a network, with entries for the symbols that Marian does not have.
+
+    cut: and without entries that the vocabularies do not have.
+    """
     target = sizes["target"]
     for name, array in arrays.items():
         if name in _EMBEDDINGS:
-            yield name, _extend(array, 0, sizes["source" if name.startswith("encoder") else "target"])
-        elif name in (f"{_OUTPUT}_Wt", f"{_OUTPUT}_W"):
-            yield name, _extend(array, 1 if name.endswith("W") else 0, target)
-        elif name == f"{_OUTPUT}_b":
-            yield name, _extend(array, 1, target, value=_NEVER)
-        elif name != _OPTIONS:
+            yield name, _fit(array, 0, sizes["source" if name.startswith("encoder") else "target"], cut=cut)
+        elif name in (f"{OUTPUT}_Wt", f"{OUTPUT}_W"):
+            yield name, _fit(array, 1 if name.endswith("W") else 0, target, cut=cut)
+        elif name == f"{OUTPUT}_b":
+            yield name, _fit(array, 1, target, value=_NEVER, cut=cut)
+        elif name != OPTIONS and not name.endswith(marian_binary.ALPHA):
             yield name, array
-    if f"{_OUTPUT}_b" not in arrays:  # output-omit-bias
+    if f"{OUTPUT}_b" not in arrays:  # output-omit-bias
         table = next((arrays[name] for name in ("decoder_Wemb", "Wemb") if name in arrays), None)
         rows = table.shape[0] if table is not None and table.shape else target
         none = StoredArray(lambda: np.zeros((1, rows), np.float32), (1, rows))
-        yield f"{_OUTPUT}_b", _extend(none, 1, target, value=_NEVER)
+        yield f"{OUTPUT}_b", _fit(none, 1, target, value=_NEVER, cut=cut)
 
 
-def _extend(array: StoredArray, axis: int, size: int, *, value: float = 0.0) -> StoredArray:
+def _fit(array: StoredArray, axis: int, size: int, *, value: float = 0.0, cut: bool = False) -> StoredArray:
     """Return an array with entries of one value at the end of an axis; as it is if it has no room for one."""
-    if axis >= len(array.shape) or not 0 < size - array.shape[axis] <= size:
+    length = array.shape[axis] if axis < len(array.shape) else size
+    if not 0 < size - length <= size and not (cut and size < length):
         return array
-    widths = [(0, size - array.shape[axis] if number == axis else 0) for number in range(len(array.shape))]
-    shape = tuple(length + after for length, (_, after) in zip(array.shape, widths, strict=True))
-    return StoredArray(lambda: np.pad(np.asarray(array), widths, constant_values=value), shape)
+    kept = (slice(None),) * axis + (slice(size),)
+    widths = [(0, max(0, size - length) if number == axis else 0) for number in range(len(array.shape))]
+    shape = (*array.shape[:axis], size, *array.shape[axis + 1 :])
+    return StoredArray(lambda: np.pad(np.asarray(array)[kept], widths, constant_values=value), shape)
 
 
 # Matrices from inputs to outputs, and rows.
@@ -405,8 +444,8 @@ def _make_rules(network: ModelConfig, *, old_output: bool = False) -> list[Rule 
         norms, parameters={"scale": f"_ln_scale{end}", "bias": f"_ln_bias{end}"}, layouts=_LAYOUTS
     )
     if old_output:
-        rules.remove(next(rule for rule in rules if rule.theirs == f"{_OUTPUT}_Wt"))
-        rules.append(Rule("output_kernel", f"{_OUTPUT}_W"))
+        rules.remove(next(rule for rule in rules if rule.theirs == f"{OUTPUT}_Wt"))
+        rules.append(Rule("output_kernel", f"{OUTPUT}_W"))
     return rules
 
 
@@ -467,10 +506,10 @@ def _make_list(names: list[str], size: int, path: Path) -> toolkit.PieceList:
 
 FORMAT = Format(
     _NAME,
-    _find_problems,
+    find_marian_problems,
     _write,
-    _open,
-    _read,
+    open_model,
+    read_model,
     quantity="log_probs",
-    lost_options=_list_lost,
+    lost_options=list_lost,
 )

@@ -17,7 +17,7 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.vocab import Vocab, Vocabs
 
 _SUFFIXES = (".model", ".spm")
-_SIDES = {"source": ("source", "src"), "target": ("target", "tgt", "trg")}
+_SIDES = {"source": ("source", "src", "srcvocab"), "target": ("target", "tgt", "trg", "trgvocab")}
 # Larger files are not read, nor those that have more values once their references are written out.
 _LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
 

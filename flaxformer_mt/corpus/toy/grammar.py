@@ -8,8 +8,10 @@ import random
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from flaxformer_mt.atomic_folder import artifact
 from flaxformer_mt.corpus.toy import lexicon as words
 from flaxformer_mt.corpus.toy.lexicon import PEOPLE, VERBS, Adjective, Modal, Noun, Verb
 
@@ -469,3 +471,63 @@ def make_pairs(sizes: Sequence[int], *, seed: int = SEED) -> list[list[Both]]:
     pairs.sort(key=lambda _: dice.random())  # later pairs are longer, because short sentences run out
     ends = [sum(sizes[: number + 1]) for number in range(len(sizes))]
     return [pairs[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+# What is said of a person and of a thing alike, so that it does not tell which of the two a pronoun means.
+_SAID_OF_BOTH = ("old", "new", "small", "big", "beautiful", "expensive")
+_THINGS = ("thing", "box", "clothes", "machine", "vehicle")
+# Raise with every change of the documents. Sizes are numbers of documents of two lines.
+DOCUMENTS_VERSION = "1"
+DOCUMENTS = {"train": 6000, "valid": 250, "test": 500}
+
+
+def _grow_document(dice: Dice, gender: str, *, person: bool) -> tuple[Both, Both]:
+    """Generate a line with a noun, and a line with its pronoun: er is he or it, and sie she or it."""
+    fitting = [noun for noun in words.NOUNS if noun.kind in (PEOPLE if person else _THINGS)]
+    noun = dice.pick([noun for noun in fitting if noun.gender[0] == gender])
+    verbs = [verb for verb in _verbs_of("accusative") if noun.kind in verb.objects]
+    speaker = dice.pick([one for one in PRONOUNS if one.person == 1])
+    phrase = make_noun(noun, dice.pick({"the": 4, "a": 3, "this": 1, "our": 1}))
+    first = Clause(speaker, dice.pick(verbs), dice.pick(_TENSES)).add("accusative", phrase)
+    named = {one.german["nominative"]: one for one in PRONOUNS if one.person == 3 and not one.plural}
+    pronoun = named["er" if gender == "m" else "sie"]
+    second = Clause(
+        pronoun if person else pronoun._replace(english=("it", "it")),
+        words.BE if dice.random() < 0.5 else dice.pick(_verbs_of("place")),
+        dice.pick(["present", "past"]),
+    )
+    if second.verb is words.BE:
+        adjective = dice.pick([one for one in words.ADJECTIVES if one.english in _SAID_OF_BOTH])
+        second.slots["predicate"] = adjective.german.split("/")[0], adjective.english
+    else:
+        second.slots["place"] = _grow_place(dice, second.verb)
+    for clause in (first, second):
+        times = [time for time in words.TIMES if not time[2] or clause.tense in time[2]]
+        if clause.verb.german not in _STATES and dice.random() < 0.5:
+            clause.slots["time"] = dice.pick(times)[:2]
+    return state(first), state(second)
+
+
+def write_documents(folder: Path) -> Path:
+    """Write `toy_documents`, German and English text in documents of two lines, and return their folder.
+
+    No first line of a document occurs twice.
+    """
+
+    def write(partial: Path) -> None:
+        dice, seen = Dice(SEED), set[str]()
+        for split, size in DOCUMENTS.items():
+            lines: list[Both] = []
+            while len(lines) < 2 * size:
+                number = len(lines) // 2
+                first, second = _grow_document(dice, "mf"[number % 2], person=number % 4 < 2)
+                if seen.isdisjoint(first):
+                    seen.update(first)
+                    lines += [first, second]
+            sides = dict(zip(("de", "en"), zip(*lines, strict=True), strict=True))
+            sides["documents"] = tuple(str(number // 2 + 1) for number in range(len(lines)))
+            for ending, texts in sides.items():
+                text = "".join(f"{line}\n" for line in texts)
+                (partial / f"{split}.{ending}").write_text(text, encoding="utf-8")
+
+    return artifact(folder / f"toy_documents-{DOCUMENTS_VERSION}", write, lambda folder, _: folder)

@@ -13,17 +13,17 @@ from flaxformer_mt.corpus.cleaning import ACTION_WORDS, PROBLEM_WORDS
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.comparison import find_largest_differences
 from flaxformer_mt.evaluation.evaluation_set import Translations, load_translations
-from flaxformer_mt.evaluation.metrics import (
-    METRICS,
-    QUICK,
-    choose_score_options,
-    resample_scores,
-    score_sentences_chrf,
-)
 from flaxformer_mt.evaluation.plots import Bar, Chart, Line, chart_bars, chart_lines, read_curve
 from flaxformer_mt.evaluation.score_breakdowns import name_bucket, split_by_length
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.runs.run_directory import read_report
+from flaxformer_mt.scoring.metrics import (
+    METRICS,
+    QUICK,
+    choose_score_options,
+    resample_scores,
+    score_sentences,
+)
 from flaxformer_mt.tracking import read_metrics
 
 # The color scheme has as many colors.
@@ -339,7 +339,7 @@ def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
         return []
     first, shown = runs[0].translations, Blocks()
     if len(runs) == 1:
-        scores = score_sentences_chrf(first.hypotheses, first.references)
+        scores = score_sentences("chrf", first.sources, first.hypotheses, first.references)
         shown.append(Heading("The lowest chrF"))
         for i in sorted(range(len(scores)), key=lambda i: scores[i])[:_SENTENCES]:
             rows = [

@@ -63,3 +63,20 @@ def test_a_page_that_waits_says_for_what(browser, serve):
     finally:
         slow.go.set()
         thread.stop()
+
+
+def test_a_reader_gives_terms_in_the_box_or_as_a_file(browser, serving, translator, tmp_path):
+    (expected,) = translator.translate(["ba do"], required=[["NU MI"]])
+    shows = "document.querySelector('#translation').textContent === {!r}".format
+    browser.open(serving.url)
+    browser.wait("document.querySelector('#pair').options.length")
+    browser.type("#source", "ba do")
+    browser.wait(shows(translator.translate(["ba do"])[0].text))
+    browser.click("#show-glossary")
+    browser.type("#glossary", "ba = NU MI")
+    browser.wait(shows(expected.text))
+    (tmp_path / "terms.tsv").write_text("# terms\nba\tNU MI\n")
+    browser.type("#glossary-file", str(tmp_path / "terms.tsv"))
+    browser.wait("document.querySelector('#glossary').value.startsWith('# terms')")
+    browser.wait(shows(expected.text))
+    assert browser.run("document.documentElement.scrollWidth") <= 390

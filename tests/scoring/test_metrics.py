@@ -8,15 +8,10 @@ import pytest
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.evaluation.comet_program import check_comet, score_comet
-from flaxformer_mt.evaluation.metrics import (
-    resample_scores,
-    score_sentences_bleu,
-    score_sentences_chrf,
-    score_translations,
-)
-from flaxformer_mt.translation import bleu_tokenizers
-from flaxformer_mt.translation.bleu_tokenizers import choose_tokenizer
+from flaxformer_mt.scoring import bleu_tokenizers
+from flaxformer_mt.scoring.bleu_tokenizers import choose_tokenizer
+from flaxformer_mt.scoring.metrics import resample_scores, score_sentences, score_translations
+from flaxformer_mt.scoring.outside_scorers import check_comet, score_comet
 
 JAPANESE = "彼は東京で本を読んだ。", "彼は京都で本を読んだ。"
 KOREAN = "그는 서울에서 책을 읽었다.", "그는 부산에서 책을 읽었다."
@@ -82,10 +77,10 @@ def test_edit_rate_by_hand():
 
 def test_sentences_are_scored_by_themselves():
     hypotheses, references = ["the cat", "A dog", ""], ["the cat", "a dog", "a bird"]
-    same, capital, empty = score_sentences_chrf(hypotheses, references)
+    same, capital, empty = score_sentences("chrf", (), hypotheses, references)
     assert (same, empty) == (pytest.approx(100), 0) and 0 < capital < 100
-    assert score_sentences_chrf(hypotheses, references, lowercase=True)[1] == pytest.approx(100)
-    assert score_sentences_chrf([], []) == []
+    assert score_sentences("chrf", (), hypotheses, references, lowercase=True)[1] == pytest.approx(100)
+    assert score_sentences("chrf", (), [], []) == []
 
 
 def test_a_tokenizer_that_is_not_installed_is_named_with_its_package(monkeypatch):
@@ -157,14 +152,14 @@ def test_sentences_without_spaces_are_compared_by_characters():
     pairs = (["ทำงานหนักมาก", "ไม่มีใคร"], ["ทำงานหนักมากๆ", "มีใครไหม"])
     char = BLEU(tokenize="char", effective_order=True)
     expected = [char.sentence_score(one, [other]).score for one, other in zip(*pairs, strict=True)]
-    assert score_sentences_bleu(*pairs) == pytest.approx(expected) and min(expected) > 20
+    assert score_sentences("bleu", (), *pairs) == pytest.approx(expected) and min(expected) > 20
     # Chinese has sacreBLEU's zh, in which a number is a word: by characters a wrong one scores 80.7.
     number = ["总数为 1234568。"], ["总数为 1234567。"]
-    assert score_sentences_bleu(*number) == pytest.approx([42.7287], abs=1e-4)
+    assert score_sentences("bleu", (), *number) == pytest.approx([42.7287], abs=1e-4)
     assert char.sentence_score(number[0][0], [number[1][0]]).score == pytest.approx(80.7056, abs=1e-4)
     english = (["the cat sat"], ["the cat sat down"])
     plain = BLEU(effective_order=True).sentence_score(english[0][0], [english[1][0]]).score
-    assert score_sentences_bleu(*english) == pytest.approx([plain])
+    assert score_sentences("bleu", (), *english) == pytest.approx([plain])
 
 
 @pytest.mark.parametrize(("tokenize", "texts"), [("ja-mecab", JAPANESE), ("ko-mecab", KOREAN)])
@@ -177,7 +172,7 @@ def test_sentences_of_japanese_and_korean_need_mecab_or_compare_characters(monke
     except RuntimeError:
         pass
     else:
-        assert score_sentences_bleu(*pair) == pytest.approx([expected])
+        assert score_sentences("bleu", (), *pair) == pytest.approx([expected])
     for name in ("MeCab", "mecab_ko"):
         monkeypatch.setitem(sys.modules, name, None)
     for name in ("ja_mecab", "ko_mecab"):
@@ -187,8 +182,8 @@ def test_sentences_of_japanese_and_korean_need_mecab_or_compare_characters(monke
     with pytest.warns(
         FlaxformerWarning, match=rf"compares characters \(char\): .*{tokenize} is not installed"
     ):
-        assert score_sentences_bleu(*pair) == pytest.approx([char])
-    assert score_sentences_bleu(*pair) == pytest.approx([char])  # with one warning
+        assert score_sentences("bleu", (), *pair) == pytest.approx([char])
+    assert score_sentences("bleu", (), *pair) == pytest.approx([char])  # with one warning
     bleu_tokenizers._replace_missing.cache_clear()
 
 
@@ -240,7 +235,7 @@ with open(options.to_json, "w") as file:
 """
 
 
-def test_the_mean_of_the_segments_is_returned_and_failures_are_named(tmp_path, monkeypatch):
+def test_comet_scores_the_segments_and_failures_are_named(tmp_path, monkeypatch):
     model = tmp_path / "model.ckpt"
     with pytest.raises(UserError, match=r"model.ckpt does not exist; give the checkpoint"):
         check_comet(model)
@@ -254,6 +249,6 @@ def test_the_mean_of_the_segments_is_returned_and_failures_are_named(tmp_path, m
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
     assert check_comet(model) == model and os.access(program, os.X_OK)
-    assert score_comet(model, ["a", "b"], ["xyz", ""], ["x", "y"]) == 1.5
+    assert score_comet(model, ["a", "b"], ["xyz", ""], ["x", "y"]) == [3, 0]
     with pytest.raises(UserError, match="comet-score ends with status 1: no such layer"):
         score_comet(model, ["fails"], ["x"], ["y"])

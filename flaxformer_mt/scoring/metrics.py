@@ -1,0 +1,409 @@
+"""Scores of translations: those of sacreBLEU, and of scorers from outside, by name.
+
+All metrics are sacreBLEU's classes; the score of a corpus by an outside scorer is the mean of its sentences.
+"""
+
+import functools
+import itertools
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from flaxformer_mt.config import TrainConfig
+from flaxformer_mt.errors import UserError, first_line, suggest
+from flaxformer_mt.scoring.bleu_tokenizers import choose_sentence_tokenizer, choose_tokenizer, make_bleu
+from flaxformer_mt.scoring.outside_scorers import OutsideScorer, ScorerProgram, ScoreTexts, import_function
+
+
+class Metric(NamedTuple):
+    """A score of a corpus: its name for people, sacreBLEU's metric, and whether it is quick."""
+
+    title: str
+    # From whether to ignore case, and the tokenizer for BLEU; effective_order=True: for single sentences.
+    make: Callable[..., Any]
+    is_quick: bool = True
+    lower_is_better: bool = False
+    # From outside: scores sentences by their sources and, if there are any, references.
+    scorer: OutsideScorer | None = None
+
+
+def _make_chrf(lowercase: bool, tokenize: str, *, word_order: int = 0, **options: Any) -> Any:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF(lowercase=lowercase, word_order=word_order)
+
+
+def _make_ter(lowercase: bool, tokenize: str, **options: Any) -> Any:
+    """TER always ignores case, and takes most time."""
+    from sacrebleu.metrics.ter import TER
+
+    return TER()
+
+
+# All that evaluations, reports and model cards show, by the names in JSON.
+METRICS = {
+    "bleu": Metric("BLEU", make_bleu),
+    "chrf": Metric("chrF", _make_chrf),
+    "ter": Metric("TER", _make_ter, is_quick=False, lower_is_better=True),
+}
+# Those of validation during training, and of parts of a set.
+QUICK = tuple(name for name, metric in METRICS.items() if metric.is_quick)
+# Those that are computed where they are asked for, and what `define_scorer` has added.
+_OTHERS = {"chrf++": Metric("chrF++", functools.partial(_make_chrf, word_order=2))}
+# Pairs that are scored at a time.
+_SCORED = 4096
+# Names that evaluations and the training log have for other things.
+_RESERVED = frozenset(
+    "loss accuracy perplexity seconds step time split name checkpoint method beam_size length_penalty cased "
+    "lowercased sentences truncated bleu_detail signature by_length confidence against paired directions "
+    "scorers comet_model".split()
+)
+
+
+def find_metric(name: str, where: str) -> Metric:
+    """Return a metric by its name; `where` says who asks for it, as in "--rerank"."""
+    known = METRICS | _OTHERS
+    if name not in known:
+        hint = suggest(name, known, otherwise=f"built in: {', '.join(METRICS | _OTHERS)}")
+        raise UserError(
+            f"{where} names the score {name!r}, which is not defined{hint}; define it with "
+            + ("--scorer=spbleu:FILE" if name == "spbleu" else f"--scorer={name}=COMMAND")
+        )
+    return known[name]
+
+
+def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, timeout: float = 600.0) -> str:
+    """Give a name to a scorer, by which `train.best_metric`, `search.rerank` and others know it; return it.
+
+    Args:
+      definition: a function of sources, hypotheses and references (or None) that returns a number for each,
+        the higher the better; or what `--scorer` takes.
+      name: None: the name of the function, the script or the program.
+      timeout: seconds of silence after which a program is given up.
+
+    Raises:
+      UserError: there is no such program, function or file, or the name has another meaning.
+    """
+    if callable(definition):
+        shown = f"{getattr(definition, '__module__', '')}:{getattr(definition, '__qualname__', 'function')}"
+        own = str(getattr(definition, "__name__", "scorer"))
+        return _define(OutsideScorer(name or own, shown, definition))
+    given, text = re.fullmatch(r"(?:([A-Za-z][\w+-]*)=)?(.*)", definition.strip(), re.S).groups()  # type: ignore[union-attr]
+    name = name or given
+    (metric, _, file), known = text.partition(":"), (METRICS | _OTHERS).get(text)
+    if metric == "spbleu" or (known is not None and known.scorer is None):
+        if name not in (None, metric):
+            raise UserError(f"--scorer={definition}: {metric} keeps its name; leave out {name}=")
+        if metric == "spbleu":
+            _OTHERS[metric] = Metric("spBLEU", _open_spbleu(file))
+        return metric
+    if function := re.fullmatch(r"([A-Za-z_][\w.]*):(\w+)", text):
+        return _define(OutsideScorer(name or function[2], text, import_function(*function.groups())))
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"--scorer={definition}: {error}; correct its quotes") from error
+    if not words or shutil.which(words[0]) is None:
+        usage = "give [NAME=]COMMAND, MODULE:FUNCTION, spbleu:FILE or the name of a metric"
+        hint = suggest(text, [*METRICS, *_OTHERS, "spbleu"], otherwise=usage)
+        raise UserError(f"--scorer={definition}: there is no program {words[0] if words else ''!r}{hint}")
+    script = next((word for word in words if word.endswith(".py")), words[0])
+    name = name or re.sub(r"[^\w+-]", "_", Path(script).stem)
+    return _define(OutsideScorer(name, text, ScorerProgram(words, timeout)))
+
+
+def _define(scorer: OutsideScorer) -> str:
+    name, old = scorer.name, _OTHERS.get(scorer.name)
+    if name in METRICS or name in _RESERVED or (old is not None and old.scorer is None):
+        raise UserError(
+            f"a scorer cannot be called {name}, which has another meaning; give it as "
+            f"--scorer=NAME={scorer.definition}"
+        )
+    if old is not None and old.scorer is not None and isinstance(old.scorer.function, ScorerProgram):
+        old.scorer.function.close()
+    _OTHERS[name] = Metric(name, functools.partial(_make_mean, scorer), scorer=scorer)
+    return name
+
+
+def define_scorers(definitions: Sequence[str], *, timeout: float) -> list[str]:
+    """Define the scorers of a command, which have different names; return these."""
+    names = [define_scorer(definition, timeout=timeout) for definition in definitions]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"--scorer defines {twice} twice; give one of them as NAME=COMMAND")
+    return names
+
+
+def _open_spbleu(file: str) -> Callable[..., Any]:
+    from sentencepiece import SentencePieceProcessor
+
+    processor = SentencePieceProcessor()
+    try:
+        model = Path(file).expanduser().read_bytes()
+        processor.LoadFromSerializedProto(model)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"--scorer=spbleu:{file} names no SentencePiece model ({first_line(error)}); give that of "
+            "FLORES-200, which sacrebleu --tokenize=flores200 stores in ~/.sacrebleu/models"
+        ) from error
+
+    def make(lowercase: bool, tokenize: str, **options: Any) -> Any:
+        bleu = make_bleu(lowercase, "none", **options)
+        bleu.tokenizer = lambda text: " ".join(processor.encode_as_pieces(text))
+        bleu.tokenizer_signature = f"spm.{blake2b(model, digest_size=4).hexdigest()}"
+        return bleu
+
+    return make
+
+
+def _make_mean(scorer: OutsideScorer, lowercase: bool, tokenize: str) -> Any:
+    """The mean of a scorer over sentences, as a metric of sacreBLEU: with intervals and tests."""
+    from sacrebleu.metrics.base import Metric as SacreMetric
+    from sacrebleu.metrics.base import Score
+
+    class Mean(SacreMetric):
+        # Those of the hypotheses, which sacreBLEU does not pass on.
+        sources: Sequence[str] = ()
+
+        def _extract_corpus_statistics(self, hypotheses: Sequence[str], references: Any) -> Any:
+            self.num_refs = 0 if references is None else 1
+            scores = scorer(self.sources, hypotheses, None if references is None else references[0])
+            return [[score, 1.0] for score in scores]
+
+        def _aggregate_and_compute(self, stats: Any) -> Any:
+            return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+        def _compute_score_from_stats(self, stats: Any) -> Any:
+            return Score(scorer.name, float(stats[0] / stats[1]))
+
+        def get_signature(self) -> Any:
+            signature = super().get_signature()
+            signature.update("scorer", scorer.definition)
+            return signature
+
+        _preprocess_segment = _extract_reference_info = _compute_segment_statistics = None  # type: ignore
+
+    return Mean()
+
+
+def _make_metrics(
+    names: Sequence[str],
+    lowercase: bool,
+    tokenize: str,
+    sources: Sequence[str],
+    references: Sequence[str] | None,
+) -> dict[str, Any]:
+    made = {}
+    for name in names:
+        metric = find_metric(name, "--scorer")
+        if references is None:
+            need_no_references(name, metric, "the evaluation")
+        made[name] = metric.make(lowercase, tokenize)
+        if metric.scorer is not None:
+            made[name].sources = sources
+    return made
+
+
+def need_no_references(name: str, metric: Metric, where: str) -> None:
+    if metric.scorer is None:
+        raise UserError(
+            f"{where} has no references, with which {name} compares; give a scorer of sources and "
+            "translations alone, as --scorer=NAME=COMMAND"
+        )
+
+
+class Scores(dict[str, float]):
+    """Corpus scores by metric, with the signatures that make them comparable."""
+
+    signatures: dict[str, str]
+    # Precisions of 1- to 4-grams, brevity penalty and length ratio, as sacreBLEU prints them.
+    bleu_detail: str
+
+
+def score_translations(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+    sources: Sequence[str] = (),
+    only: Sequence[str] = QUICK,
+) -> Scores:
+    """The quick metrics of detokenized hypotheses, or `only` some; BLEU with the tokenizer `tokenize`.
+
+    Scorers from outside need the sources.
+    """
+    _check_lines(hypotheses, references)
+    metrics = _make_metrics(only, lowercase, tokenize, sources, references)
+    results = {name: metric.corpus_score(hypotheses, [references]) for name, metric in metrics.items()}
+    scores = Scores({name: float(result.score) for name, result in results.items()})
+    scores.signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+    scores.bleu_detail = str(results.get("bleu", ""))
+    return scores
+
+
+def score_sentences(
+    name: str,
+    sources: Sequence[str],
+    hypotheses: Sequence[str],
+    references: Sequence[str] | None,
+    *,
+    lowercase: bool = False,
+    where: str = "score_sentences",
+) -> list[float]:
+    """The score of each sentence, the higher the better: TER is negative.
+
+    The tokenizer of BLEU is the one for the script of the references. `where` says who asks, for messages.
+    """
+    metric = find_metric(name, where)
+    if metric.scorer is not None:
+        return metric.scorer(sources, hypotheses, references)
+    if references is None:
+        need_no_references(name, metric, where)
+        raise AssertionError
+    made = metric.make(lowercase, choose_sentence_tokenizer(references), effective_order=True)
+    sign = -1 if metric.lower_is_better else 1
+    pairs = zip(hypotheses, references, strict=True)
+    return [
+        sign * float(made.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs
+    ]
+
+
+class ScoreFilter(NamedTuple):
+    """Which pairs a score keeps: those that have at least `least`, or the best `share` of all."""
+
+    name: str
+    least: float | None
+    share: float
+
+    def keep(self, pairs: Iterable[tuple[str, str]]) -> list[bool]:
+        """Whether to keep each pair of source and target; of equal ones, the first are the best."""
+        rows, scores = iter(pairs), list[float]()
+        while chunk := list(itertools.islice(rows, _SCORED)):
+            sources, targets = zip(*chunk, strict=True)
+            scores += score_sentences(self.name, sources, targets, None)
+        if self.least is not None:
+            return [score >= self.least for score in scores]
+        order = sorted(range(len(scores)), key=lambda row: -scores[row])
+        best = set(order[: round(self.share * len(scores))])
+        return [row in best for row in range(len(scores))]
+
+
+def read_filters(texts: Sequence[str], where: str) -> list[ScoreFilter]:
+    """Read "kiwi>=0.4", a threshold, and "kiwi best 80%", a share."""
+    filters = []
+    for text in texts:
+        match = re.fullmatch(r"\s*([\w+-]+?)\s*(?:>=\s*(-?\d*\.?\d+)|\s+best\s+(\d*\.?\d+)%)\s*", text)
+        share = float(match[3] or 100) / 100 if match else 0
+        if match is None or not 0 < share <= 1:
+            raise UserError(f"{where} has {text!r}; give NAME>=SCORE, or 'NAME best 80%', above 0 to 100%")
+        need_no_references(match[1], find_metric(match[1], where), where)
+        filters.append(ScoreFilter(match[1], float(match[2]) if match[2] else None, share))
+    return filters
+
+
+class ResampledScore(NamedTuple):
+    """A system's score on a set of sentences, and on resampled sets of the same sentences.
+
+    mean: over the samples. ci: half the width of the 95% confidence interval around this mean. p_value: the
+    probability of a difference this large from the first system if both were equally good.
+    """
+
+    score: float
+    mean: float | None
+    ci: float | None
+    p_value: float | None
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """Scores of several systems, with the results of resampling, by metric."""
+
+    # One dict per system, in the given order.
+    systems: tuple[dict[str, ResampledScore], ...]
+    # Signatures that include the number of samples and the seed.
+    signatures: dict[str, str]
+    # Signatures of the scores without resampling.
+    plain_signatures: dict[str, str]
+
+
+def resample_scores(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[str] | None,
+    *,
+    samples: int,
+    paired: Literal["bootstrap", "approximate"] = "bootstrap",
+    trials: int = 10_000,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+    sources: Sequence[str] = (),
+    only: Sequence[str] = tuple(METRICS),
+) -> Resampling:
+    """Scores and confidence intervals of all systems, and paired tests of the first against each other one.
+
+    Uses sacreBLEU's implementations, with its seed 12345 or that of SACREBLEU_SEED. Scores that are exactly
+    equal get the p-value 1: sacreBLEU counts only differences larger than the observed one, and would report
+    its smallest p-value if no sample has a larger one. `samples` is 0 for no intervals, of a single system or
+    with approximate randomization, which has `trials`. Scorers from outside need the sources, and may do
+    without references.
+    """
+    from sacrebleu.significance import PairedTest
+
+    if samples < 2 and (samples != 0 or (paired == "bootstrap" and len(systems) > 1)):
+        raise ValueError(f"samples is {samples}; {paired} needs at least 2")
+    for hypotheses in systems.values():
+        _check_lines(hypotheses, references)
+    metrics = _make_metrics(only, lowercase, tokenize, sources, references)
+    # Randomization without a second system has nothing to swap: the scores remain. sacreBLEU replaces a count
+    # of 0 by a default of its own; -1 means none.
+    bootstrap = samples > 0 and (paired == "bootstrap" or len(systems) == 1)
+    rows = [dict[str, ResampledScore]() for _ in systems]
+    signatures = {}
+    for metric, scorer in metrics.items():  # apart, since spBLEU is called BLEU too
+        test = PairedTest(
+            list(systems.items()),
+            {metric: scorer},
+            None if references is None else [references],
+            test_type="bs" if bootstrap else "ar",
+            n_samples=samples if bootstrap else trials,
+            n_ar_confidence=-1 if bootstrap else samples or -1,
+        )
+        signed, columns = test()
+        ((own_name, signatures[metric]),) = signed.items()
+        for row, result in zip(rows, columns[own_name], strict=True):
+            row[metric] = _read_result(result, columns[own_name][0])
+    return Resampling(
+        systems=tuple(rows),
+        signatures={metric: str(signature) for metric, signature in signatures.items()},
+        plain_signatures={metric: str(scorer.get_signature()) for metric, scorer in metrics.items()},
+    )
+
+
+def _read_result(result: Any, first: Any) -> ResampledScore:
+    mean, ci, p_value = (None if x is None else float(x) for x in (result.mean, result.ci, result.p_value))
+    if p_value is not None and result.score == first.score:
+        p_value = 1.0
+    return ResampledScore(float(result.score), mean, ci, p_value)
+
+
+def _check_lines(hypotheses: Sequence[str], references: Sequence[str] | None) -> None:
+    if references is not None and len(hypotheses) != len(references):
+        raise UserError(
+            f"{len(hypotheses)} translations cannot be scored against {len(references)} references; "
+            "give exactly one reference line for each translation"
+        )
+    if not hypotheses:
+        raise UserError(
+            "there are no translations to score (0 lines); give at least one line and its reference"
+        )
+
+
+def choose_score_options(
+    train: TrainConfig, language: str, references: Sequence[str], *, warn: Callable[[str], None]
+) -> dict[str, Any]:
+    tokenize = choose_tokenizer(language, train.bleu_tokenize, references=references, warn=warn)
+    return {"lowercase": train.lowercase, "tokenize": tokenize}

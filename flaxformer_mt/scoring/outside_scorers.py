@@ -1,0 +1,239 @@
+"""Scorers from outside: programs that are kept running, functions in Python, and COMET's own program.
+
+A program reads one JSON object per line (`source`, `hypothesis`, `reference` if there is one, and `left`, the
+number of lines that follow before it has to answer) and writes one number per line, the higher the better.
+"""
+
+import atexit
+import contextlib
+import importlib
+import json
+import math
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flaxformer_mt.errors import UserError, describe_error
+
+# Scores texts: sources, hypotheses, and references or None.
+ScoreTexts = Callable[[Sequence[str], Sequence[str], Sequence[str] | None], Sequence[float]]
+
+# Texts that a program is asked to score at a time.
+_AT_ONCE = 256
+# Seconds in which a program ends that has closed its output, and in which an answer too many is noticed.
+_ENDING, _SURPLUS = 2.0, 0.02
+_COMET = "comet-score"
+
+
+@dataclass(frozen=True)
+class OutsideScorer:
+    """A scorer with its name and what defines it; what it returns is checked."""
+
+    name: str
+    definition: str
+    function: ScoreTexts
+
+    def __call__(
+        self, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str] | None
+    ) -> list[float]:
+        if not hypotheses:
+            return []
+        what = f"scorer {self.name} ({self.definition})"
+        try:
+            scores = [float(score) for score in self.function(sources, hypotheses, references)]
+        except UserError as error:
+            raise UserError(f"{what} {error}") from error
+        except Exception as error:  # of the user's code: one line, no traceback
+            raise UserError(f"{what} fails: {describe_error(error)}") from error
+        if len(scores) != len(hypotheses):
+            raise UserError(
+                f"{what} returned {len(scores)} scores for {len(hypotheses)} texts; return one each"
+            )
+        for score, hypothesis in zip(scores, hypotheses, strict=True):
+            if not math.isfinite(score):
+                raise UserError(f"{what} scored {hypothesis[:80]!r} as {score}; return a finite number")
+        return scores
+
+
+class ScorerProgram:
+    """A program that is started when it is first asked, and kept running; threads take turns."""
+
+    def __init__(self, command: Sequence[str], limit: float) -> None:
+        """Start nothing yet; a program that answers nothing for `limit` seconds is ended."""
+        self._command, self._limit, self._lock = command, limit, threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        atexit.register(self.close)
+
+    def __call__(
+        self, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str] | None
+    ) -> list[float]:
+        texts = {"source": sources, "hypothesis": hypotheses, "reference": references}
+        columns = {name: column for name, column in texts.items() if column is not None}
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        scores: list[float] = []
+        with self._lock:
+            try:
+                for start in range(0, len(rows), _AT_ONCE):
+                    scores += self._ask(rows[start : start + _AT_ONCE])
+                with contextlib.suppress(queue.Empty):
+                    self._refuse_surplus(_SURPLUS)
+            except BaseException:  # what it would still answer belongs to no other text
+                self.close()
+                raise
+        return scores
+
+    def _ask(self, rows: Sequence[dict[str, str]]) -> list[float]:
+        process = self._process
+        if process is None:
+            process = self._start()
+        elif not self._answers.empty():
+            self._refuse_surplus(0)
+        lines = [json.dumps(row | {"left": len(rows) - n}) for n, row in enumerate(rows, start=1)]
+        # In a thread: a program that does not read would block this one for ever.
+        threading.Thread(target=_write, args=(process.stdin, lines), daemon=True).start()
+        scores: list[float] = []
+        while len(scores) < len(rows):
+            done = f"after {len(scores)} of {len(rows)} scores"
+            try:
+                answer = self._answers.get(timeout=self._limit)
+            except queue.Empty:
+                raise UserError(
+                    f"is silent for {self._limit:g} seconds {done}{self._last_words()}; it must answer each "
+                    "line and flush its output; if it is only slow, raise --scorer_timeout"
+                ) from None
+            if answer is None:
+                raise UserError(f"{self._describe_end()} {done}{self._last_words()}")
+            try:
+                scores.append(float(answer))
+            except ValueError:
+                raise UserError(f"answered {answer[:80]!r}; it must write one number per line") from None
+        return scores
+
+    def _refuse_surplus(self, seconds: float) -> None:
+        answer = self._answers.get(timeout=seconds) if seconds else self._answers.get_nowait()
+        if answer is None:
+            raise UserError(f"{self._describe_end()} before its input did{self._last_words()}")
+        raise UserError(f"answered {answer[:80]!r} without being asked; it must write one number per text")
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._errors, self._answers = tempfile.TemporaryFile(), queue.SimpleQueue[str | None]()
+        try:
+            # In a session of its own: Ctrl-C ends training, which may still need a score for its last steps.
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(f"cannot be started: {error.strerror}") from error
+        arguments = self._process.stdout, self._answers.put
+        self._reader = threading.Thread(target=_read, args=arguments, daemon=True)
+        self._reader.start()
+        return self._process
+
+    def _describe_end(self) -> str:
+        try:
+            status = self._process.wait(_ENDING) if self._process is not None else 0
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+    def _last_words(self) -> str:
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 2000))
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f", saying {last[:200]!r}" if last else ", without a word"
+
+    def close(self) -> None:
+        """End the program; the next call starts it again."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._reader.join(_ENDING)
+        self._errors.close()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # of what it has not read
+                stream.close()  # type: ignore[union-attr]
+
+
+def _write(stream: Any, lines: Sequence[str]) -> None:
+    with contextlib.suppress(OSError, ValueError):  # the program has ended, which its output tells
+        stream.write("".join(f"{line}\n" for line in lines))
+        stream.flush()
+
+
+def _read(stream: Any, take: Callable[[str | None], object]) -> None:
+    for line in stream:
+        if line.strip():
+            take(line.strip())
+    take(None)
+
+
+def import_function(module: str, name: str) -> ScoreTexts:
+    """Import a function of a module, which may be in the working folder."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:  # any exception of the user's module
+        raise UserError(f"scorer {module}:{name} cannot be imported: {describe_error(error)}") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    if not callable(function):
+        raise UserError(f"scorer {module}:{name} is no function; name one of sources, hypotheses, references")
+    return function
+
+
+def check_comet(model: str | Path) -> Path:
+    path = Path(model).expanduser()
+    if path.suffix != ".ckpt" or not path.is_file():
+        what = "is not a .ckpt file" if path.exists() else "does not exist"
+        raise UserError(
+            f"COMET model {path} {what}; give the checkpoint of a downloaded model, such as "
+            "wmt22-comet-da/checkpoints/model.ckpt"
+        )
+    if shutil.which(_COMET) is None:
+        raise UserError(
+            f"COMET needs the program {_COMET}, which is not installed; it requires numpy below 2, so "
+            "install it in an environment of its own: pipx install unbabel-comet"
+        )
+    return path
+
+
+def score_comet(
+    model: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str] | None
+) -> list[float]:
+    """The score of each sentence, on the CPU, by a program that loads the model anew.
+
+    The model is loaded by PyTorch with pickle: use only one that you trust.
+    """
+    with tempfile.TemporaryDirectory(prefix="comet-") as folder:
+        command = [_COMET, "--model", str(model.resolve()), "--gpus", "0", "--only_system", "--quiet"]
+        for flag, lines in {"-s": sources, "-t": hypotheses, "-r": references}.items():
+            if lines is None:
+                continue
+            file = Path(folder) / f"text{flag}"
+            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="replace")
+            command += [flag, str(file)]
+        result = Path(folder) / "scores.json"
+        done = subprocess.run([*command, "--to_json", str(result)], capture_output=True, text=True)
+        if done.returncode or not result.is_file():
+            last = (done.stderr.strip() or done.stdout.strip() or "no message").split("\n")[-1]
+            raise UserError(f"{_COMET} ends with status {done.returncode}: {last}")
+        (segments,) = json.loads(result.read_text(encoding="utf-8")).values()
+    return [segment["COMET"] for segment in segments]
