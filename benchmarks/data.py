@@ -83,6 +83,7 @@ class MadeUpPairs:
     """A substitute for the pairs of a data set: a pair consists of its two lengths in tokens."""
 
     has_source, columns, target_tags, languages = True, {}, ("",), (("de", "en"),)
+    context = None
 
     def __init__(self, number: int) -> None:
         """Draw lognormal lengths with mean 25; source and target of a pair have similar lengths."""

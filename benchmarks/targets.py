@@ -39,6 +39,7 @@ PLAN: dict[str, tuple[str, ...]] = {
             "kokoyi_iwslt",
             "handbuilt",
             "toy_de_en",
+            "toy_documents",
             "decoder_only",
             "multi30k_de_en",
             "parallel_text",

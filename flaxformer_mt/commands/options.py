@@ -130,7 +130,7 @@ class GuardOptions:
     capitals: Literal["auto", "always", "never"] = "auto"
     # Translations that repeat a sequence of tokens, unlike their source: search_again searches them again
     # without repetitions, and takes the better one; keep leaves them.
-    repetitions: Literal["search_again", "keep"] = "search_again"
+    repetitions: Literal["search_again", "keep"] = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -400,8 +400,7 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monk
     write_lines("in", lines)
     command = ["translate", f"--run={tiny_run}", f"--then={then}@best", "--input=in"]
     assert main([*command, "--output=out", "--window=2"]) == 0
-    loading = {"repetitions": "search_again", "warn": lambda message: None}
-    first, second = (Translator.load(run, **loading) for run in (tiny_run, then))
+    first, second = (Translator.load(run, warn=lambda message: None) for run in (tiny_run, then))
     found = first.translate(lines, then=second, notes=Notes(alignments="words"))
     assert read_lines("out") == [one.text for one in found] and found[0].tokens
     Path("out").unlink()

@@ -86,7 +86,7 @@ def test_links_of_an_annotated_source_reach_all_pieces_of_its_terms(vocab):
     written = write_terms(SOURCE, [Term(9, 13, "dog")])
     ids = [[np.array(vocab.tokenize(text))] for text in (written, TARGET)]
     points, counts = PieceLinker(Vocabs(vocab, vocab, joint=True))(
-        ([written], [TARGET]), ids, [np.array([(2, 2)])]
+        ([written], [TARGET]), ids, [np.array([(2, 2)])], np.zeros((1, 2), np.int64)
     )
     linked = sorted({int(point) >> 16 for point in points})
     pieces = vocab.pieces(ids[0][0][linked])

@@ -87,7 +87,7 @@ def mutate_file(draw: random.Random) -> bytes:
         lines = text.split("\n")
         del lines[draw.randrange(len(lines))]
         return "\n".join(lines).encode()
-    if draw.random() < 0.5:
+    if used and draw.random() < 0.5:
         name = draw.choice(used)
         other = draw.choice([mutate_text(name, draw), draw.choice(fields)])
         return text.replace(f"{name}=", f"{other}=").encode()

@@ -101,6 +101,8 @@ FREE = {
     "search.mbr_candidates": "beam",
     "search.mbr_samples": 3,
     "search.mbr_utility": "bleu",
+    "search.rerank": "a",
+    "search.rerank_weight": 0.5,
     "train.compile_ahead": "none",
 } | {
     f"search.{name}": 3
