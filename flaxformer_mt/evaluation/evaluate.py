@@ -50,6 +50,7 @@ from flaxformer_mt.evaluation.score_breakdowns import (
 )
 from flaxformer_mt.evaluation.tables import Table
 from flaxformer_mt.object_store.remote_runs import open_copy
+from flaxformer_mt.parallel import use_cpu_cores_as_devices
 from flaxformer_mt.parallel.processes import decide_once
 from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.scoring.metrics import (
@@ -203,6 +204,8 @@ def evaluate_run(
         vocab_tags=read_tags(run_dir / "vocab"),
         alone=bool(scorers),
     )
+    if loading.spread:
+        use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     decide_once(lambda: try_scorers(asked, "--scorer", with_references=bool(sets[0].references)))
     if tune_rerank is not None:
         return _tune_rerank(run_dir, loading, sets, tune_rerank, train)
