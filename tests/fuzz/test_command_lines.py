@@ -103,6 +103,8 @@ def run(monkeypatch, capfd, tmp_path) -> Callable[[list[str]], tuple[int, str]]:
     }
     monkeypatch.setattr(main_module, "COMMANDS", idle)
     monkeypatch.setattr("sys.stdin", io.StringIO())
+    # It would take the standard output of the whole test process.
+    monkeypatch.setattr("flaxformer_mt.parallel.processes._reserve_standard_output", lambda: None)
     monkeypatch.chdir(tmp_path)
 
     def run(line: list[str]) -> tuple[int, str]:
