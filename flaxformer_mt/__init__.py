@@ -18,22 +18,26 @@ if TYPE_CHECKING:
     from flaxformer_mt.convert.export_run import export_run
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
+    from flaxformer_mt.evaluation.comparison import ResamplingOptions
     from flaxformer_mt.evaluation.evaluate import evaluate_run
     from flaxformer_mt.scoring.metrics import define_scorer
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.glossary import Glossary
     from flaxformer_mt.translation.requests import Request
+    from flaxformer_mt.translation.result import Annotations
     from flaxformer_mt.translation.scorer import Scorer, generate_text
     from flaxformer_mt.translation.translator import Translator
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "Annotations",
     "Config",
     "FlaxformerWarning",
     "Glossary",
     "LoadOptions",
     "Request",
+    "ResamplingOptions",
     "Scorer",
     "TrainingInterrupted",
     "Translator",
@@ -50,11 +54,13 @@ __all__ = [
 
 # Public name -> the module that defines it.
 _HOMES = {
+    "Annotations": "translation.result",
     "Config": "config",
     "FlaxformerWarning": "errors",
     "Glossary": "translation.glossary",
     "LoadOptions": "config.load_options",
     "Request": "translation.requests",
+    "ResamplingOptions": "evaluation.comparison",
     "Scorer": "translation.scorer",
     "TrainingInterrupted": "errors",
     "Translator": "translation.translator",

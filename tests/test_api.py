@@ -61,17 +61,23 @@ def test_the_examples_run(few_programs, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("FLAXFORMER_MT_CACHE", str(tmp_path / "cache"))
     printed = 0
     names: dict = {}
+    load = flaxformer_mt.load_config
+    monkeypatch.setattr(flaxformer_mt, "load_config", lambda name: load(name).replace(TINY))
     for example in re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M):
         capfd.readouterr()
         exec(compile(example, "docs/api.md", "exec"), names)
-        if not printed:  # after the first example: a config that is trained in seconds
-            names["config"] = names["config"].replace(TINY)
         out, err = capfd.readouterr()
         printed += "print(" in example and bool(out)
         assert not err
         assert bool(out) <= ("print(" in example), f"printed by the library: {out}"
     assert printed >= 6
     assert (tmp_path / "runs" / "imported" / "config.json").is_file()
+
+
+def test_a_former_name_of_an_option_is_accepted_with_a_warning():
+    with pytest.warns(flaxformer_mt.FlaxformerWarning, match="spread= is now called use_all_devices="):
+        assert not flaxformer_mt.LoadOptions(spread=False).use_all_devices
+    assert flaxformer_mt.LoadOptions().use_all_devices
 
 
 def test_importing_is_light():

@@ -123,7 +123,7 @@ def _comparison(options: command_options.EvaluateOptions) -> dict[str, Any]:
     """Return the arguments of `evaluate_run` for confidence intervals and significance tests."""
     from flaxformer_mt.evaluation.comparison import make_resampling_options, parse_compared_system
 
-    resamples = make_resampling_options(
+    resampling = make_resampling_options(
         options.bootstrap, options.paired, options.trials, compared=options.against
     )
     systems = [parse_compared_system(name) for name in options.against]
@@ -134,7 +134,7 @@ def _comparison(options: command_options.EvaluateOptions) -> dict[str, Any]:
         else system
         for system in systems
     ]
-    return {"against": against, "resamples": resamples}
+    return {"against": against, "resampling": resampling}
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,9 @@ class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
     # from that run, and without --config all other settings too. None: random parameters.
-    init: Annotated[str | None, KnownAs("train_from finetune_from_model pretrained_model load_model")] = None
+    init: Annotated[
+        str | None, KnownAs("train_from finetune_from_model pretrained_model load_model params")
+    ] = None
     # With --init: train a vocabulary on the new data. Shared subwords keep their embeddings.
     new_vocab: bool = False
 

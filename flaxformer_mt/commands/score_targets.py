@@ -152,7 +152,7 @@ def _score_table(options: DistilOptions, parts: Path) -> list[Path]:
     make = functools.partial(
         ChunkScorer,
         run=Path(to_url(options.run)),  # workers of other machines make copies of their own
-        loading=dataclasses.replace(choose_loading(options, choose_search(options)), spread=False),
+        loading=dataclasses.replace(choose_loading(options, choose_search(options)), use_all_devices=False),
         top_k=options.teacher_scores,
     )
     with (

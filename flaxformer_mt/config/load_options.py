@@ -1,10 +1,11 @@
 """How a run's model is loaded: options of the commands and of the API, which workers get by pickle."""
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from flaxformer_mt.config.schema import DTYPE_NAMES, Dtype, Quantization, SearchConfig
+from flaxformer_mt.errors import warn_user
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,16 @@ class LoadOptions:
     # Whether to use all devices, each for a part of each batch, or, if the model is too large for one of
     # them, together for each sentence. The first four cores of a CPU become devices, unless JAX has computed
     # before. All callers share the programs compiled so.
-    spread: bool = True
+    use_all_devices: bool = True
     # Use a checkpoint even if some of its parameters are NaN or infinite.
     allow_nonfinite: bool = False
     # Shortlist: a file of the target subwords that may translate each source subword, written by prepare
     # --shortlist=FILE or as CTranslate2's vmap: faster on CPUs. Other subwords are not considered. None: all
     # subwords.
     shortlist: Path | str | None = None
+    spread: InitVar[bool | None] = None  # the former name of use_all_devices
+
+    def __post_init__(self, spread: bool | None) -> None:
+        if spread is not None:
+            warn_user("spread= is now called use_all_devices=; use the new name")
+            object.__setattr__(self, "use_all_devices", spread)

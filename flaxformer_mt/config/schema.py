@@ -291,11 +291,13 @@ class VocabConfig:
     kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
     # Number of subwords, including special symbols and bytes; with joint=False, of each vocabulary. 0: all
     # words (kind=word) or characters (kind=char) of the training text.
-    size: Annotated[int, at_least(0), USUAL, KnownAs("vocab_size nwordssrc dim_vocabs bpe")] = 8000
+    size: Annotated[
+        int, at_least(0), USUAL, KnownAs("vocab_size nwordssrc nwordstgt tgt_vocab_size dim_vocabs bpe")
+    ] = 8000
     # With joint=False, number of subwords of the source vocabulary; 0 as in size. None: the value of size.
-    source_size: Annotated[int | None, at_least(0)] = None
+    source_size: Annotated[int | None, at_least(0), KnownAs("src_vocab_size")] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
-    joint: bool = True
+    joint: Annotated[bool, KnownAs("joined_dictionary share_vocab")] = True
     # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
     source_model: str = ""
     # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
@@ -371,7 +373,9 @@ class ModelConfig:
         int,
         at_least(1),
         USUAL,
-        KnownAs("encoder_embed_dim decoder_embed_dim hidden_size dim_emb d_model rnn_size"),
+        KnownAs(
+            "encoder_embed_dim decoder_embed_dim hidden_size dim_emb d_model rnn_size transformer_model_size"
+        ),
     ] = 512
     # Number of attention heads in each layer.
     num_heads: Annotated[
@@ -389,7 +393,10 @@ class ModelConfig:
         int,
         at_least(1),
         USUAL,
-        KnownAs("encoder_ffn_embed_dim transformer_ff ff_size transformer_dim_ffn d_ff"),
+        KnownAs(
+            "encoder_ffn_embed_dim transformer_ff ff_size transformer_dim_ffn d_ff encoder_ffn_dim "
+            "transformer_feed_forward_num_hidden"
+        ),
     ] = 2048
     # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation;
     # swiglu (of silu) and geglu_tanh (of gelu_tanh, as in T5 1.1) add a gate with a third weight matrix.
@@ -399,7 +406,10 @@ class ModelConfig:
     # pre: normalize the input of each sublayer. post: normalize after the residual sum (Vaswani et al. 2017).
     norm_position: Annotated[
         Literal["pre", "post"],
-        KnownAs("encoder_normalize_before decoder_normalize_before layer_norm transformer_preprocess"),
+        KnownAs(
+            "encoder_normalize_before decoder_normalize_before layer_norm transformer_preprocess "
+            "encoder_layer_style"
+        ),
     ] = "pre"
     # Type of normalization: layer normalization, or RMS normalization (no mean subtraction).
     norm: Literal["layer", "rms"] = "layer"
@@ -441,7 +451,10 @@ class ModelConfig:
     # embedding and output matrix); all (all three). embeddings and all need vocab.joint=True.
     tying: Annotated[
         Literal["none", "embeddings", "target_output", "all"],
-        KnownAs("share_all_embeddings share_embeddings tied_embeddings tied_embeddings_all"),
+        KnownAs(
+            "share_all_embeddings share_embeddings tied_embeddings tied_embeddings_all tied_softmax "
+            "share_decoder_input_output_embed share_decoder_embeddings weight_tying_type tie_word_embeddings"
+        ),
     ] = "all"
     # Padding that attention masks: in the source, in both source and target, or none (padding is read as
     # text; encoder_decoder keeps its initial embedding). Causal attention hides target padding from real
@@ -465,9 +478,13 @@ class ModelConfig:
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
     # Dropout rate of attention weights. None: the value of dropout_rate.
-    attention_dropout_rate: Annotated[float | None, share()] = None
+    attention_dropout_rate: Annotated[
+        float | None, share(), KnownAs("attention_dropout transformer_dropout_attention")
+    ] = None
     # Dropout rate of the hidden units inside the feed-forward layers. None: the value of dropout_rate.
-    ffn_dropout_rate: Annotated[float | None, share()] = None
+    ffn_dropout_rate: Annotated[
+        float | None, share(), KnownAs("activation_dropout transformer_dropout_ffn")
+    ] = None
     # Initial weights: Xavier (Glorot), LeCun normal, or normal with standard deviation 0.02; embeddings have
     # variance 1 / model_dim, biases are 0. Or all parameters as in PyTorch's layers (torch), or in the
     # systems of configs/kokoyi_iwslt.py (kokoyi) and configs/aiayn.py (aiayn).
@@ -529,12 +546,14 @@ class OptimConfig:
     # Optimizer; muon orthogonalizes the updates of weight matrices and uses Adam for all other parameters.
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
     # Peak learning rate. With schedule=noam, factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
-    learning_rate: Annotated[float, above(0, at_most=1000), USUAL, KnownAs("lr learn_rate")] = 1e-3
+    learning_rate: Annotated[
+        float, above(0, at_most=1000), USUAL, KnownAs("lr learn_rate initial_learning_rate")
+    ] = 1e-3
     # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
     # falls with 1/sqrt(update) (inverse_sqrt; noam: equation 3 of Vaswani et al. 2017).
     schedule: Annotated[
         Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"],
-        KnownAs("lr_scheduler decay_method scheduling"),
+        KnownAs("lr_scheduler decay_method scheduling lr_decay_inv_sqrt"),
     ] = "inverse_sqrt"
     # Number of updates in which the learning rate rises linearly to its peak. 0: none. Half of train.steps if
     # schedule is cosine or linear and train.steps is not more than this.
@@ -557,12 +576,15 @@ class OptimConfig:
     accumulation: Annotated[
         int,
         at_least(1),
-        KnownAs("update_freq accum_count batch_multiplier optimizer_delay gradient_accumulation_steps"),
+        KnownAs(
+            "update_freq accum_count batch_multiplier optimizer_delay gradient_accumulation_steps "
+            "update_interval"
+        ),
     ] = 1
     # Decay rate of an exponential moving average of the parameters, which evaluation and translation then use
     # instead of the parameters; 0.999 is usual. 0: off.
     ema_decay: Annotated[
-        float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay")
+        float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay store_ema")
     ] = 0.0
     # Parameters that are not trained, as patterns of their paths: encoder,*_embedding freezes the encoder and
     # all embeddings. Empty: all are trained.
@@ -582,7 +604,8 @@ class TrainConfig:
         USUAL,
         MayChange("training ends at another step"),
         KnownAs(
-            "epochs after_epochs max_epoch num_train_epochs max_update train_steps after max_steps",
+            "epochs after_epochs max_epoch num_train_epochs max_update max_updates updates train_steps after "
+            "max_steps",
             "which counts updates; `show` says how many an epoch has",
         ),
     ] = 100_000
@@ -613,7 +636,10 @@ class TrainConfig:
         at_least(1),
         USUAL,
         MayChange("other steps are evaluated, of which the best is chosen"),
-        KnownAs("valid_steps valid_interval validate_interval_updates validation_freq valid_freq"),
+        KnownAs(
+            "valid_steps valid_interval validate_interval_updates validation_freq valid_freq eval_steps "
+            "checkpoint_interval"
+        ),
     ] = 1000
     # Number of updates between two checkpoints. Each evaluation also saves one.
     checkpoint_every: Annotated[
@@ -628,10 +654,16 @@ class TrainConfig:
     # Validation metric that selects the best checkpoint and that early stopping observes: bleu, chrf, loss,
     # chrf++, ter, or what --scorer defines. Of several, with commas, the first one decides, and all are
     # logged. Of built-in scores that are equal with two digits, the lower loss is better.
-    best_metric: str = "bleu"
+    best_metric: Annotated[
+        str,
+        KnownAs("best_checkpoint_metric early_stopping_metric optimized_metric metric_for_best_model"),
+    ] = "bleu"
     # Number of evaluations without a better best_metric after which training stops. 0: never stop early.
     patience: Annotated[
-        int, at_least(0), MayChange("training may stop at another step"), KnownAs("early_stopping")
+        int,
+        at_least(0),
+        MayChange("training may stop at another step"),
+        KnownAs("early_stopping max_num_checkpoint_not_improved"),
     ] = 0
     # Number of newest checkpoints (at most keep_checkpoints) averaged when training ends. 0: no average.
     average_last: Annotated[int, at_least(0)] = 0
@@ -726,9 +758,9 @@ class LengthConfig:
     # Number of tokens added to min_length_ratio * source length to give the minimum translation length.
     min_length_offset: Annotated[int, between(0, 1_000_000)] = 0
     # Maximum translation length in tokens: max_length_ratio * source length + max_length_offset.
-    max_length_ratio: Annotated[float, between(0, 1000)] = 1.5
+    max_length_ratio: Annotated[float, between(0, 1000), KnownAs("max_len_a max_length_factor")] = 1.5
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
-    max_length_offset: Annotated[int, between(0, 1_000_000)] = 20
+    max_length_offset: Annotated[int, between(0, 1_000_000), KnownAs("max_len_b")] = 20
     # Expected maximum length of translations, which bounds early stopping and memory. learned: the 99.9th
     # percentile of training target lengths, if the run has recorded it; limit: the maximum length.
     length_bound: Literal["learned", "limit"] = "learned"
@@ -747,7 +779,9 @@ class SearchConfig(MbrConfig, LengthConfig):
     beam_size: Annotated[int, at_least(1), USUAL, KnownAs("beam num_beams")] = 4
     # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
     # translations; 0.6 to 1 is usual. 0: none.
-    length_penalty: Annotated[float, between(0, 100), KnownAs("lenpen alpha beam_alpha normalize")] = 1.0
+    length_penalty: Annotated[
+        float, between(0, 100), KnownAs("lenpen alpha beam_alpha normalize length_penalty_alpha")
+    ] = 1.0
     # gnmt: length penalty ((5 + length) / 6) ** alpha (Wu et al. 2016, equation 14). length: length ** alpha.
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
     # ---- beam search ----

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -206,6 +206,31 @@ def _list_scores(test: Mapping[str, Any]) -> list[str]:
     return rows
 
 
+class ExportResult(TypedDict, total=False):
+    """What `export_run` returns."""
+
+    # Format, folder, and the files in it.
+    format: str
+    output: str
+    files: list[str]
+    # Checkpoint and its step.
+    checkpoint: str
+    step: int
+    # Largest absolute difference from the outputs of the run; their largest value; accepted difference.
+    largest_difference: float
+    largest_output: float
+    tolerance: float
+    # What was compared (logits or log-probabilities), on how many target tokens, and of which sentences.
+    quantity: str
+    target_tokens: int
+    checked_on: str
+    # With a quantization: its name, and the largest difference of the quantized model.
+    quantization: str
+    quantized_difference: float
+    # With `push`: address of the uploaded model.
+    pushed: str
+
+
 def export_run(
     run_dir: str | Path,
     *,
@@ -217,7 +242,7 @@ def export_run(
     shortlist: str | Path | None = None,
     push: str | None = None,
     warn: Callable[[str], None] = warn_user,
-) -> dict[str, Any]:
+) -> ExportResult:
     """Write a trained model in a foreign format; return the written files and the measured difference.
 
     Args:
@@ -276,7 +301,7 @@ def export_run(
         result["pushed"] = push_model(output, hub_name)
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
     publish_output(output)
-    return result
+    return cast(ExportResult, result)
 
 
 def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, Any]:

@@ -102,15 +102,15 @@ def make_resampling_options(
         )
     if twice := [name for name in compared if compared.count(name) > 1]:
         raise UserError(f"--against names {twice[0]} twice; name it once")
-    resamples = ResamplingOptions(
+    resampling = ResamplingOptions(
         1000 if bootstrap is None else bootstrap, paired or "bootstrap", 10_000 if trials is None else trials
     )
-    if compared and resamples.paired == "bootstrap" and not resamples.samples:
+    if compared and resampling.paired == "bootstrap" and not resampling.samples:
         raise UserError(
             "--bootstrap is 0, but comparing by paired bootstrap needs samples; give --bootstrap=1000 or "
             "--paired=approximate"
         )
-    return resamples
+    return resampling
 
 
 def read_compared_files(
@@ -219,7 +219,7 @@ def save_largest_differences(
 def compare(
     ours: Translations,
     rivals: Sequence[Rival],
-    resamples: ResamplingOptions,
+    resampling: ResamplingOptions,
     *,
     scorers: Sequence[str] = (),
     **score_options: Any,
@@ -233,9 +233,9 @@ def compare(
         # The evaluated run gets the empty name, which no compared run or file can have.
         {"": ours.hypotheses} | {description["name"]: hypotheses for description, hypotheses in rivals},
         references,
-        samples=resamples.samples,
-        paired=resamples.paired,
-        trials=resamples.trials,
+        samples=resampling.samples,
+        paired=resampling.paired,
+        trials=resampling.trials,
         sources=ours.sources,
         only=[*(METRICS if references is not None else ()), *asked],
         **score_options,
@@ -244,13 +244,13 @@ def compare(
     result: dict[str, Any] = {"scorers": asked} if asked else {}
     for metric in first.keys() - QUICK:
         result |= {metric: first[metric].score, f"{metric}_signature": resampled.plain_signatures[metric]}
-    if resamples.samples:
-        result["confidence"] = {"level": 95, "samples": resamples.samples} | {
+    if resampling.samples:
+        result["confidence"] = {"level": 95, "samples": resampling.samples} | {
             metric: {"mean": score.mean, "ci": score.ci, "signature": resampled.signatures[metric]}
             for metric, score in first.items()
         }
     if rivals:
-        result["paired"] = {"test": resamples.paired, "signatures": resampled.signatures}
+        result["paired"] = {"test": resampling.paired, "signatures": resampled.signatures}
         result["against"] = [
             {
                 **description,

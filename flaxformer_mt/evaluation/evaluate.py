@@ -10,7 +10,7 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypedDict, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.errors import UserError, take_renamed, warn_user
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
@@ -136,6 +136,54 @@ def _show_progress(translator: Translator, total: int, stream: TextIO | None) ->
             translator.on_progress = before
 
 
+class EvaluationResult(TypedDict, total=False):
+    """What `evaluate_run` returns and `evaluate` prints; further metrics are keys by their names."""
+
+    # Name of the split or of the source file; its files in RUN/translations/ have this name.
+    name: str
+    # Checkpoint that was evaluated, and its step.
+    checkpoint: str
+    step: int
+    # BLEU and chrF, as the config (train.lowercase, train.bleu_tokenize) or the arguments define them.
+    bleu: float
+    chrf: float
+    # Edits per 100 words of the references: lower is better. Ignores case, needs spaces between words.
+    ter: float
+    # sacreBLEU's signatures of these scores.
+    signature: str
+    chrf_signature: str
+    ter_signature: str
+    # sacreBLEU's line with n-gram precisions and brevity penalty.
+    bleu_detail: str
+    # BLEU and signature with and without case.
+    cased: dict[str, Any]
+    lowercased: dict[str, Any]
+    # Names of further scorers; each is a key with its mean.
+    scorers: list[str]
+    # `mean` and `ci` of each score over bootstrap samples: 95% of them are within about `mean` ± `ci`.
+    confidence: dict[str, Any]
+    # BLEU, chrF and mean lengths by source length in words; `to` of the last group is None.
+    by_length: list[dict[str, Any]]
+    # For each compared system its name, `differing` (sentences whose translations differ), and per metric
+    # `score`, `mean`, `ci` and `p_value`; and the test.
+    against: list[dict[str, Any]]
+    paired: dict[str, Any]
+    # For a multilingual model, the results of each direction; the scores above are then their means.
+    directions: dict[str, "EvaluationResult"]
+    # With a glossary: `count` terms, and the shares of them `used` and in the `right_form`.
+    terms: dict[str, Any]
+    # Sentences, lines that were cut, seconds, search method, beam size and length penalty.
+    sentences: int
+    truncated: int
+    seconds: float
+    method: str
+    beam_size: int
+    length_penalty: float
+    # For a language model: nats per token, and its exponential.
+    loss: float
+    perplexity: float
+
+
 def evaluate_run(
     run_dir: str | Path,
     options: LoadOptions | None = None,
@@ -148,18 +196,18 @@ def evaluate_run(
     lowercase: bool | None = None,
     tokenize: str | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
-    resamples: ResamplingOptions | None = None,
+    resampling: ResamplingOptions | None = None,
     comet: str | Path | None = None,
     scorers: Sequence[str] = (),
     tune_rerank: str | None = None,
     glossary: Glossary | Mapping[str, str] | str | Path | None = None,
     progress: TextIO | None = None,
     **changes: Any,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     """Evaluate a run, write its translations to RUN/translations/, and return the results as JSON values.
 
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
-    and scores by source length; with `resamples` intervals, and with `against` paired tests. Of several
+    and scores by source length; with `resampling` intervals, and with `against` paired tests. Of several
     directions: their means, and `directions`. For a language model: loss (nats per token) and perplexity.
     Without a reference: the scores of `scorers` alone. With `tune_rerank`: the weight of search.rerank.
 
@@ -173,7 +221,8 @@ def evaluate_run(
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       against: other runs, or files of translations, of the same sentences.
-      resamples: of intervals and tests. None: 1000 bootstrap samples with `against`, else none.
+      resampling: bootstrap samples for confidence intervals and significance tests. None: 1000 with
+        `against`, else none.
       comet: checkpoint of a COMET model, for one more score. None: no COMET.
       scorers: names of further metrics, which `define_scorer` returns.
       tune_rerank: metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
@@ -183,12 +232,16 @@ def evaluate_run(
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
+    resampling = take_renamed(changes, "resamples", "resampling", resampling)
     run_dir, loading = open_copy(run_dir), replace(options or LoadOptions(), **changes)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
     if not config.data.source_language:
         _check_text_alone(run_dir, config, source, compared)
-        return _evaluate_language_model(run_dir, config, split, reference, loading, progress)
+        return cast(
+            EvaluationResult,
+            _evaluate_language_model(run_dir, config, split, reference, loading, progress),
+        )
     scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
     comet_model, asked = check_comet(comet) if comet else None, scorers
@@ -204,12 +257,12 @@ def evaluate_run(
         vocab_tags=read_tags(run_dir / "vocab"),
         alone=bool(scorers),
     )
-    if loading.spread:
+    if loading.use_all_devices:
         use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
     decide_once(lambda: try_scorers(asked, "--scorer", with_references=bool(sets[0].references)))
     if tune_rerank is not None:
-        return _tune_rerank(run_dir, loading, sets, tune_rerank, train)
-    resamples = resamples or ResamplingOptions(1000 if compared else 0)
+        return cast(EvaluationResult, _tune_rerank(run_dir, loading, sets, tune_rerank, train))
+    resampling = resampling or ResamplingOptions(1000 if compared else 0)
     reports = {}
     for scored in sets:
         references = scored.references
@@ -224,11 +277,12 @@ def evaluate_run(
             lower = scoring["lowercase"]
             save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
         report |= {} if comet_model is None else {"comet_model": str(comet_model)}
-        score = functools.partial(compare, evaluation, rivals, resamples, scorers=scorers, **scoring)
+        score = functools.partial(compare, evaluation, rivals, resampling, scorers=scorers, **scoring)
         report |= decide_once(score)
         report |= {"by_length": score_by_length(evaluation, **scoring)} if references else {}
         reports[scored.direction.name] = report
-    return next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
+    result = next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
+    return cast(EvaluationResult, result)
 
 
 def _evaluate_set(

@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -185,7 +185,7 @@ def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:
     return name in CHANGEABLE_FIELDS
 
 
-def is_complete(run_dir: Path, config: Config, report: dict[str, Any]) -> bool:
+def is_complete(run_dir: Path, config: Config, report: Mapping[str, Any]) -> bool:
     """Whether a run with this report has nothing left to train under this config.
 
     A run that stopped early goes on if the config has more patience than the run had, or stops no more.
@@ -211,7 +211,7 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
     return report
 
 
-def write_report(run_dir: Path, report: dict[str, Any]) -> None:
+def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
     write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode())
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Self, TextIO, cast
 
 import jax
 
@@ -44,7 +44,7 @@ from flaxformer_mt.tracking.tracking_services import import_service
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, compiles_ahead, shapes_of
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
-from flaxformer_mt.training.report import make_report
+from flaxformer_mt.training.report import TrainingReport, make_report
 from flaxformer_mt.training.setup import (
     COMPILING_AHEAD,
     NO_TEST_SET,
@@ -214,7 +214,7 @@ def fit(
     profile: int = 0,
     progress: TextIO | None = None,
     workers: int | None = None,
-) -> dict[str, Any]:
+) -> TrainingReport:
     """Train the model that a config describes, or resume the run in `run_dir`; return the run's report.
 
     A run that is finished is not trained further: its report is returned as it is.
@@ -254,7 +254,7 @@ def fit(
 
 def _fit_alone(
     config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, pool: PoolOptions
-) -> dict[str, Any]:
+) -> TrainingReport:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
         for name in config.train.trackers:
@@ -301,10 +301,11 @@ def _fit_alone(
     return report
 
 
-def _read_final_report(run_dir: Path, config: Config) -> dict[str, Any] | None:
+def _read_final_report(run_dir: Path, config: Config) -> TrainingReport | None:
     """Read the report of a run that has nothing left to train; None if there is something."""
     report = read_report(run_dir)
-    return report if report is not None and is_complete(run_dir, config, report) else None
+    done = report is not None and is_complete(run_dir, config, report)
+    return cast(TrainingReport, report) if done else None
 
 
 def _line_writer(stream: TextIO | None) -> Callable[[str], None] | None:

@@ -8,14 +8,14 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import flaxformer_mt
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.data.prepare import Prepared
 from flaxformer_mt.errors import command_line, program_line, warn_user
-from flaxformer_mt.evaluation.evaluate import evaluate_run
+from flaxformer_mt.evaluation.evaluate import EvaluationResult, evaluate_run
 from flaxformer_mt.evaluation.evaluation_set import format_side_by_side, load_translations
 from flaxformer_mt.evaluation.score_breakdowns import describe_directions
 from flaxformer_mt.evaluation.tables import write_text
@@ -23,6 +23,35 @@ from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.load_run import describe_start, name_checkpoint
 from flaxformer_mt.scoring.metrics import METRICS
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended
+
+
+class TrainingReport(TypedDict, total=False):
+    """What `fit` returns, and report.json of a run contains."""
+
+    # Steps made, and whether they ended before train.steps.
+    step: int
+    stopped_early: bool
+    # Steps and value of the best checkpoint, by train.best_metric.
+    best: dict[str, Any]
+    # Results on the test set, if there is one.
+    test: EvaluationResult
+    # Duration of training, without evaluations and checkpoints, and number of real target tokens.
+    train_seconds: float
+    target_tokens: int
+    # Number of parameters of the model.
+    parameters: int
+    # The devices that trained.
+    hardware: str
+    # Pairs read and left out, per split.
+    data: dict[str, Any]
+    # train.patience; with data.stages, whether the last stage ended.
+    patience: int
+    stages_ended: bool
+    # Date and time, version of the package and of Python, command.
+    finished: str
+    version: str
+    python: str
+    command: str
 
 
 def make_report(
@@ -33,9 +62,9 @@ def make_report(
     *,
     parameters: int,
     hardware: str,
-) -> dict[str, Any]:
+) -> TrainingReport:
     """Score the final checkpoint on the test set, if there is one, and collect the facts of the run."""
-    report: dict[str, Any] = {
+    report: TrainingReport = {
         "step": progress.step,
         "stopped_early": progress.step < config.train.steps,
         "patience": config.train.patience,
@@ -77,7 +106,7 @@ def _count_pairs(split: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"parts": parts}
 
 
-def describe_report(report: dict[str, Any], run_dir: Path) -> str:
+def describe_report(report: Mapping[str, Any], run_dir: Path) -> str:
     """Return the report as text: what was trained, the scores, ten translations, and what to try next.
 
     For a language model there are no translations, and the score is perplexity.

@@ -74,7 +74,7 @@ class Scorer:
         """
         scorer = cls.__new__(cls)
         scorer._model = load_translator(
-            run_dir, dataclasses.replace(options or LoadOptions(), spread=False, **changes), warn
+            run_dir, dataclasses.replace(options or LoadOptions(), use_all_devices=False, **changes), warn
         )
         return scorer
 
@@ -211,7 +211,7 @@ def generate_text(
       UserError: the run is not a language model, the checkpoint is absent, the options are invalid, or the
         prompt is not shorter than the length or the length is more than the model has positions for.
     """
-    options = LoadOptions(checkpoint=checkpoint, search=search, spread=False)
+    options = LoadOptions(checkpoint=checkpoint, search=search, use_all_devices=False)
     model = load_translator(run_dir, options, warn)
     data = model.config.data
     if data.source_language:

@@ -22,7 +22,7 @@ from flaxformer_mt.corpus.documents import Documents, check_context
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
-from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.errors import UserError, take_renamed, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.int8 import quantize_matrix
 from flaxformer_mt.model.lora import matrix_axes
@@ -354,7 +354,7 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         required: Sequence[Sequence[str]] | None = None,
         glossary: Glossary | Mapping[str, str] | str | Path | None = None,
-        notes: Annotations = NO_ANNOTATIONS,
+        annotations: Annotations = NO_ANNOTATIONS,
         markup: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
@@ -373,8 +373,8 @@ class Translator:
           prefixes: prefix that each line's translation starts with; "": none.
           required: phrases that each line's translation contains (beam search only).
           glossary: source terms and their translations, as a mapping, a file or a `Glossary`.
-          notes: additional output: log-probabilities of tokens, alignments.
-          markup: the same as `notes.markup`.
+          annotations: additional output: log-probabilities of tokens, alignments.
+          markup: the same as `annotations.markup`.
           source_language: language of lines that do not begin with a language tag, for a model with
             data.source_tags.
           target_language: language to translate such lines into, for a model of several languages.
@@ -390,6 +390,7 @@ class Translator:
             constraints cannot be met, or the model reads each line alone and `documents` are given.
         """
         each = [lines] if isinstance(lines, str) else lines
+        annotations = take_renamed(search, "notes", "annotations", annotations)
         stream = self.translate_stream(
             each,
             n_best=n_best,
@@ -397,7 +398,7 @@ class Translator:
             prefixes=prefixes,
             required=required,
             glossary=glossary,
-            notes=notes._replace(markup=markup or notes.markup),
+            annotations=annotations._replace(markup=markup or annotations.markup),
             source_language=source_language,
             target_language=target_language,
             documents=documents,
@@ -417,7 +418,7 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
         glossary: Glossary | Mapping[str, str] | str | Path | None = None,
-        notes: Annotations = NO_ANNOTATIONS,
+        annotations: Annotations = NO_ANNOTATIONS,
         source_language: str | None = None,
         target_language: str | None = None,
         documents: Iterable[Hashable] | bool = False,
@@ -442,6 +443,7 @@ class Translator:
         """
         if isinstance(lines, str):
             raise UserError("translate_stream takes lines, but got one string; call translate with it")
+        annotations = take_renamed(search, "notes", "annotations", annotations)
         translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
@@ -451,7 +453,7 @@ class Translator:
                 before = first_line - 1
                 raise UserError(count_message(what, before + len(given), before + len(lines)))
         check_n_best(translator.config.search, n_best)
-        check_annotations(notes, self.models)
+        check_annotations(annotations, self.models)
         if required is not None:
             check_constraints(translator.config.search)
         data, in_documents = translator.config.data, None
@@ -468,7 +470,7 @@ class Translator:
             n_best=n_best,
             source_language=source_language,
             target_language=target_language,
-            annotations=notes,
+            annotations=annotations,
             glossary=None if glossary is None else Glossary.make(glossary),
         )
         engine: Any = translator.engine(params=params)
@@ -482,7 +484,7 @@ class Translator:
 
 def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn_user) -> Translator:
     """Load a run, which may be a language model: the engine scores its texts and continues prefixes."""
-    if options.spread:
+    if options.use_all_devices:
         use_cpu_cores_as_devices()
     run_dir = open_copy(run_dir)
     config = read_config(run_dir / "config.json")
@@ -490,7 +492,7 @@ def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn
     check_search(options.search or config.search, model=config.model)
     load: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "allow_nonfinite")}
     load["warn"] = warn
-    trained = load_trained(run_dir, checkpoint=options.checkpoint, may_split=options.spread, **load)
+    trained = load_trained(run_dir, checkpoint=options.checkpoint, may_split=options.use_all_devices, **load)
     if trained.split is None:
         trained = on_host(trained)
     config, shortlist, guards = trained.config, options.shortlist, NO_GUARDS
@@ -507,7 +509,7 @@ def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn
         ensemble=[on_host(load_named(name, **load)) for name in options.ensemble],
         long_lines=options.long_lines,
         split_sentences=options.split_sentences,
-        spread=trained.split or options.spread,
+        spread=trained.split or options.use_all_devices,
         keep_programs=trained.split is None,
         shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
         quantization=options.quantization,

@@ -401,7 +401,7 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monk
     command = ["translate", f"--run={tiny_run}", f"--then={then}@best", "--input=in"]
     assert main([*command, "--output=out", "--window=2"]) == 0
     first, second = (Translator.load(run, warn=lambda message: None) for run in (tiny_run, then))
-    found = first.translate(lines, then=second, notes=Notes(alignments="words"))
+    found = first.translate(lines, then=second, annotations=Notes(alignments="words"))
     assert read_lines("out") == [one.text for one in found] and found[0].tokens
     Path("out").unlink()
     assert main([*command, "--json", "--alignments"]) == 0

@@ -42,7 +42,7 @@ def test_lines_are_translated_as_by_greedy_search_of_the_run(folder, tiny_run):
     assert system.most_hypotheses == 1
     translations = translate(system, lines)
     greedy = dataclasses.replace(system.config.search, method="greedy", beam_size=1)
-    ours = Translator.load(tiny_run, search=greedy, spread=False, warn=lambda message: None)
+    ours = Translator.load(tiny_run, search=greedy, use_all_devices=False, warn=lambda message: None)
     assert [one.text for one in translations] == [one.text for one in ours.translate(lines)]
     assert translations[3].parts > 1
     several = ["ba do. fi gu!  ka"]
@@ -80,7 +80,7 @@ def our_search(folder, tiny_run):
 
     def search(**options):
         greedy = dataclasses.replace(config.search, method="greedy", **options)
-        ours = Translator.load(tiny_run, search=greedy, spread=False, warn=lambda message: None)
+        ours = Translator.load(tiny_run, search=greedy, use_all_devices=False, warn=lambda message: None)
         return [one.tokens for one in ours.translate(LINES)]
 
     return search

@@ -146,7 +146,7 @@ def test_an_import_is_the_same_run(run, exported, tmp_path):
         np.testing.assert_array_equal(leaf, theirs[path], err_msg=path)
     lines = ["eins drei", "acht vier"]
     first, second = (
-        Translator.load(folder, spread=False, warn=print) for folder in (run, tmp_path / "again")
+        Translator.load(folder, use_all_devices=False, warn=print) for folder in (run, tmp_path / "again")
     )
     expected = [t.text for t in first.translate(lines)]
     second.search.programs = first.search.programs  # of one config: compiled once

@@ -451,7 +451,7 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     line = "der Hund"
     lines = [line, f"{LINES[0]} {LINES[1]} {LINES[2]}"]
     with pytest.warns(match="line 2: longer than data.max_source_length 12 tokens"):
-        short, long = translator.translate(lines, notes=notes)
+        short, long = translator.translate(lines, annotations=notes)
     assert short.tokens[0] == tags["eng_Latn"] and short.token_log_probs[0] == 0
     assert sum(short.token_log_probs) == pytest.approx(short.log_prob, abs=1e-4)
     words = len(short.text.split())

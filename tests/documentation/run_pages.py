@@ -64,6 +64,7 @@ GIVEN = {
         f"python train.py --config=toy_documents --run=runs/toy_documents {_FEW_UPDATES} {_SHORT}",
         "rm -f test.en big.en && for i in 1 2 3 4 5; do cat test.de; done > big.de",
     ],
+    "docs/serving.md": ["pip install '.[serve]'"],
     "docs/research-formats.md": [
         "rm -rf exported runs/handbuilt_again runs/theirs",
         "cp runs/toy_de_en/translations/test.source test.de",

@@ -16,11 +16,12 @@ from flaxformer_mt.commands.flags import takes_config
 from flaxformer_mt.commands.help_layout import FlagHelp, list_flags, list_sections, list_settings
 from flaxformer_mt.commands.main import COMMANDS
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.field_values import KnownAs, find_marks
 
 # What the page of the API shows: module.NAME, or module.NAME[members].
 API = {
     "Config": ("config.files.load_config", "config.schema.Config[replace]"),
-    "Training": ("training.loop.fit",),
+    "Training": ("training.loop.fit", "training.report.TrainingReport"),
     "Translation": (
         "translation.translator.Translator[load,translate,translate_stream,with_search,warm_up,engine]",
         "config.load_options.LoadOptions",
@@ -38,16 +39,22 @@ API = {
     ),
     "Evaluation": (
         "evaluation.evaluate.evaluate_run",
+        "evaluation.evaluate.EvaluationResult",
         "evaluation.comparison.ResamplingOptions",
         "scoring.metrics.define_scorer",
     ),
-    "Export and import": ("convert.export_run.export_run", "convert.import_run.import_run"),
+    "Export and import": (
+        "convert.export_run.export_run",
+        "convert.export_run.ExportResult",
+        "convert.import_run.import_run",
+    ),
     "Errors and warnings": (
         "errors.UserError",
         "errors.TrainingInterrupted",
         "errors.FlaxformerWarning",
     ),
 }
+_KNOWN = find_marks(Config, KnownAs, "--config.")
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
 _HEADER = "<!-- Written by tests/documentation/write_reference.py from the code: do not edit. -->\n\n"
 
@@ -86,7 +93,13 @@ def _fields() -> str:
 
 
 def _list(flags: Iterable[FlagHelp]) -> str:
-    return "\n".join(f"* `{flag.flag}`: {_escape(flag.text)}" for flag in flags)
+    return "\n".join(f"* `{flag.flag}`: {_escape(flag.text)}{_list_names(flag)}" for flag in flags)
+
+
+def _list_names(flag: FlagHelp) -> str:
+    """Return what other toolkits call a field of the config."""
+    mark = _KNOWN.get(flag.flag.partition("=")[0])
+    return f" Elsewhere: {', '.join(f'`{name}`' for name in mark.names.split())}." if mark else ""
 
 
 def _extras() -> str:

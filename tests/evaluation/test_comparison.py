@@ -139,7 +139,7 @@ def evaluate(runs, *against, samples=20, **options):
     return evaluate_run(
         runs / "good",
         against=[parse_compared_system(name) for name in against],
-        resamples=make_resampling_options(samples, None, None, compared=against),
+        resampling=make_resampling_options(samples, None, None, compared=against),
         **options,
     )
 

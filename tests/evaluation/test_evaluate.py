@@ -16,7 +16,7 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation import score_breakdowns
 from flaxformer_mt.evaluation.comparison import ResamplingOptions
@@ -100,7 +100,7 @@ def test_scorers_are_reported_with_references_and_without(run_dir, monkeypatch, 
     source, reference = write(run_dir / "s", SOURCES), write(run_dir / "r", REFERENCES)
     files = {"source": source, "reference": reference}
     result = evaluate_run(
-        run_dir, **files, scorers=["kiwi", "chrf++", "ter"], resamples=ResamplingOptions(20)
+        run_dir, **files, scorers=["kiwi", "chrf++", "ter"], resampling=ResamplingOptions(20)
     )
     assert result["kiwi"] == pytest.approx((0.25 + 0.5 + 0.5) / 3) and result["scorers"] == ["kiwi", "chrf++"]
     assert result["chrf++_signature"].startswith("nrefs:1|case:mixed|")
@@ -311,13 +311,14 @@ def test_an_evaluation_has_edits_lengths_and_if_asked_intervals(run_dir):
     assert [(row["to"], row["sentences"]) for row in light["by_length"]] == [(5, 3)]
     assert light["by_length"][0]["bleu"] == light["bleu"]
     assert not light.keys() & {"confidence", "against", "paired"}
-    sure = evaluate_run(run_dir, **files, resamples=ResamplingOptions(20))
+    sure = evaluate_run(run_dir, **files, resampling=ResamplingOptions(20))
     assert light.items() <= (sure | {"seconds": light["seconds"]}).items()
     confidence = sure["confidence"]
     assert (confidence["samples"], confidence["level"]) == (20, 95)
     for metric in ("bleu", "chrf", "ter"):
         assert confidence[metric]["ci"] > 0 and "|bs:20|seed:12345|" in confidence[metric]["signature"]
-    again = evaluate_run(run_dir, **files, resamples=ResamplingOptions(20))
+    with pytest.warns(FlaxformerWarning, match="resamples= is now called resampling="):
+        again = evaluate_run(run_dir, **files, resamples=ResamplingOptions(20))
     assert sure == again | {"seconds": sure["seconds"]}
     table = write_text(describe_evaluation(sure, name="mine"))
     assert f"{sure['ter']:.2f} ± {confidence['ter']['ci']:.2f}" in table and "source words" in table

@@ -139,9 +139,12 @@ def test_letter_cases_are_guarded_as_the_run_was_trained(tiny_run, tmp_path):
         ({"capitals": 0.0, "title_case": 0.02, "single_words": 0.001}, "never", []),
     ):
         (run / "target_lengths.json").write_text(json.dumps({"ratio": 1.0, "offset": 9.0, **known}))
-        translator = Translator.load(run, capitals=option, repetitions="keep", spread=False)
+        translator = Translator.load(run, capitals=option, repetitions="keep", use_all_devices=False)
         assert translator.describe().get("guards", [[], False]) == [expected, False]
-    assert Translator.load(run, spread=False, repetitions="search_again").describe()["guards"] == [[], True]
+    assert Translator.load(run, use_all_devices=False, repetitions="search_again").describe()["guards"] == [
+        [],
+        True,
+    ]
 
 
 def test_sentences_are_translated_apart_as_the_run_was_trained(tiny_run, tmp_path):
@@ -152,7 +155,7 @@ def test_sentences_are_translated_apart_as_the_run_was_trained(tiny_run, tmp_pat
         known = {} if share is None else {"several_sentences": share}
         (run / "target_lengths.json").write_text(json.dumps({"ratio": 1.0, "offset": 9.0, **known}))
         for option in ("auto", "always", "never"):
-            translator = Translator.load(run, split_sentences=option, spread=False)
+            translator = Translator.load(run, split_sentences=option, use_all_devices=False)
             decided[share, option] = translator.describe()["sentences"]
     apart = {key for key, value in decided.items() if value == "apart"}
     assert apart == {(None, "auto"), (0.0, "auto"), (None, "always"), (0.0, "always"), (0.3, "always")}

@@ -62,7 +62,7 @@ def run_dir(config, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(run_dir) -> Translator:
-    return Translator.load(run_dir, spread=False, warn=pytest.fail)
+    return Translator.load(run_dir, use_all_devices=False, warn=pytest.fail)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_translations_just_made_are_read_in_windows_of_any_size(translator):
 def test_annotations_are_of_the_line_alone(translator, source_only):
     notes = Annotations(token_log_probs=True, alignments="words", attention=True)
     for each in (translator, source_only):
-        found = each.translate(LINES, documents=True, notes=notes, n_best=2)
+        found = each.translate(LINES, documents=True, annotations=notes, n_best=2)
         for line, one in zip(LINES, found, strict=True):
             for hypothesis in one.n_best:
                 assert len(hypothesis.token_log_probs) == len(hypothesis.tokens)
@@ -277,7 +277,7 @@ def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, tmp_path, mon
     write(tmp_path, "in", txt=LINES, ids=LINE_IDS)
     command = ["translate", f"--run={run_dir}", "--documents", "--document_ids=in.ids"]
     assert main([*command, "--input=in.txt", "--output=whole"]) == 0
-    found = Translator.load(run_dir, spread=False).translate(LINES, documents=LINE_IDS)
+    found = Translator.load(run_dir, use_all_devices=False).translate(LINES, documents=LINE_IDS)
     assert Path("whole").read_text().split("\n")[:-1] == [one.text for one in found]
     killed = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *command, "--input=-", "--output=out"],
@@ -339,7 +339,7 @@ def test_documents_for_a_model_that_reads_each_line_alone(tiny_run, tmp_path, mo
     Path("in").write_text("ba\n")
     assert main(["translate", f"--run={tiny_run}", "--input=in", "--documents"]) == 2
     assert "--documents has no effect on this model, which reads each line alone" in one_line(capfd)
-    alone = Translator.load(tiny_run, spread=False)
+    alone = Translator.load(tiny_run, use_all_devices=False)
     with pytest.raises(UserError, match="documents has no effect on this model"):
         alone.translate(["ba", "do"], documents=True)
     with pytest.raises(UserError, match="a context has no effect on this model"):
@@ -358,7 +358,7 @@ def test_wrong_documents_of_the_api_and_the_server(translator, tiny_run):
     with pytest.raises(Refusal, match="the field documents is 'perhaps'; it must be true or false"):
         ask(translator, "a", documents="perhaps")
     with pytest.raises(Refusal, match="the field documents is true, but a model reads each line alone"):
-        ask(Translator.load(tiny_run, spread=False), "ba", documents=True)
+        ask(Translator.load(tiny_run, use_all_devices=False), "ba", documents=True)
 
 
 @pytest.mark.parametrize(

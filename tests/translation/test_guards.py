@@ -160,8 +160,8 @@ def test_capitals_are_translated_in_sentence_case_and_put_back(guarded, shared_t
     aligned, marked = Notes(alignments="words", token_log_probs=True), Notes(markup=True)
     notes = (aligned, aligned, marked)
     for line, usual, asked in zip(lines, plain, notes, strict=True):
-        (found,) = translator.translate([line], n_best=3, notes=asked)
-        (expected,) = shared_translator.translate([usual], n_best=3, notes=asked)
+        (found,) = translator.translate([line], n_best=3, annotations=asked)
+        (expected,) = shared_translator.translate([usual], n_best=3, annotations=asked)
         assert [one.tokens for one in found.n_best] == [one.tokens for one in expected.n_best]
         assert found.alignment == expected.alignment and found.score == pytest.approx(expected.score)
         texts = [one.text.replace("b>", "B>") for one in found.n_best]

@@ -186,7 +186,7 @@ def test_translator_and_command_put_tags_into_every_hypothesis(tiny_run, tiny_te
     lines = (tiny_text / "test.xx").read_text().splitlines()[:2]
     first = f"<b>{lines[0]}</b> {{0}}"
     long_line = " ".join(["<i>" + lines[1] + "</i>"] * 6)
-    translator = Translator.load(tiny_run, spread=False, warn=lambda message: None)
+    translator = Translator.load(tiny_run, use_all_devices=False, warn=lambda message: None)
     plain = translator.translate([lines[0], " ".join([lines[1]] * 6)], n_best=2)
     found = translator.translate([first, long_line, "<br/>"], n_best=2, markup=True)
     for one, other in zip(found[0].n_best, plain[0].n_best, strict=True):
@@ -197,7 +197,7 @@ def test_translator_and_command_put_tags_into_every_hypothesis(tiny_run, tiny_te
     check_balanced(found[1].text)
     assert found[2].text == "<br/>"
     with pytest.raises(UserError, match="pieces"):
-        translator.translate(lines, markup=True, notes=Notes(alignments="pieces"))
+        translator.translate(lines, markup=True, annotations=Notes(alignments="pieces"))
     (tmp_path / "in").write_text(f"{first}\n")
     flags = [f"--run={tiny_run}", f"--input={tmp_path / 'in'}", "--markup"]
     assert main(["translate", *flags]) == 0

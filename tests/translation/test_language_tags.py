@@ -78,8 +78,8 @@ def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator
     lines = ["the dog", "", ">>de<< dog", "sees", "dog sees", "the dog sees the dog. " * 3]
     tagged = [f">>fr<< {line}" if line and line[0] != ">" else line for line in lines]
     notes = Notes(alignments="words", attention=True)
-    given = translator.translate(lines, target_language="fr", notes=notes)
-    own = translator.translate(tagged, notes=notes)
+    given = translator.translate(lines, target_language="fr", annotations=notes)
+    own = translator.translate(tagged, annotations=notes)
     for one, other in zip(given, own, strict=True):
         assert (one.text, one.tokens, one.parts) == (other.text, other.tokens, other.parts)
         assert one.score == other.score or not one.tokens

@@ -103,7 +103,7 @@ def test_translations_are_chosen_among_the_samples_or_hypotheses(tiny_run):
 
     def translate(n_best, **options):
         search = SearchConfig(max_length_offset=4, beam_size=3, seed=4, **options)
-        return Translator.load(tiny_run, search=search, spread=False).translate(lines, n_best=n_best)
+        return Translator.load(tiny_run, search=search, use_all_devices=False).translate(lines, n_best=n_best)
 
     samples = translate(5, method="sample")
     chosen = translate(1, method="mbr", mbr_samples=5)

@@ -35,8 +35,8 @@ def sentences(shared_translator, second):
     def translate(texts, **notes):
         asked, whole = Notes(alignments="words", **notes), second(split_sentences="never")
         found = []
-        for one in shared_translator.translate(texts, n_best=3, notes=asked):
-            own = whole.translate([each.text for each in one.n_best], n_best=3, notes=asked)
+        for one in shared_translator.translate(texts, n_best=3, annotations=asked):
+            own = whole.translate([each.text for each in one.n_best], n_best=3, annotations=asked)
             found.append([(a, b) for a, best in zip(one.n_best, own, strict=True) for b in best.n_best])
         return found
 
@@ -68,7 +68,7 @@ def test_each_sentence_goes_through_both_models_and_is_split_once(
 
 def test_the_n_best_are_those_of_the_best_sums(shared_translator, second, sentences):
     (found,) = shared_translator.translate(
-        ["der Hund"], n_best=3, then=second(), notes=Notes(alignments="words")
+        ["der Hund"], n_best=3, then=second(), annotations=Notes(alignments="words")
     )
     (ways,) = sentences(["der Hund"])
     best = {}
@@ -83,7 +83,7 @@ def test_alignments_and_markup_pass_through_the_pivot(shared_translator, second,
     assert join_alignments(((0, 1), (1, 0), (2, 0)), ((0, 0), (1, 1), (5, 2))) == ((1, 0), (2, 0), (0, 1))
     then = second()
     plain, marked = ("Wir lesen.  Der Hund.", "Wir <b>lesen.</b>  Der {0}Hund.")
-    (aligned,) = shared_translator.translate([plain], then=then, notes=Notes(alignments="words"))
+    (aligned,) = shared_translator.translate([plain], then=then, annotations=Notes(alignments="words"))
     (first, onward), (other, last) = (ways[0] for ways in sentences(["Wir lesen.", "Der Hund."]))
     count = len(onward.text.split())
     second_half = join_alignments(other.alignment, last.alignment)

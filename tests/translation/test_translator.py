@@ -19,7 +19,7 @@ from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding.compiled_programs import StatePrograms
 from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -235,7 +235,7 @@ def test_characters_that_nobody_sees_change_nothing_but_the_count_of_words(trans
     plain = ["der kleine Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
     marked = ["\ufeffder kl\u00adeine \u2060Hund", "die\u200e \u200b Katze\u202c .", *plain[2:]]
     notes = Notes(alignments="words", token_log_probs=True)
-    expected, found = (translator.translate(lines, n_best=2, notes=notes) for lines in (plain, marked))
+    expected, found = (translator.translate(lines, n_best=2, annotations=notes) for lines in (plain, marked))
     assert found[0] == expected[0]
     # The zero-width space between spaces is a word of the line, which nothing is aligned with.
     moved = tuple((i + (i > 0), j) for i, j in expected[1].alignment)
@@ -465,7 +465,7 @@ def run_dir(saved_run, tmp_path):
 
 
 def test_load_translates_as_what_was_saved(run_dir, translator, warnings, config):
-    loaded = Translator.load(run_dir, checkpoint="10", spread=False, warn=warnings.append)
+    loaded = Translator.load(run_dir, checkpoint="10", use_all_devices=False, warn=warnings.append)
     assert not warnings and loaded.checkpoint == "10"
     assert loaded.config == change(config, model={"scan_layers": False})  # its parameters are not stacked
     loaded.search.programs = translator.search.programs
@@ -476,7 +476,7 @@ def test_load_translates_as_what_was_saved(run_dir, translator, warnings, config
 
 def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam, config, monkeypatch):
     """A search in bfloat16 finds nearly the same, with nearly the same scores as in float32."""
-    narrow = Translator.load(run_dir, checkpoint="10", dtype="bfloat16", spread=False)
+    narrow = Translator.load(run_dir, checkpoint="10", dtype="bfloat16", use_all_devices=False)
     assert narrow.config.model.dtype == "bfloat16"
     kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(narrow.all_params[0]))
     assert kinds["bfloat16"] > 10 and kinds["float32"] > 10  # matrices; biases and scales of norms
@@ -505,9 +505,9 @@ def test_dtype_replaces_that_of_the_training(run_dir, translator, found_by_beam,
 
 def test_quantized_models_find_nearly_the_same(run_dir, translator, found_by_beam, own_programs):
     """Matrices are 8-bit integers, scores nearly those of float32, and the description is another one."""
-    plain = Translator.load(run_dir, checkpoint="10", spread=False)
+    plain = Translator.load(run_dir, checkpoint="10", use_all_devices=False)
     plain.translate(SENTENCES[:1])  # keeps programs on disk, which are not those of 8-bit integers
-    quantized = Translator.load(run_dir, checkpoint="10", quantization="int8", spread=False)
+    quantized = Translator.load(run_dir, checkpoint="10", quantization="int8", use_all_devices=False)
     kinds = collections.Counter(leaf.dtype.name for leaf in jax.tree.leaves(quantized.all_params[0]))
     assert kinds["int8"] > 10 and kinds["float32"] > 10
     assert quantized.describe() != plain.describe()
@@ -539,7 +539,7 @@ def test_loaded_models_search_on_every_core(run_dir, monkeypatch, all_devices):
     monkeypatch.setattr(f"{module}.load_trained", log_load)
     assert Translator.load(run_dir, checkpoint="10").search.programs.parts == jax.local_device_count() > 1
     assert calls == ["cores", "load"]
-    one = Translator.load(run_dir, checkpoint="10", spread=False)
+    one = Translator.load(run_dir, checkpoint="10", use_all_devices=False)
     assert one.search.programs.parts == 1 and calls == ["cores", "load", "load"]
 
 
@@ -653,7 +653,7 @@ def test_an_ensemble_with_itself_is_the_model(
     expected = translator.translate(SENTENCES, n_best=3, params=other_params)
     itself = mixed.translate(SENTENCES, n_best=3, params=other_params)
     # The same with both models from a run directory, of the first parameters.
-    options = {"ensemble": [f"{run_dir}@10"], "spread": False, "warn": warnings.append}
+    options = {"ensemble": [f"{run_dir}@10"], "use_all_devices": False, "warn": warnings.append}
     loaded = Translator.load(run_dir, checkpoint="10", **options)
     loaded.search.programs = mixed.search.programs
     by_name = loaded.translate(SENTENCES, n_best=3)
@@ -745,8 +745,8 @@ def test_the_n_best_of_a_long_line_are_the_best_sums(translator):
 def test_notes_are_those_of_the_translations(translator):
     lines, both = [*SENTENCES, "", LONG], Notes(token_log_probs=True, alignments="words")
     plain = translator.translate(lines, n_best=3)
-    noted = translator.translate(lines, n_best=3, notes=both)
-    pieces = translator.translate(lines, n_best=3, notes=Notes(alignments="pieces"))
+    noted = translator.translate(lines, n_best=3, annotations=both)
+    pieces = translator.translate(lines, n_best=3, annotations=Notes(alignments="pieces"))
     assert all(t.token_log_probs is None and t.alignment is None for t in plain)
     for line, one, two, three in zip(lines, plain, noted, pieces, strict=True):
         for bare, with_notes, by_pieces in zip(one.n_best, two.n_best, three.n_best, strict=True):
@@ -764,8 +764,11 @@ def test_notes_are_those_of_the_translations(translator):
 
 def test_alignments_of_a_layer_or_head_there_is_not(translator):
     with pytest.raises(UserError, match="alignment layer is 1, but the decoder has 1 layers; give 0 to 0"):
-        translator.translate(["Hund"], notes=Notes(alignments="words", layer=1))
-    with pytest.raises(UserError, match="alignment head is 2, but the decoder has 2 heads; give 0 to 1"):
+        translator.translate(["Hund"], annotations=Notes(alignments="words", layer=1))
+    with (
+        pytest.raises(UserError, match="alignment head is 2, but the decoder has 2 heads; give 0 to 1"),
+        pytest.warns(FlaxformerWarning, match="notes= is now called annotations="),
+    ):
         translator.translate(["Hund"], notes=Notes(alignments="words", head=2))
 
 

@@ -13,7 +13,7 @@ from flaxformer_mt.evaluation.run_report import sections
 from flaxformer_mt.evaluation.run_report.sections import Attention, ReportedRun, read_runs, share_a_set
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.text_io.lines import check_writable, is_device
-from flaxformer_mt.translation.annotation import Notes
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -26,7 +26,7 @@ def find_attention(run_dir: Path, translations: Translations, numbers: Sequence[
     translator = Translator.load(run_dir, long_lines="cut", split_sentences="never")
     lines = [translations.sources[number - 1] for number in numbers]
     shown = []
-    translated = translator.translate(lines, notes=Notes(attention=True))
+    translated = translator.translate(lines, annotations=Annotations(attention=True))
     for number, line, result in zip(numbers, lines, translated, strict=True):
         if result.attention is None:  # a blank line
             continue

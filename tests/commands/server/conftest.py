@@ -59,7 +59,7 @@ class Serving:
 def translator(tiny_run):
     from flaxformer_mt.translation.translator import Translator
 
-    return Translator.load(tiny_run, spread=False, warn=lambda message: None)
+    return Translator.load(tiny_run, use_all_devices=False, warn=lambda message: None)
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
     _, answer = serving.translate("<p><i>ba do</i><br>gu</p>", format="html")
     assert answer == {"translatedText": f"<p><i>{first}</i><br>{second}</p>"}
     marked = "ba <b>do fi</b> gu"
-    (expected,) = translator.translate([marked], n_best=2, notes=Notes(markup=True))
+    (expected,) = translator.translate([marked], n_best=2, annotations=Notes(markup=True))
     _, answer = serving.translate(f"<p>{marked}", format="html", alternatives=1)
     assert answer["translatedText"] == f"<p>{expected.text}" and "<b>" in expected.text
     assert answer["alternatives"] == [f"<p>{expected.alternatives[0].text}"]
@@ -61,7 +61,7 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
 def test_alternatives_scores_alignments_and_attention(serving, translator):
     notes = Notes(alignments="words", attention=True)
     line = "ba do fi gu"
-    (expected,) = translator.translate([line], n_best=2, notes=notes)
+    (expected,) = translator.translate([line], n_best=2, annotations=notes)
     (other,) = expected.alternatives
     status, answer = serving.translate(line, alternatives=1, scores=True, alignments="words", attention=True)
     assert status == 200 and answer["translatedText"] == expected.text
