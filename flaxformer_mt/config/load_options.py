@@ -34,9 +34,9 @@ class LoadOptions:
     # Lines of several sentences: always translates each sentence separately and joins the results; never
     # translates the line as a whole; auto is always, unless 10% of the training lines had several sentences.
     split_sentences: Literal["auto", "always", "never"] = "auto"
-    # Sentences in capitals, in title case or of a single word, as translate's flag: auto, always or never.
+    # Whether to translate sentences in capitals, in title case or of a single word in sentence case.
     capitals: Literal["auto", "always", "never"] = "never"
-    # Translations that repeat themselves, as the flag of translate: searched again, or kept.
+    # Whether a translation that repeats itself is searched again, or kept.
     repetitions: Literal["search_again", "keep"] = "keep"
     # Whether to use all devices, each for a part of each batch, or, if the model is too large for one of
     # them, together for each sentence. The first four cores of a CPU become devices, unless JAX has computed
