@@ -537,7 +537,7 @@ class CorpusOptions(
 
 @dataclass(frozen=True, kw_only=True)
 class BacktranslateOptions(CorpusOptions):
-    """Makes training pairs of target-language text, whose sources are translations by the run --run."""
+    """Makes training pairs: text of the target language, and its translations by --run as sources."""
 
     # ---- back-translation ----
 

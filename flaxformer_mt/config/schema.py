@@ -236,10 +236,10 @@ class DataConfig:
     cache_dir: Annotated[str, MayChange()] = ""
     # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.
     tfds_data_dir: Annotated[str, MayChange()] = ""
-    # Source language, as the data set or the file extension names it, of sets that name no direction. Empty:
-    # no source, to train a language model of target_language (needs model.architecture=decoder_only).
+    # Source language of sets without a direction, spelled as in the data set or the file extension. Empty: no
+    # source, to train a language model of target_language (needs model.architecture=decoder_only).
     source_language: Annotated[str, USUAL, KnownAs("source_lang src_lang src")] = "de"
-    # Target language, as the data set or the file extension names it, of sets that name no direction.
+    # Target language of sets without a direction, spelled as in the data set or the file extension.
     target_language: Annotated[str, USUAL, KnownAs("target_lang tgt_lang tgt")] = "en"
     # Name of the training split; for TFDS sets also a slice, such as train[:10%].
     train_split: str = "train"

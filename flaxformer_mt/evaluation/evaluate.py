@@ -215,8 +215,8 @@ def evaluate_run(
       options, changes: see `Translator.load`; data types, sentences and values that are not finite are of the
         other runs, too.
       split: the split of the run's data set to score, unless files are given.
-      source: file of sentences, - for standard input; `reference`: their translations, or only a text. With
-        scorers, a source may have no reference.
+      source: file of sentences; - is standard input. With scorers, it needs no reference.
+      reference: file of the translations of the source; for a language model, the text to score.
       source_language, target_language: of the directions to evaluate, or of the files. None: all.
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.

@@ -33,7 +33,7 @@ class Request:
     Attributes:
       text: the source; "" for a language model.
       id: identifies the answer; unique among the requests of an engine.
-      seed: makes the samples of equal texts differ; for a line of a file its number, which messages name.
+      seed: makes the samples of equal texts differ. For lines of a file, the line number, for messages too.
       target: an existing translation, whose score the engine returns (forced decoding).
       prefix: what the translation begins with.
       required: phrases that it contains.
