@@ -39,7 +39,7 @@ def _make_chrf(lowercase: bool, tokenize: str, *, word_order: int = 0, **options
 
 
 def _make_ter(lowercase: bool, tokenize: str, **options: Any) -> Any:
-    """TER always ignores case, and takes most time; Chinese and Japanese have no spaces, so characters count."""
+    """TER always ignores case, and takes most time; of Chinese and Japanese, it counts characters."""
     from sacrebleu.metrics.ter import TER
 
     by_character = tokenize in ("zh", "ja-mecab", "char")  # sacreBLEU separates them only with both options
