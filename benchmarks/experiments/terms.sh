@@ -22,3 +22,10 @@ END
 python -m flaxformer_mt evaluate runs/without_terms $TERMS
 python train.py $TOY --config.data.alignments=train.align --config.data.terms=0.3 --run=runs/terms
 python -m flaxformer_mt evaluate runs/terms $TERMS
+
+# Rare nouns.
+PYTHONPATH=. python benchmarks/toy_terms.py --output=data/rare_terms --nouns=12000 --longest=16 --rare
+RARE="${TOY//toy_terms/rare_terms} --config.model.dtype=bfloat16 --config.train.steps=800 --config.train.evaluate_every=800"
+python -m flaxformer_mt align $RARE --output=data/rare_terms/train.align
+python train.py $RARE --config.data.alignments=train.align --config.data.terms=0.3 --run=runs/rare_terms
+python -m flaxformer_mt evaluate runs/rare_terms ${TERMS//toy_terms/rare_terms}

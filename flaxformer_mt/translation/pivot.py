@@ -205,4 +205,6 @@ class PivotEngine:
         return [*self._first.take_warnings(), *second]
 
     def describe(self) -> dict[str, Any]:
-        return {**self._first.describe(), "then": self._second.describe()}
+        then = self._second.describe()
+        then.pop("device_kind", None)  # that of both
+        return {**self._first.describe(), "then": then}

@@ -24,6 +24,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.text_io import lines as lines_module
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.scorer import Scorer
@@ -399,16 +400,33 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monk
     lines = ["ba do", "", "gu fi. Ka lo!", "mi nu"]
     write_lines("in", lines)
     command = ["translate", f"--run={tiny_run}", f"--then={then}@best", "--input=in"]
-    assert main([*command, "--output=out", "--window=2"]) == 0
+    whole = [*command, "--output=out", "--json", "--window=2"]
+    assert main(whole) == 0
     first, second = (Translator.load(run, warn=lambda message: None) for run in (tiny_run, then))
     found = first.translate(lines, then=second, annotations=Notes(alignments="words"))
-    assert read_lines("out") == [one.text for one in found] and found[0].tokens
-    Path("out").unlink()
-    assert main([*command, "--json", "--alignments"]) == 0
-    described = list(map(json.loads, capfd.readouterr().out.splitlines()))
-    assert [one["text"] for one in described] == [one.text for one in found]
+    described = list(map(json.loads, read_lines("out")))
+    assert [one["text"] for one in described] == [one.text for one in found] and found[0].tokens
     assert described[0]["score"] == pytest.approx(found[0].score, abs=1e-4) != 0
     assert described[0]["alignment"] == [list(pair) for pair in found[0].alignment]
+    Path("out").rename("whole")
+    write, written = ResumableOutput.write, list[int]()
+
+    def write_three(self, lines, text):
+        written.append(1)
+        if len(written) > 3:
+            raise KeyboardInterrupt
+        write(self, lines, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResumableOutput, "write", write_three)
+        assert main(whole) == 130
+    assert "holds the output of the first 2 lines" in capfd.readouterr().err
+    with monkeypatch.context() as patch:  # on another kind of device
+        patch.setattr("flaxformer_mt.translation.engine.default_device_kind", lambda: "another")
+        assert main([*whole, "--resume"]) == 0
+    assert Path("out").read_bytes() == Path("whole").read_bytes()
+    assert main(command) == 0
+    assert capfd.readouterr().out.split("\n")[:-1] == [one.text for one in found]
     for flags, words in (
         ([f"--then={tiny_run}"], "the second xx-yy, which leads in no way"),
         ([f"--then={then}", "--target_language=qq"], "to qq in no way"),

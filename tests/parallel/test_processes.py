@@ -20,6 +20,7 @@ from flaxformer_mt.commands.main import main
 from flaxformer_mt.config.files import to_dict
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import processes
+from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +177,7 @@ def test_the_first_process_speaks_for_all(two):
     assert "step" not in other_stderr
 
 
-def test_two_processes_translate_files_as_one_does(one, jobs, tmp_path):
+def test_two_processes_translate_files_as_one_does(one, jobs, tmp_path, monkeypatch):
     """With a line that is too long, an empty one, and all fields of the JSON lines."""
     source = tmp_path / "source.txt"
     source.write_text("ba do\n\n" + "fi gu ka lo mi nu " * 6 + "\nka\nlo lo\nmi nu ba\n", encoding="utf-8")
@@ -195,6 +196,19 @@ def test_two_processes_translate_files_as_one_does(one, jobs, tmp_path):
         for name in ("text", "tokens", "alignment"):
             assert mine[name] == other[name]
         assert other["score"] == pytest.approx(mine["score"], abs=1e-5)
+    scorer = tmp_path / "size.py"
+    scorer.write_text(
+        "import json, sys\nfor line in sys.stdin: print(-len(json.loads(line)['hypothesis']), flush=True)"
+    )
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    # Each process asks a scorer of its own for the sentences that are its.
+    command += ["--method=beam", "--beam_size=2", "--rerank=size", f"--scorer={sys.executable} {scorer}"]
+    with four_devices():
+        assert main([*command, f"--output={tmp_path / 'alone'}", "--overwrite"]) == 0
+    jobs.run("command", flags=[*command, f"--output={tmp_path / 'both'}", "--overwrite"], devices=2)
+    reranked, both = ((tmp_path / name).read_text(encoding="utf-8") for name in ("alone", "both"))
+    texts = [[json.loads(line)["text"] for line in lines.splitlines()] for lines in (reranked, both)]
+    assert texts[0] == texts[1] and texts[0] != [one["text"] for one in alone]
 
 
 def test_standard_input_cannot_be_shared(one, jobs):
