@@ -483,6 +483,10 @@ class ModelConfig:
     # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
     # norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
+    # int8: round matrices, and what they multiply, as 8-bit integers, with gradients as if they were not
+    # rounded: a few hundred updates after --init adapt a trained model to engines that compute with 8 bits.
+    # The run is then validated and translates with rounded numbers, too. None: no rounding.
+    quantization: Quantization | None = None
     # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
     # or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
