@@ -10,18 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
-from flaxformer_mt.config import (
-    Config,
-    DataConfig,
-    LoraConfig,
-    MbrConfig,
-    ModelConfig,
-    NoiseConfig,
-    SearchConfig,
-)
+from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.directions import find_direction_problems
 from flaxformer_mt.config.field_values import find_wrong_values, replace_fields
-from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
+from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE, DataConfig, NoiseConfig
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -398,30 +390,19 @@ def _noise_problems(config: Config) -> Iterator[str]:
 
 
 def _moving_problems(noise: NoiseConfig, where: str, data: DataConfig) -> Iterator[str]:
-    words, lines, prefix, kinds = noise.random_words, noise.merge_lines, noise.prefix_words, noise.tag_kinds
-    for name, least, most in (
-        ("merge_lines.min_lines", lines.min_lines, lines.max_lines),
-        ("random_words.min_word_length", words.min_word_length, words.max_word_length),
-        ("prefix_words.min_words", prefix.min_words, prefix.max_words),
-    ):
+    for name in ("merge_lines.min_lines", "random_words.min_word_length", "prefix_words.min_words"):
+        least, most = attrgetter(name, name.replace("min", "max"))(noise)
         if least > most:
             yield f"{where}.{name} is {least}, above the maximum of {most}; lower it"
+    kinds, marks = noise.tag_kinds, {"tag_kinds": ("{src}", "{trg}"), "prefix_words": ("{trg}",)}
     if not 0 < kinds.augment + kinds.replace + kinds.tag or kinds.augment + kinds.replace > 1:
-        yield (
-            f"{where}.tag_kinds has augment {kinds.augment}, replace {kinds.replace} and tag {kinds.tag}; "
-            "the first two may be 1 together, and not all may be 0"
-        )
-    for name, template, values in (
-        ("tag_kinds", kinds.template, ("{src}", "{trg}")),
-        ("prefix_words", prefix.template, ("{trg}",)),
-    ):
+        yield f"{where}.tag_kinds has shares that are all 0, or above 1 together: {kinds}; change them"
+    for name, values in marks.items():
+        template = getattr(noise, name).template
         if missing := [value for value in values if value not in template]:
             yield f"{where}.{name}.template is {template!r}, without {' and '.join(missing)}; write it in"
     if noise.tags and not any(data.alignments):
-        yield (
-            f"{where}.tags is {noise.tags}, but data.alignments names no file of word alignments; make one "
-            "with align and set data.alignments=train.align, or set it to 0"
-        )
+        yield f"{where}.tags is {noise.tags}, but data.alignments names no file; make one with align"
 
 
 def search_width(options: SearchConfig, n_best: int) -> int:

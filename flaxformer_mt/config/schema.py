@@ -108,8 +108,7 @@ class TagsConfig:
     replace: Annotated[float, between(0, 1)] = 0.0
     # The translation is written beside the source word. 0: not, and the others have their shares of the sum.
     tag: Annotated[float, between(0, 1)] = 1.0
-    # What is written in place of the source word {src}; {trg} stands for its translation. vocab.symbols
-    # should have its marks.
+    # Written in place of the source word {src} with {trg}; vocab.symbols should have its marks.
     template: str = "__source__ {src} __target__ {trg} __done__"
 
 

@@ -43,8 +43,7 @@ def move_words(
 ) -> tuple[list[Pair], list[np.ndarray] | None]:
     """Return the pairs, and their word alignments [K, 2] if there are any, as the rates draw them.
 
-    Args:
-      parts: the data set of each pair; those of different sets are not joined.
+    `parts` is the data set of each pair; those of different sets are not joined.
     """
     shares = [rates.merge, rates.random_text, rates.prefix]
     draws = np.random.default_rng(seed).random((len(pairs), 3)) < shares
@@ -52,8 +51,11 @@ def move_words(
 
     def read(index: int) -> Words:
         source, target = pairs[index]
-        own = [] if links is None else [(int(s), int(t)) for s, t in links[index].tolist()]
-        return Words(split_words(source), split_words(target), own)
+        words = Words(split_words(source), split_words(target), [])
+        # Other noise may have dropped a mark that was the last word.
+        own = [] if links is None else links[index].tolist()
+        words.links.extend((s, t) for s, t in own if s < len(words.source) and t < len(words.target))
+        return words
 
     for index, (joins, replaces, begins) in enumerate(draws.tolist()):
         if not (joins or replaces or begins or rates.tags):
@@ -62,12 +64,12 @@ def move_words(
         chance = random.Random(seed << 32 | index)
         if joins:
             count = chance.randint(rates.merge_lines.min_lines, rates.merge_lines.max_lines)
-            together = parts[index : index + count]
-            words = join([read(index + number) for number in range(len(together))], together)
+            same = parts[index : index + count] == parts[index]
+            words = join([read(index + n) for n in range(len(same)) if same[: n + 1].all()])
         if replaces:
             text = make_words(rates, chance)
-            same = [(number, number) for number in range(len(text) if words.source else 0)]
-            words = Words(text if words.source else [], text, same)
+            source = text if words.source else []
+            words = Words(source, text, [(number, number) for number in range(len(source))])
         elif rates.tags:
             words = add_hints(words, rates, chance)
         if begins:
@@ -79,30 +81,25 @@ def move_words(
     return moved, points
 
 
-def join(texts: Sequence[Words], parts: np.ndarray) -> Words:
-    """Join the texts that are of the data set of the first one, up to one that is not."""
-    source, target, links = list[str](), list[str](), list[tuple[int, int]]()
-    for text, part in zip(texts, parts.tolist(), strict=True):
-        if part != parts[0]:
-            break
-        links += [(s + len(source), t + len(target)) for s, t in text.links]
-        source, target = source + text.source, target + text.target
-    return Words(source, target, links)
+def join(texts: Sequence[Words]) -> Words:
+    words = Words([], [], [])
+    for source, target, links in texts:
+        words.links.extend((s + len(words.source), t + len(words.target)) for s, t in links)
+        words = Words(words.source + source, words.target + target, words.links)
+    return words
 
 
 @functools.cache
 def _list_characters(first: int, last: int) -> list[str]:
-    characters = map(chr, range(first, last + 1))
-    return [character for character in characters if character.isprintable() and character != " "]
+    return [one for one in map(chr, range(first, last + 1)) if one.isprintable() and one != " "]
 
 
 def make_words(rates: NoiseConfig, chance: random.Random) -> list[str]:
     """Make words of one length, of the characters of one block of Unicode."""
     options, characters = rates.random_words, _list_characters(*chance.choice(_BLOCKS))
     length = chance.randint(options.min_word_length, options.max_word_length)
-    return [
-        "".join(chance.choices(characters, k=length)) for _ in range(chance.randint(1, options.max_words))
-    ]
+    count = chance.randint(1, options.max_words)
+    return ["".join(chance.choices(characters, k=length)) for _ in range(count)]
 
 
 def add_hints(words: Words, rates: NoiseConfig, chance: random.Random) -> Words:
@@ -112,12 +109,7 @@ def add_hints(words: Words, rates: NoiseConfig, chance: random.Random) -> Words:
     chosen = [
         (s, t)
         for s, t in links
-        # Other noise may have dropped a mark that was the last word.
-        if counts[0][s] == counts[1][t] == 1
-        and s < len(source)
-        and t < len(target)
-        and source[s] != target[t]
-        if chance.random() < rates.tags
+        if counts[0][s] == counts[1][t] == 1 and source[s] != target[t] and chance.random() < rates.tags
     ]
     if not chosen:
         return words
@@ -138,8 +130,7 @@ def add_hints(words: Words, rates: NoiseConfig, chance: random.Random) -> Words:
             inside[s] = [(places["src"], number) for number in range(len(added))]
             inside[s] += [(places["trg"] + number, number) for number in range(len(added))]
     starts = [np.cumsum([0, *map(len, side)]).tolist() for side in (sources, targets)]
-    fitting = [(s, t) for s, t in links if s < len(source) and t < len(target)]
-    moved = [(starts[0][s] + own, starts[1][t] + other) for s, t in fitting for own, other in inside[s]]
+    moved = [(starts[0][s] + own, starts[1][t] + other) for s, t in links for own, other in inside[s]]
     return Words(sum(sources, []), sum(targets, []), moved)
 
 

@@ -103,10 +103,8 @@ def prepare(
         check_term_marks(vocabs.source, config.data.terms)
     noises = [config.data.noise, *(stage.noise for stage in read_stages(config.data))]
     if any(noise.moves for noise in noises) and (train_pairs.tags or any(train_pairs.target_tags)):
-        raise UserError(
-            f"noise of the kinds {', '.join(MOVING_NOISE)} would move the tags of languages, which a model "
-            "reads first; set their rates to 0"
-        )
+        kinds = ", ".join(MOVING_NOISE)
+        raise UserError(f"noise of the kinds {kinds} would move the tags of languages; set their rates to 0")
     languages = tuple(dict.fromkeys(target for _, target in train_pairs.languages))
     _warn_of_forms(config.data.terms, languages)
     if run_dir is not None and is_first():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -341,7 +342,10 @@ def test_firefox_curricula_run_as_they_are(tmp_path):
         first, last = read_curriculum(f"{path}#staged")
     texts = [str(one.message) for one in warned]
     assert any("no effect here: seed" in text for text in texts)
-    assert any("the modifiers of bicameral_src and phonemic_src are used" in text for text in texts)
+    assert any("no effect here: custom_detok_src, custom_detok_trg" in text for text in texts)
+    assert any(
+        "modifiers of bicameral_src and phonemic_src are used for any script" in text for text in texts
+    )
     assert first.mix == ("original 0.5", "backtranslated 0.5") and last.until == "original inf"
     noise = NoiseConfig(
         end_punctuation=0.2,
@@ -358,7 +362,7 @@ def test_firefox_curricula_run_as_they_are(tmp_path):
     )
     assert first.noise == last.noise == noise
     for wrong, message in (
-        (path, "the curricula mixed, staged; choose one as FILE#mixed"),
+        (path, "the curricula mixed, staged; choose one as FILE#NAME"),
         (f"{path}#x", "mixed"),
     ):
         with pytest.raises(UserError, match=message):
@@ -369,7 +373,8 @@ def test_firefox_curricula_run_as_they_are(tmp_path):
         ("augment: 1", "augment: 2", "augment: 2; it must be a probability"),
         ("template", "templates", "the option templates of Prefix"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=message), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             read_curriculum(write(tmp_path, TEACHER.replace(part, other)) + "#mixed")
 
 

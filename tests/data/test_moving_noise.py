@@ -48,8 +48,8 @@ def test_translations_are_written_beside_words():
     )
     assert found == [(0, 1), (2, 2), (4, 2), (6, 0), (7, 3), (7, 1)]
     assert add_hints(WORDS, NoiseConfig(tags=0.0), random.Random(1)) is WORDS
-    outside = WORDS._replace(links=[(9, 1), (0, 9)])
-    assert add_hints(outside, rates, random.Random(1)) is outside
+    outside = [np.array([(9, 1), (0, 9)])]  # other noise has dropped words
+    assert move(rates, [Pair("ich mag", "I like")], outside)[0] == [("ich mag", "I like")]
 
 
 def test_random_words_follow_or_replace_a_translation():
@@ -140,8 +140,11 @@ def test_the_key_of_other_noise_stays():
     [
         (NoiseConfig(tags=0.1), "data.noise.tags is 0.1, but data.alignments names no file"),
         (NoiseConfig(merge_lines=MergeConfig(5, 4)), "merge_lines.min_lines is 5, above the maximum of 4"),
-        (NoiseConfig(tag_kinds=TagsConfig(0.6, 0.6)), "may be 1 together"),
-        (NoiseConfig(tag_kinds=TagsConfig(tag=0.0)), "not all may be 0"),
+        (
+            NoiseConfig(tag_kinds=TagsConfig(0.6, 0.6)),
+            "tag_kinds has shares that are all 0, or above 1 together",
+        ),
+        (NoiseConfig(tag_kinds=TagsConfig(tag=0.0)), "tag_kinds has shares that are all 0"),
         (
             NoiseConfig(prefix_words=PrefixConfig(template="{src}")),
             "prefix_words.template is '{src}', without",
