@@ -78,7 +78,7 @@ class Sentence:
     no_repeat: bool = False
     stream: tuple[int, ...] = ()
 
-    @property
+    @functools.cached_property
     def shortest(self) -> int:
         """The minimum number of tokens, with eos, of a translation that satisfies the constraints."""
         return max(self.least, len(self.prefix) + sum(map(len, self.required)) + 1)

@@ -158,9 +158,12 @@ class PivotEngine:
         self._first.enter(lines[1])
 
     def cancel(self, name: Hashable) -> None:
-        """Remove a request; what the second engine already has of it is translated for nothing."""
         self._lines.pop(name, None)
         self._first.cancel(name)
+        if name in self._found:
+            first, _ = self._found.pop(name)
+            for number in range(len(first.n_best)):
+                self._second.cancel((name, number))
 
     def __len__(self) -> int:
         return len(self._lines)

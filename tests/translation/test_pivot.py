@@ -6,6 +6,7 @@ import pytest
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation import engine as line_engine
 from flaxformer_mt.translation import segmentation
 from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot, join_alignments
@@ -121,6 +122,22 @@ def test_requests_of_an_engine_of_two(shared_translator, second):
         engine.submit(Request("a", annotations=Notes(alignments="pieces")))
     with pytest.raises(UserError, match="cannot be scored"):
         engine.submit(Request("a", target="b"))
+
+
+def test_a_request_is_cancelled_in_both_languages(shared_translator, second, monkeypatch):
+    monkeypatch.setattr(line_engine, "_STEPS", 1)
+    then = second()
+    directions = choose_pivot(shared_translator.config.data, then.config.data)
+    onward = then.engine(arriving=True)
+    engine = PivotEngine(shared_translator.engine(arriving=True), onward, directions)
+    engine.submit(Request("der Hund", id="left", n_best=2), Request("Milch", id="last"))
+    while not len(onward):
+        assert not engine.step()
+    engine.cancel("left")
+    assert len(engine) == len(onward) == 1
+    while not (answers := engine.step()):
+        pass
+    assert [name for name, _ in answers] == ["last"] and not len(onward)
 
 
 def test_languages_must_meet():
