@@ -95,9 +95,9 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
     if unknown := [key for key in values if key not in _KEYS and key not in names]:
         known = ", ".join(_KEYS)
         raise ValueError(f"has {unknown[0]}, which is neither a stage nor one of {known}; take it out")
-    for key, known in (("version", ("1",)), ("num_fields", ("2", "3"))):
-        if str(values.get(key, known[0])) not in known:
-            raise ValueError(f"has {key} {values[key]}, not {' or '.join(known)}, which are supported")
+    for key, wanted in (("version", ["1"]), ("num_fields", ["2", "3"])):
+        if str(values.get(key, wanted[0])) not in wanted:
+            raise ValueError(f"has {key} {values[key]}, not {' or '.join(wanted)}")
     if not isinstance(sets, dict) or not sets:
         raise ValueError("has no datasets; write datasets: and for each NAME: PATH")
     datasets = {name: _read_dataset(name, value) for name, value in sets.items()}
@@ -152,7 +152,7 @@ def _read_modifiers(values: Any) -> NoiseConfig:
         if name not in _MODIFIERS:
             raise ValueError(f"has the modifier {name}; supported are {', '.join(_MODIFIERS)}: take it out")
         field, kinds = _MODIFIERS[name]
-        default = getattr(NoiseConfig(), kinds) if kinds else None
+        default: Any = getattr(NoiseConfig(), kinds) if kinds else None
         known = {} if default is None else dataclasses.asdict(default)
         if ignored := [option for option in options if name == "Tags" and option in _UNUSED]:
             warn_user(f"no effect here: {', '.join(ignored)}: text is plain, and its pieces find their words")
