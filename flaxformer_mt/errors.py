@@ -50,11 +50,20 @@ class FlaxformerWarning(UserWarning):
 
 @contextlib.contextmanager
 def name_full_disk(path: str | Path) -> Iterator[None]:
-    """Add the path to the error of a full disk, which lacks it if an open file was written."""
+    """Add the path to the error of a full disk, which lacks it if an open file was written.
+
+    What safetensors, PyTorch and ArrayRecord tell only in the text of an error of theirs becomes an OSError.
+    """
     try:
         yield
-    except OSError as error:
-        if error.filename is None and error.errno in DISK_FULL:
+    except UserError:
+        raise
+    except Exception as error:
+        texts = f"{error} {error.__context__}"
+        code = next((code for code in DISK_FULL if os.strerror(code) in texts), None)
+        if code is not None and not isinstance(error, OSError):
+            raise OSError(code, os.strerror(code), str(path)) from error
+        if isinstance(error, OSError) and error.filename is None and error.errno in DISK_FULL:
             error.filename = str(path)
         raise
 

@@ -297,7 +297,8 @@ def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:
     section = flag.rpartition(".")[0] + "."
     near = difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
     near += [name for name in known if name.startswith(section) and name.endswith(f"_{field}")]
-    similar = same_field or list(dict.fromkeys(near))
+    typos = difflib.get_close_matches(flag, known, n=1, cutoff=0.95)
+    similar = list(dict.fromkeys([*typos, *(same_field or near)]))
     hint = "" if same_field else _find_meaning(field, kind)
     hint = hint or (f"did you mean {' or '.join(similar)}?" if similar else "--help=all lists all flags")
     raise UserError(f"unknown flag {flag}; {hint}")

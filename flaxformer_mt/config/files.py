@@ -218,7 +218,7 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
     """Return the config that `--config` and `--run` select, and its run directory.
 
     Without `name`, an existing run directory provides its own config.json, else the run `base`, from which it
-    is to start, does, else the default recipe is used.
+    is to start, does, else the default recipe is used; a config file of `new` for this run must be named.
     Without `run`, the directory is runs/NAME: (None, None) -> (toy_de_en, runs/toy_de_en);
     ("ted_pt_en", None) -> (ted_pt_en, runs/ted_pt_en).
     """
@@ -229,6 +229,10 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
         for folder in (run_dir, base):
             if folder is not None and (folder / "config.json").is_file():
                 return read_config(folder / "config.json"), run_dir
+        if Path(f"{run_dir}.py").is_file():  # as `new` writes it
+            raise UserError(f"{run} has not been started; give its config: --config={run}.py")
+        if not run_dir.exists() and (hint := suggest_sibling(run_dir, holds="config.json")):
+            warn_user(f"{run} does not exist: a new run of the recipe {DEFAULT_CONFIG}{hint}")
     path = find_config(name or DEFAULT_CONFIG)
     return _load_config_file(path), run_dir or Path("runs") / path.stem
 

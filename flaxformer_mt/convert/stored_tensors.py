@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_files import StoredArray, check_tensors, check_unpacked_size
 from flaxformer_mt.convert.name_table import Tensors
-from flaxformer_mt.errors import UserError, describe_error, first_line
+from flaxformer_mt.errors import UserError, describe_error, first_line, name_full_disk
 
 WEIGHTS_NAME = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
@@ -124,7 +124,8 @@ def _naming_damage(path: Path) -> Iterator[None]:
 def save_safetensors(tensors: Tensors, path: Path) -> None:
     path.touch()
     mode = path.stat().st_mode
-    save_file(tensors, path, metadata={"format": "pt"})
+    with name_full_disk(path):
+        save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(mode)
 
 

@@ -26,7 +26,10 @@ _SPEAKER = r"[一-鿿]{,8}?[说說道问問喊叫答嚷吼][道着著了]?(?=[\s
 _WIDE_STOP = re.compile(
     rf"(?<![。！？．｡])([。！？．｡]++)([」』）］】〕”’]*+)(?=(\s?(?:{_PARTICLE})|(?<=[」』”’]){_SPEAKER}|(?<=．)\d|))"
 )
-_TITLE = re.compile("[《〈][^《〈》〉]{,99}[》〉]")
+# No sentence ends inside a title, a parenthesis after a letter or without a last stop, and ASP.NET.
+_INSIDE = re.compile(
+    r"[《〈][^《〈》〉]{,99}[》〉]|(?<=\w)（[^（）]{,99}）|\([^()]{,99}[^()\s.!?…]\)|(?<=\w)\.(?=(?:[A-Z]{2,}|Com)\b)"
+)
 _OPENING = re.compile(r"[「『（【〔]|(?<![^\s。！？．｡])[\"'(\[{\u2018-\u201f\u00ab\u00bb\u2039\u203a]")
 _QUOTES = re.compile(
     r"[\"()\[\]{}\u201c-\u201f\u00ab\u00bb\u2039\u203a\u3008-\u3011\u3014\u3015\uff08\uff09]"
@@ -89,10 +92,13 @@ def _simplify(text: str, *, numbers: bool) -> str:
         stops, quotes, following = match.groups()
         return "，" * len(stops + quotes) if following else "，" * len(quotes) + stops
 
+    def hide_stops(match: re.Match[str]) -> str:
+        return re.sub("[.!?…。！？．｡]" if match[0][0] not in "《〈" else ".", "一", match[0])
+
     text = re.sub("[\ud800-\udfff]", "A", re.sub(r"\s", " ", text))  # halves of pairs are no Unicode
     if text.count('"') % 2 == 0:
         text = "".join(map("".join, zip(text.split('"'), itertools.cycle("“”"))))[:-1]
-    text = _TITLE.sub(lambda match: "一" * len(match[0]), text)  # a title is no sentence: 《摔跤吧！爸爸》
+    text = _INSIDE.sub(hide_stops, text)
     text = _WIDE_STOP.sub(move_wide_stops, _STOP.sub(move_stops, text))
     text = _QUOTES.sub(",", _OPENING.sub("/", text))  # a slash separates words, and may begin a sentence
     if text.islower():  # as a whole: lower case that follows a stop elsewhere goes on with the sentence

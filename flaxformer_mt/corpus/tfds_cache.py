@@ -12,7 +12,7 @@ from typing import Any
 from flaxformer_mt import file_lock
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.files import user_cache_dir
-from flaxformer_mt.errors import DISK_FULL, UserError, folder_of_arrays, local_path
+from flaxformer_mt.errors import UserError, folder_of_arrays, local_path, name_full_disk
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -84,13 +84,8 @@ def quiet() -> Iterator[None]:
 
 def build_set(builder: Any) -> None:
     """Prepare a data set; the error of a full disk has its number."""
-    try:
+    with name_full_disk(builder.data_dir):
         builder.download_and_prepare()
-    except RuntimeError as error:  # ArrayRecord reports a full disk only in the text of its message
-        code = next((code for code in DISK_FULL if os.strerror(code) in str(error)), None)
-        if code is None:
-            raise
-        raise OSError(code, os.strerror(code), str(builder.data_dir)) from error
 
 
 def build_once(make_builder: Callable[[], Any]) -> Any:

@@ -20,6 +20,7 @@ from flaxformer_mt.evaluation.evaluation_set import (
 from flaxformer_mt.evaluation.score_breakdowns import find_metrics, title_of
 from flaxformer_mt.evaluation.tables import Table, write_score
 from flaxformer_mt.object_store.remote_runs import open_copy
+from flaxformer_mt.runs.checkpoint_index import CheckpointIndex
 from flaxformer_mt.scoring.metrics import METRICS, QUICK, resample_scores, score_sentences
 from flaxformer_mt.translation.translator import Translator
 
@@ -67,7 +68,9 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
             "RUN@CHECKPOINT or FILE"
         )
     reason = " and translates nothing; compare runs that translate, or files of translations"
-    refuse_language_model(read_config(folder / "config.json").data, f"--against={name}", reason)
+    config = read_config(folder / "config.json")
+    refuse_language_model(config.data, f"--against={name}", reason)
+    CheckpointIndex(folder, best_metric=config.train.metrics[0]).resolve(checkpoint or "last")
     return ComparedSystem(name, folder, checkpoint)
 
 

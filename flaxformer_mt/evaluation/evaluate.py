@@ -119,14 +119,18 @@ def evaluate_lines(
     )
 
 
+def _describe_system(translator: Translator) -> str:
+    search = translator.config.search
+    beam = f", beam {search.beam_size}" if search.method == "beam" else ""
+    checkpoint = name_checkpoint(translator.checkpoint, translator.step)
+    return f"checkpoint {checkpoint} ({search.method} search{beam})"
+
+
 @contextlib.contextmanager
 def _show_progress(translator: Translator, total: int, stream: TextIO | None) -> Iterator[None]:
-    search = translator.config.search
     if stream is not None:
-        beam = f", beam {search.beam_size}" if search.method == "beam" else ""
         noun = "sentence" if total == 1 else "sentences"
-        checkpoint = f"checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
-        said = f"translating {total:,} {noun} with {checkpoint} ({search.method} search{beam})"
+        said = f"translating {total:,} {noun} with {_describe_system(translator)}"
         print(said, file=stream, flush=True)
     with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
         before, translator.on_progress = translator.on_progress, throughput.add
@@ -245,7 +249,7 @@ def _evaluate_set(
         progress=progress,
         **scoring,
     )
-    save_translations(run_dir, scored.name, evaluation)
+    save_translations(run_dir, scored.name, evaluation, _describe_system(translator))
     report = {"name": scored.name, "checkpoint": translator.checkpoint, "step": translator.step}
     return report | _report_scores(
         evaluation, describe_search(translator.config.search), **scoring

@@ -40,10 +40,11 @@ def read_sentences(path: str) -> list[str]:
         return list(read_lines(stream, name=path))
 
 
-def save_translations(run_dir: Path, name: str, translations: Translations) -> None:
+def save_translations(run_dir: Path, name: str, translations: Translations, system: str = "") -> None:
     """Write RUN/translations/NAME.source, .reference and .hypothesis; line N of each belongs to sentence N.
 
-    Deletes NAME.differences.tsv, which describes earlier translations. Only the first process writes.
+    NAME.system says which checkpoint and search they are of. Deletes NAME.differences.tsv, which describes
+    earlier translations. Only the first process writes.
     """
     if not is_first():
         return
@@ -55,6 +56,9 @@ def save_translations(run_dir: Path, name: str, translations: Translations) -> N
             file.unlink(missing_ok=True)
             continue
         _write(file, [_one_line(text) for text in texts])
+    (folder / f"{name}.system").unlink(missing_ok=True)
+    if system:
+        _write(folder / f"{name}.system", [system])
     _differences_file(run_dir, name).unlink(missing_ok=True)
     publish(run_dir)
 

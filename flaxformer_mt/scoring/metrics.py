@@ -39,10 +39,11 @@ def _make_chrf(lowercase: bool, tokenize: str, *, word_order: int = 0, **options
 
 
 def _make_ter(lowercase: bool, tokenize: str, **options: Any) -> Any:
-    """TER always ignores case, and takes most time."""
+    """TER always ignores case, and takes most time; of Chinese and Japanese, it counts characters."""
     from sacrebleu.metrics.ter import TER
 
-    return TER()
+    by_character = tokenize in ("zh", "ja-mecab", "char")  # sacreBLEU separates them only with both options
+    return TER(normalized=by_character, asian_support=by_character)
 
 
 # All that evaluations, reports and model cards show, by the names in JSON.

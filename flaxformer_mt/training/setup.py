@@ -4,6 +4,7 @@ Puts together devices, data, model, optimizer and state, and maps a checkpoint's
 """
 
 import dataclasses
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.config import Config, TrainConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
@@ -458,10 +459,14 @@ def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainS
 
 
 def _select_for_programs(config: Config) -> Config:
-    """Return a config with what the programs of an update depend on, without their `Hyperparameters`."""
+    """Return a config with what the programs of an update depend on, without their `Hyperparameters`.
+
+    All else is absent, so that a program that reads it fails instead of taking a default.
+    """
     optim = dataclasses.replace(
         config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
     )
-    names = ("label_smoothing", "teacher_weight", "loss_chunk_tokens", "log_accuracy")
-    train = TrainConfig(**{name: getattr(config.train, name) for name in names})
-    return Config(model=config.model, optim=optim, train=train, parallel=config.parallel)
+    names = ("label_smoothing", "teacher_weight", "rdrop_weight", "loss_chunk_tokens", "log_accuracy")
+    train: Any = types.SimpleNamespace(**{name: getattr(config.train, name) for name in names})
+    absent = dict[str, Any].fromkeys(("data", "vocab", "search"))
+    return dataclasses.replace(config, optim=optim, train=train, seed=0, **absent)

@@ -146,6 +146,11 @@ def fail(capfd, *arguments) -> str:
             "--config.optim.learning_rate?",
         ),
         ("train --steps=9", "unknown flag --steps; did you mean --config.train.steps?"),
+        (
+            "train --config.train.step=9",
+            "unknown flag --config.train.step; did you mean --config.train.steps or "
+            "--config.model.alignment.step?",
+        ),
         ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
         (
             "train now",

@@ -112,6 +112,11 @@ def test_a_run_directory_gives_its_own_config(tmp_path):
     assert recipes.choose_config(None, str(new), base=run) == (changed, new)
     assert recipes.choose_config(None, str(run), base=new) == (changed, run)
     assert recipes.choose_config(None, str(new), base=new)[0] == load_config(recipes.find_config("toy_de_en"))
+    with pytest.warns(FlaxformerWarning, match=r"rum does not exist: .* toy_de_en; did you mean .*run\?"):
+        recipes.choose_config(None, str(tmp_path / "rum"))
+    new.with_suffix(".py").write_text("")
+    with pytest.raises(UserError, match=r"has not been started; give its config: --config=.*new\.py"):
+        recipes.choose_config(None, str(new))
 
 
 def test_the_name_of_a_run_may_have_a_checkpoint_and_the_name_of_a_folder_an_at(tmp_path):

@@ -4,7 +4,9 @@ that runs with nothing but PyTorch.
 
 import ast
 import dataclasses
+import errno
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, 
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, read_config_json, shapes_of
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
+from flaxformer_mt.convert.stored_tensors import save_safetensors
 from flaxformer_mt.convert.torch import modeling, nn_transformer, standalone_format
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, load_tensors, save_tensors
 from flaxformer_mt.errors import FlaxformerWarning, UserError
@@ -400,3 +403,15 @@ def test_biases_that_we_do_not_have_must_be_zero(written, tmp_path):
     save_tensors(tensors, tmp_path / STATE_NAME)
     with pytest.raises(UserError, match=f"{name}: differs from the value that this config implies"):
         NN.read(tmp_path / STATE_NAME, ImportOverrides(weights.config, weights.vocabs))
+
+
+@pytest.mark.parametrize("save", [save_safetensors, save_tensors])
+def test_a_full_disk_is_named_with_the_file(save, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            save({"a": np.ones(100_000, np.float32)}, tmp_path / "file")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "file"))

@@ -118,6 +118,19 @@ def test_what_sentencex_alone_does_not_find(language, sentences):
         assert alone != sentences, "sentencex has learned this: remove what does it here"
 
 
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        ("ja", ["本当（うそ。）ですか？", "はい（笑！）。", "（注意。）", "次だ。"]),
+        ("en", ["It is by Ann (Prod. by Fat Boy) and Tom. ", "(He left. ", "She slept.) ", "OK."]),
+        ("en", ["I write ASP.NET for Amazon.Com. ", "It works.", "They pay."]),
+        ("de", ["Er (geb. am 3. Mai in Wien) schlief. ", "Gut."]),
+    ],
+)
+def test_asides_and_names_with_a_stop_are_no_sentences(language, sentences):
+    assert split_sentences("".join(sentences), language=language) == sentences
+
+
 def test_nothing_is_lost_whatever_the_text():
     chance = random.Random(0)
     alphabet = ".!?。！…\"'“”„«»()[] \n\t\r\u2028\u00a0abABÄß12:;,-–/@\u0301\u200d\u200b\ufeff你क😀🚀"
@@ -147,6 +160,8 @@ def test_runs_of_marks_take_linear_time(language):
         ". »",
         "。”说",
         '"',
+        "a（",
+        "(a. ",
     ):
         start = time.process_time()
         text = unit * 20_000 + "a"

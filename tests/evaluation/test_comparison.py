@@ -107,7 +107,8 @@ def runs(tmp_path, monkeypatch, systems, references):
     """Run directories named after the systems, whose translators say what these say."""
     sources = [f"source {number}" for number in range(COUNT)]
     for name in systems:
-        (tmp_path / name).mkdir()
+        for checkpoint in ("250", "average"):
+            (tmp_path / name / "checkpoints" / checkpoint).mkdir(parents=True)
         save_config(Config(), tmp_path / name / "config.json")
     (tmp_path / "source").write_text("".join(f"{line}\n" for line in sources))
     (tmp_path / "reference").write_text("".join(f"{line}\n" for line in references))
@@ -212,6 +213,7 @@ def test_what_cannot_be_compared_ends_with_one_line(runs, capfd, monkeypatch):
     for flags, message in [
         (["--against=gone"], "--against=gone is neither a run directory nor a file of translations"),
         (["--against=empty"], "empty is not a run directory: it has no config.json"),
+        (["--against=bad@77"], "there is no checkpoint 77; "),
         (["--against=text"], "--against=text is a language model (its data.source_language is empty)"),
         (["--against=short.txt"], "short.txt has 2 lines, but test has 60 sentences"),
         (["--against=bad,like,bad"], "--against names bad twice; name it once"),

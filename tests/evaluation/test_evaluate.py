@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -114,6 +115,8 @@ def test_scorers_are_reported_with_references_and_without(run_dir, monkeypatch, 
     assert seen[-1][1] is None and "bleu" not in result and "by_length" not in result
     assert result["kiwi"] == result["against"][0]["kiwi"]["score"] == pytest.approx(1.25 / 3)
     assert (run_dir / "translations" / "s.hypothesis").exists()
+    system = (run_dir / "translations" / "s.system").read_text(encoding="utf-8")
+    assert re.fullmatch(r"checkpoint \w+( \(step \d+\))? \(\w+ search(, beam \d+)?\)\n", system)
     assert not (run_dir / "translations" / "s.reference").exists()
     assert "kiwi" in write_text(describe_evaluation(result, name="run"))
     for options, message in (

@@ -275,6 +275,16 @@ def test_a_report_names_its_step_when_training_has_gone_on(tmp_path):
     ]
 
 
+def test_the_page_says_which_checkpoint_its_scores_are_of(two_runs, tmp_path):
+    """`evaluate --checkpoint=average` replaces the translations that training has left."""
+    other, text = two_runs[1], ("a b c d e",)
+    for systems in ([""], ["checkpoint average (step 300) (beam search, beam 5)"]):
+        save_translations(other, "odd", Translations(text, text, text), *systems)
+        (run,) = read_runs([other], "odd")
+        told = [text for text in make_summary([run], [run], samples=0) if isinstance(text, str)]
+        assert [f"The scores are of {one}." in " ".join(told) for one in systems] == [bool(systems[0])]
+
+
 def read_colors(css):
     return {name: value for name, value in re.findall(r"--([\w-]+): (#[0-9a-f]{6})", css)}
 

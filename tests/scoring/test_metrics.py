@@ -215,6 +215,9 @@ def test_chinese_has_a_score():
     tokenize = choose_tokenizer("zh", Config().train.bleu_tokenize, warn=pytest.fail)
     assert score_translations(*pair, tokenize=tokenize)["bleu"] > 50
     assert score_translations(*pair, tokenize="13a")["bleu"] == 0
+    scores = score_translations(*pair, tokenize=tokenize, only=["ter"])
+    assert scores["ter"] == pytest.approx(100 / 10) and "asian:yes" in scores.signatures["ter"]
+    assert score_translations(*pair, tokenize="13a", only=["ter"])["ter"] == 100
 
 
 # A stand-in for the program: the score of a segment is the number of characters of its translation.

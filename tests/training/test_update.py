@@ -26,6 +26,7 @@ from flaxformer_mt.kernels.dropout import make_dropout_key
 from flaxformer_mt.model import Model, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.training import setup
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.update import Sums, add_sums, make_gradient_step, make_train_step, make_update
@@ -73,8 +74,9 @@ def initial_state(model: Model, optim: OptimConfig) -> TrainState:
 def compiled(config: Config) -> Compiled:
     model = make_model(config.model, source_size=V, target_size=V)
     numbers = numbers_of(config)
-    train_step = jax.jit(make_train_step(model, config, make_parallel(ONE_DEVICE)))
-    gradient_step = jax.jit(make_gradient_step(model, config))
+    selected = setup._select_for_programs(config)  # as training does, lest a field be forgotten there
+    train_step = jax.jit(make_train_step(model, selected, make_parallel(ONE_DEVICE)))
+    gradient_step = jax.jit(make_gradient_step(model, selected))
     return Compiled(
         initial_state(model, config.optim),
         lambda state, batch: train_step(state, numbers, batch),

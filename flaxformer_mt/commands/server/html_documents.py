@@ -10,15 +10,16 @@ from typing import Any, Literal, NamedTuple
 from flaxformer_mt.translation.inline_markup import TAG_START, VOID, MarkedLine, peel, put_back, take_out
 from flaxformer_mt.translation.result import Translation
 
-# Elements whose text is no language, or the reading of another text.
-_VERBATIM = frozenset("script style code kbd samp textarea math rt rp rtc".split())
+# Elements whose text is no language, or the reading of another text; then native codes of XLIFF.
+_VERBATIM = frozenset("script style code kbd samp textarea math rt rp rtc bpt ept it ph xliff:g".split())
 
 # Elements inside a line of text, as are custom ones: HTML's phrasing content without br, those that it had
-# before, and parts of ruby. All others end the line.
+# before, parts of ruby, and tags that translation tools put into segments (XLIFF). All others end the line.
 _INLINE = frozenset(
     "a abbr acronym area b basefont bdi bdo bgsound big blink cite code data del dfn em embed font i img "
     "input ins kbd label link map mark math meta meter nobr output picture progress q rb rp rt rtc ruby s "
-    "samp script slot small source span strike strong sub sup textarea time track tt u var wbr".split()
+    "samp script slot small source span strike strong sub sup textarea time track tt u var wbr "
+    "bpt bx ec ept ex g it mrk pc ph sc x xliff:g".split()
 )
 # Those of the phrasing content whose text is no part of the sentence: in one, it is read apart.
 _APART = frozenset("audio button canvas datalist iframe noscript object select svg template video".split())

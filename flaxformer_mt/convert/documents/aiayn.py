@@ -35,7 +35,7 @@ from flaxformer_mt.convert.network_fields import (
     write_options,
 )
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
-from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, save_tensors, tensor_of
+from flaxformer_mt.convert.torch.state_dicts import StateDictFormat, save_tensors, save_value, tensor_of
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_table
 from flaxformer_mt.shapes import Batch
@@ -115,7 +115,7 @@ def write_checkpoint(tensors: Tensors, arguments: dict[str, Any], path: Path) ->
         "settings": argparse.Namespace(**options),
         "model": torch.load(path, weights_only=True),
     }
-    torch.save(checkpoint, path)
+    save_value(checkpoint, path)
 
 
 def read_checkpoint(path: Path) -> tuple[Tensors, dict[str, Any]]:

@@ -15,7 +15,7 @@ from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weig
 from flaxformer_mt.convert.name_table import Constant, Rule, Table, Tensors
 from flaxformer_mt.convert.network_fields import Fields, find_problems
 from flaxformer_mt.convert.stored_tensors import as_arrays, load_checkpoint, take_tensors
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, name_full_disk
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
 
@@ -121,10 +121,15 @@ def tensor_of(ids: Any) -> torch.Tensor:
 def save_tensors(tensors: Tensors, path: Path) -> None:
     """Write a state dict; an array with several names is stored once, as PyTorch stores tied tensors."""
     by_id: dict[int, torch.Tensor] = {}
-    torch.save(
+    save_value(
         {n: by_id.setdefault(id(a), torch.from_numpy(np.array(a, copy=True))) for n, a in tensors.items()},
         path,
     )
+
+
+def save_value(value: dict[str, Any], path: Path) -> None:
+    with name_full_disk(path), path.open("wb") as file:  # given a path, PyTorch does not say why it fails
+        torch.save(value, file)
 
 
 def load_tensors(path: Path) -> Tensors:

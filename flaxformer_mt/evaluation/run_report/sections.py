@@ -50,6 +50,8 @@ class ReportedRun:
     language: str
     # Those of each direction, of a model of several.
     by_direction: Mapping[Direction, Translations] = field(default_factory=dict)
+    # The checkpoints and searches that they are of; empty for those of earlier versions.
+    systems: tuple[str, ...] = ()
 
 
 def read_runs(run_dirs: Sequence[Path], name: str) -> list[ReportedRun]:
@@ -89,6 +91,13 @@ def _read(number: int, own_name: str, run_dir: Path, name: str) -> ReportedRun:
             for direction in (directions if len(directions) > 1 else [])
             if (translations := _find_translations(run_dir, f"{name}.{direction.name}")).sources
         },
+        systems=tuple(
+            dict.fromkeys(
+                file.read_text(encoding="utf-8").strip()
+                for one in (name, *(f"{name}.{direction.name}" for direction in directions))
+                if (file := run_dir / "translations" / f"{one}.system").is_file()
+            )
+        ),
     )
 
 
@@ -192,10 +201,11 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
 
 
 def _describe_state(run: ReportedRun) -> str:
-    """Return the step of the best checkpoint, and whether training went on since the report of the run."""
+    """Return the best checkpoint, what the scores are of, and whether training went on since the report."""
     step, newest = run.report.get("step"), max((record["step"] for record in run.metrics), default=0)
     best = (run.report.get("best") or {}).get("step")
     texts = [] if best is None else [f"the best checkpoint is step {best:,}."]
+    texts += [f"The scores are of {' and '.join(run.systems)}."] if run.systems else []
     if step is not None and newest > step:
         texts.append(
             f"training went on to step {newest:,}; updates, time and best checkpoint are of step {step:,}."

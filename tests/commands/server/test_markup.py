@@ -69,11 +69,12 @@ def test_odd_documents_keep_everything(document, lines):
 
 
 # https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without br, and what HTML had before.
-VOID = "area embed img input link meta wbr source track"
-UNSPOKEN = "code kbd samp script textarea math"
+# The last ones are tags of XLIFF.
+VOID = "area embed img input link meta wbr source track x/ bx/ ec/"
+UNSPOKEN = "code kbd samp script textarea math ph it bpt xliff:g"
 SPOKEN = (
     "a abbr acronym b bdi bdo big cite data del dfn em font i ins label map mark meter nobr output picture "
-    "progress q ruby s slot small span strike strong sub sup time tt u var my-element"
+    "progress q ruby s slot small span strike strong sub sup time tt u var my-element g mrk pc"
 )
 APART = "audio button canvas datalist iframe noscript object select svg template video"
 
