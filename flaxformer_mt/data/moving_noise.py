@@ -41,7 +41,7 @@ def move_words(
     *,
     seed: int,
 ) -> tuple[list[Pair], list[np.ndarray] | None]:
-    """Return pairs, and word alignments [K, 2] if there are any; those of different `parts` are not joined."""
+    """Return pairs, and word alignments [K, 2] if any; pairs of different `parts` are not joined."""
     shares = [rates.merge, rates.random_text, rates.prefix]
     draws = np.random.default_rng(seed).random((len(pairs), 3)) < shares
     moved, points = list(pairs), None if links is None else list(links)
