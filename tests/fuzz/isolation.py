@@ -23,7 +23,7 @@ from typing import Any
 _HERE = Path(__file__).resolve().parent
 # Seconds of processor time after which an input counts as one that hangs, however busy the machine is; one
 # that waits forever ends after WAITING seconds.
-LONGEST, WAITING = 60, 3600
+LONGEST, WAITING = 60, 600
 # Bytes of memory that a damaged input may take beyond those of the undamaged one.
 MOST_MEMORY = 2 << 30
 _CHUNK = 25
