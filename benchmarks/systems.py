@@ -36,6 +36,13 @@ def choose_systems(parser: argparse.ArgumentParser, text: str, peers: Sequence[s
     return names
 
 
+def add_marian(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of the peer marian-cpp."""
+    parser.add_argument(
+        "--marian_python", default=sys.executable, help="Python with pymarian, for the system marian-cpp"
+    )
+
+
 def require_packages(systems: Iterable[str]) -> None:
     """End the program with status 2 and what to install if packages of these systems are missing."""
     needed = dict.fromkeys(package for system in systems for package in _PACKAGES.get(system, ()))

@@ -5,11 +5,12 @@
 
 All systems train the same post-norm Transformer with the same number of parameters, dropout 0.1 everywhere,
 label smoothing 0.1 and Adam: ours, `MarianMTModel` of transformers, and `torch.nn.Transformer`. The batches
-come from our own planner. Each system runs in a process of its own, since thread pools in one process slow
-each other down; all systems have `--threads` threads and large memory pages, which they keep from update to
-update as `train` does (commands/launch.py; GLIBC_TUNABLES, if set, holds for all instead). They first
-compile and warm up one after another, which is not measured; then they take turns for several rounds of all
-batches, and medians are compared.
+come from our own planner; `marian-cpp` is Marian itself, which makes its own (marian_peer.py). Each system
+runs in a process of its own, since thread pools in one process slow each other down; all systems have
+`--threads` threads and large memory pages, which they keep from update to update as `train` does
+(commands/launch.py; GLIBC_TUNABLES, if set, holds for all instead). They first compile and warm up one after
+another, which is not measured; then they take turns for several rounds of all batches, and medians are
+compared.
 
 Settings: small and base for CPUs, each system in float32 and in bfloat16 (`--dtypes`; of the peers, by
 autocast), so that the fastest of ours is compared with the fastest peer (`ratio`), and each dtype with itself
@@ -33,8 +34,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import marian_peer
 import numpy as np
-from systems import choose_systems, require_packages
+from systems import add_marian, choose_systems, require_packages
 from workers import open_worker
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
@@ -44,7 +46,7 @@ from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.flops import padded_work, peak_flops, real_work, training_flops
 
-PEERS = ("marian", "torch")
+PEERS = ("marian", "torch", marian_peer.NAME)
 # Repetitions of the 1024 x 1024 product in each round.
 _REPEATS = 30
 
@@ -191,6 +193,7 @@ def write_tasks(
         "threads": options.threads,
         "torch_compile": options.torch_compile,
         "marian_attention": options.marian_attention,
+        "marian_python": options.marian_python,
         "warm_up": {
             "ours": _one_of_each_shape(batches[kinds[0]]),
             "peers": _one_of_each_shape(batches["bucket"]),
@@ -212,6 +215,7 @@ def name_systems(options: argparse.Namespace) -> dict[str, tuple[str, str]]:
         f"{system} {dtype}" if several else system: (system, dtype)
         for dtype in options.dtypes
         for system in options.systems
+        if system != marian_peer.NAME or dtype == "float32"
     }
 
 
@@ -254,7 +258,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
             for name in names[turn:] + names[:turn]:
                 count = len(batches[_kind(name)])
                 answer = workers[name].ask({"train": list(range(count))})
-                rates[name].append(tokens[name] / answer["seconds"])
+                rates[name].append((answer.get("tokens") or tokens[name]) / answer["seconds"])
                 losses[name] = answer["loss"]
                 products[name].append(workers[name].ask({"product": _REPEATS})["gflops"])
         systems = {
@@ -342,6 +346,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--attention_dropout_rate", type=float, default=0.1, help="of our system; the peers have 0.1"
     )
+    add_marian(parser)
     parser.add_argument("--marian_attention", choices=("sdpa", "eager"), default="sdpa")
     parser.add_argument(
         "--peer_dtype", choices=("float32", "bfloat16"), help="dtype of the peers; bfloat16 means autocast"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import marian_peer
 import numpy as np
 
 from flaxformer_mt.config import Config
@@ -27,12 +28,12 @@ class System(NamedTuple):
     """A system that a worker runs.
 
     train: runs updates on the batches of the given indices in order, waits for them, and returns the loss per
-      token of the last batch.
+      token of the last batch; with the number of target tokens, if it makes batches of its own.
     product: multiplies two square float32 matrices with the library of this system, and waits.
     facts: properties of the system, for the report.
     """
 
-    train: Callable[[list[int]], float]
+    train: Callable[[list[int]], float | tuple[float, int]]
     product: Callable[[], object]
     facts: dict[str, Any]
 
@@ -113,6 +114,11 @@ def make_system(name: str, task: dict[str, Any]) -> System:
     batches = load_batches(file, config)
     if name == "ours":
         return make_ours(config, batches, task["vocabulary"], task["shapes"])
+    if name == marian_peer.NAME:
+        peer_batches = [batch.to_batch(np) for batch in batches]
+        square = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)  # not Marian's product, but numpy's
+        facts = {"versions": marian_peer.find_version(task["marian_python"])}
+        return System(marian_peer.make_trainer(config, peer_batches, task), lambda: square @ square, facts)
     from torch_peers import make_peer
 
     return make_peer(name, config, [batch.to_batch(np) for batch in batches], task)
@@ -143,7 +149,9 @@ def serve(name: str, task: dict[str, Any]) -> None:
             continue
         start = time.perf_counter()
         loss = system.train(command["train"])
-        _send({"seconds": time.perf_counter() - start, "loss": loss})
+        seconds = time.perf_counter() - start
+        loss, tokens = loss if isinstance(loss, tuple) else (loss, None)
+        _send({"seconds": seconds, "loss": loss, "tokens": tokens})
 
 
 def _send(value: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ many: see many_lines.py; of our system alone, from text to text, with `--width=6
 The model is exported with our formats `marian` or, with norms first, `hf-pre-norm`, for `generate` of
 transformers, and `ctranslate2`, for `translate_batch`. Each system translates in the precisions of
 `--precisions` that it has: ours in all three (int8: `--quantization=int8`, with activations in bfloat16),
-Hugging Face in float32 and bfloat16, CTranslate2 in float32 and int8.
+Hugging Face in float32 and bfloat16, CTranslate2 in float32 and int8; so does `marian-cpp`, Marian itself
+(marian_peer.py), for models that `export --format=marian-npz` takes.
 The beam size is 4, and all other options are the defaults of each system. All systems get the same sentences
 as ids (CTranslate2: as subwords), so that tokenization is excluded. --batch_tokens limits the size of a batch
 of every system: rows x (source length + beam size x longest translation). The peers get batches of sentences
@@ -42,8 +43,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import marian_peer
 import numpy as np
-from systems import choose_systems, require_packages
+from systems import add_marian, choose_systems, require_packages
 from translation_material import BEAM, Material, make_material, print_error
 from workers import Worker, open_worker
 
@@ -56,7 +58,7 @@ from flaxformer_mt.parallel import use_cpu_cores_as_devices
 from flaxformer_mt.runs.target_lengths import read_target_lengths
 from flaxformer_mt.scoring.metrics import score_translations
 
-PEERS = ("hugging_face", "ctranslate2")
+PEERS = ("hugging_face", "ctranslate2", marian_peer.NAME)
 # Hugging Face's model, by the place of the norms.
 _HUGGING_FACE = {"post": "marian", "pre": "hf-pre-norm"}
 # Tolerance of the export check: random weights give logits in the hundreds; equal weights are enough here.
@@ -73,6 +75,7 @@ def write_models(weights: Weights, folder: Path, systems: Sequence[str]) -> None
         weights.vocabs.save(folder / "ours" / "vocab")
     formats = {
         "ctranslate2": "ctranslate2",
+        marian_peer.NAME: "marian-npz",
         "hugging_face": _HUGGING_FACE[weights.config.model.norm_position],
     }
     for system in (peer for peer in PEERS if peer in systems):
@@ -116,6 +119,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "beam_size": BEAM,
             "forced": forced,
             "threads": options.threads,
+            "marian_python": options.marian_python,
             "our_variants": our_variants(options),
             "precisions": options.precisions,
             "shortlist": str(options.shortlist or ""),
@@ -264,6 +268,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--systems", default="ours,hugging_face,ctranslate2", help="systems to measure, comma-separated"
     )
+    add_marian(parser)
     parser.add_argument("--precisions", default="float32,bfloat16,int8", help="precisions, comma-separated")
     parser.add_argument("--shortlist", type=Path, help="also measure with this file of prepare --shortlist")
     parser.add_argument("--threads", type=int, default=2, help="threads per system")

@@ -61,7 +61,8 @@ def make_material(options: argparse.Namespace, cache: Path) -> Material:
         weights = make_random_weights(options, pairs, cache)
         texts, references = [pair.source for pair in pairs[: options.lines]], None
         facts = {"weights": "random", "text": str(options.news or "made up")}
-    search = dataclasses.replace(weights.config.search, beam_size=BEAM, batch_tokens=options.batch_tokens)
+    beam: dict[str, Any] = {"method": "beam", "beam_size": BEAM, "batch_tokens": options.batch_tokens}
+    search = dataclasses.replace(weights.config.search, **beam)
     if options.setting == "news":  # exactly as long as the source, which is never truncated
         lengths: dict[str, Any] = {"ratio": 1.0, "offset": 0}
         bounds = {f"{end}_length_{part}": value for end in ("min", "max") for part, value in lengths.items()}

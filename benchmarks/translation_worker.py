@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import marian_peer
 import numpy as np
 
 # Ids of a translation, without special symbols.
@@ -198,7 +199,28 @@ def make_ctranslate2(task: dict[str, Any]) -> System:
     return System(variants, {"versions": {"ctranslate2": ctranslate2.__version__}})
 
 
-_MAKE = {"ours": make_ours, "hugging_face": make_hugging_face, "ctranslate2": make_ctranslate2}
+def make_marian(task: dict[str, Any]) -> System:
+    """Build Marian's translator, from pieces to pieces."""
+    from flaxformer_mt.vocab import load_vocabs
+
+    vocabs = load_vocabs(Path(task["folder"]) / marian_peer.NAME / "vocab")
+    pieces = [vocabs.source.pieces(ids[:-1]) for ids in task["sentences"]]
+    names = {name: number for number, name in enumerate(vocabs.target.pieces(range(vocabs.target.size)))}
+
+    def make_variant(translate: Callable[..., list[list[str]]]) -> Callable[[list[Batch]], list[Ids]]:
+        return lambda batches: [[names[piece] for piece in one] for one in translate()]
+
+    made = marian_peer.make_translator(task, pieces)
+    versions = {"versions": marian_peer.find_version(task["marian_python"])}
+    return System({name: make_variant(translate) for name, translate in made.items()}, versions)
+
+
+_MAKE = {
+    "ours": make_ours,
+    "hugging_face": make_hugging_face,
+    "ctranslate2": make_ctranslate2,
+    marian_peer.NAME: make_marian,
+}
 
 
 def serve(name: str, task: dict[str, Any]) -> None:

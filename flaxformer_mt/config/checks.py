@@ -13,7 +13,7 @@ from typing import Any
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.directions import find_direction_problems
 from flaxformer_mt.config.field_values import find_wrong_values, replace_fields
-from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE
+from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE, DataConfig, NoiseConfig
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -339,6 +339,7 @@ def _find_in_lists(config: Config) -> Iterator[str]:
     for flag in config.parallel.xla_flags:
         if not re.fullmatch(r"xla_\w+=\S+", flag):
             yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
+    tagged = any(noise.tags for noise in _find_noises(data).values())
     for field, weight_field, purpose, usual, remedy in (
         (
             *("data.alignments", "model.alignment.weight", "guided alignment", 0.1),
@@ -350,7 +351,7 @@ def _find_in_lists(config: Config) -> Iterator[str]:
         ),
     ):
         files, weight = attrgetter(field, weight_field)(config)
-        if any(files) and not weight and not (field == "data.alignments" and data.terms):
+        if any(files) and not weight and not (field == "data.alignments" and (data.terms or tagged)):
             yield (
                 f"{field} is {','.join(files)}, but {weight_field} is 0, which means no {purpose}; set "
                 f"{weight_field}={usual}, or leave out {field}"
@@ -366,10 +367,14 @@ def _find_in_lists(config: Config) -> Iterator[str]:
             yield f"{field}: {problem}"
 
 
+def _find_noises(data: DataConfig) -> dict[str, NoiseConfig]:
+    stages = {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
+    return {"data.noise": data.noise, **stages}
+
+
 def _noise_problems(config: Config) -> Iterator[str]:
-    data = config.data
-    noises = {"data.noise": data.noise}
-    noises |= {f"data.stages: {stage.name}: noise": stage.noise for stage in data.stages if stage.noise}
+    data, noises = config.data, _find_noises(config.data)
+    yield from itertools.chain(*(_moving_problems(noise, where, data) for where, noise in noises.items()))
     reasons: dict[tuple[str, ...], str] = {}
     if not data.source_language:
         reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
@@ -382,6 +387,22 @@ def _noise_problems(config: Config) -> Iterator[str]:
             rate = attrgetter(kind)(noise)
             if rate and (noise.typos or not kind.startswith("typo_kinds.")):
                 yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
+
+
+def _moving_problems(noise: NoiseConfig, where: str, data: DataConfig) -> Iterator[str]:
+    for name in ("merge_lines.min_lines", "random_words.min_word_length", "prefix_words.min_words"):
+        least, most = attrgetter(name, name.replace("min", "max"))(noise)
+        if least > most:
+            yield f"{where}.{name} is {least}, above the maximum of {most}; lower it"
+    kinds, marks = noise.tag_kinds, {"tag_kinds": ("{src}", "{trg}"), "prefix_words": ("{trg}",)}
+    if not 0 < kinds.augment + kinds.replace + kinds.tag or kinds.augment + kinds.replace > 1:
+        yield f"{where}.tag_kinds has shares that are all 0, or above 1 together: {kinds}; change them"
+    for name, values in marks.items():
+        template = getattr(noise, name).template
+        if missing := [value for value in values if value not in template]:
+            yield f"{where}.{name}.template is {template!r}, without {' and '.join(missing)}; write it in"
+    if noise.tags and not any(data.alignments):
+        yield f"{where}.tags is {noise.tags}, but data.alignments names no file; make one with align"
 
 
 def search_width(options: SearchConfig, n_best: int) -> int:

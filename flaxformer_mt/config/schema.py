@@ -31,9 +31,11 @@ MOST_LINES = 100
 # What changes in a run that computes in another way.
 _ROUNDING = "further updates are the same up to rounding"
 # Kinds of noise that change sources alone.
-SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos")
+SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos", "prefix", "tags")
 # Kinds of noise that change sources and targets.
-TARGET_NOISE = ("upper_case", "title_case", "end_punctuation")
+TARGET_NOISE = ("upper_case", "title_case", "end_punctuation", "merge", "random_text", "tags")
+# Kinds of noise that move words, and their alignments with them.
+MOVING_NOISE = ("merge", "random_text", "tags", "prefix")
 # Kinds of noise that change the number of words.
 SPACE_NOISE = ("punctuation", "whitespace", "typo_kinds.random_space", "typo_kinds.skipped_space")
 
@@ -63,6 +65,54 @@ class TypoConfig:
 
 
 @dataclass(frozen=True)
+class MergeConfig:
+    """How many pairs data.noise.merge joins."""
+
+    # Fewest pairs that are joined.
+    min_lines: Annotated[int, at_least(1)] = 2
+    # Most pairs that are joined.
+    max_lines: Annotated[int, at_least(1)] = 4
+
+
+@dataclass(frozen=True)
+class RandomTextConfig:
+    """Words of data.noise.random_text and data.noise.tags."""
+
+    # Shortest length of the words of a line, in characters.
+    min_word_length: Annotated[int, at_least(1)] = 2
+    # Longest length of the words of a line, in characters.
+    max_word_length: Annotated[int, at_least(1)] = 5
+    # Most words; the fewest are one.
+    max_words: Annotated[int, at_least(1)] = 6
+
+
+@dataclass(frozen=True)
+class PrefixConfig:
+    """Words of the target that data.noise.prefix writes before the source."""
+
+    # Fewest words.
+    min_words: Annotated[int, at_least(1)] = 2
+    # Most words; targets of fewer than are drawn give none.
+    max_words: Annotated[int, at_least(1)] = 5
+    # What is written; {trg} stands for the words. vocab.symbols should have its marks.
+    template: str = "__start__ {trg} __end__"
+
+
+@dataclass(frozen=True)
+class TagsConfig:
+    """What data.noise.tags does with a word: the shares of augment and replace; tag has the rest."""
+
+    # Random words follow the source word and its translation, to be copied.
+    augment: Annotated[float, between(0, 1)] = 0.0
+    # Random words take the place of the translation, and are written beside the source word.
+    replace: Annotated[float, between(0, 1)] = 0.0
+    # The translation is written beside the source word. 0: not, and the others have their shares of the sum.
+    tag: Annotated[float, between(0, 1)] = 1.0
+    # Written in place of the source word {src} with {trg}; vocab.symbols should have its marks.
+    template: str = "__source__ {src} __target__ {trg} __done__"
+
+
+@dataclass(frozen=True)
 class NoiseConfig:
     """Noise in training text, drawn again for each epoch: the share of lines that each kind changes."""
 
@@ -82,10 +132,32 @@ class NoiseConfig:
     typos: Annotated[float, between(0, 1)] = 0.0
     # Kinds of typos: the probability of each kind in a line that data.noise.typos has chosen.
     typo_kinds: TypoConfig = field(default_factory=TypoConfig)
+    # Share of pairs that are joined with the pairs after them, which also remain by themselves.
+    merge: Annotated[float, between(0, 1)] = 0.0
+    # How many pairs are joined.
+    merge_lines: MergeConfig = field(default_factory=MergeConfig)
+    # Share of pairs in whose place there are words of random letters, the same on both sides, to be copied.
+    random_text: Annotated[float, between(0, 1)] = 0.0
+    # Length of random words, and how many there are.
+    random_words: RandomTextConfig = field(default_factory=RandomTextConfig)
+    # Share of the words of sources, aligned with one word that differs (data.alignments), that get the
+    # translation or random words beside them.
+    tags: Annotated[float, between(0, 1)] = 0.0
+    # What happens to these words.
+    tag_kinds: TagsConfig = field(default_factory=TagsConfig)
+    # Share of sources that begin with some words of their targets, which a translation must have.
+    prefix: Annotated[float, between(0, 1)] = 0.0
+    # How many words, and how they are marked.
+    prefix_words: PrefixConfig = field(default_factory=PrefixConfig)
 
     @property
     def active(self) -> bool:
         return any(getattr(self, kind) for kind in (*SOURCE_NOISE, *TARGET_NOISE))
+
+    @property
+    def moves(self) -> bool:
+        """Whether words may be at other places than in the text."""
+        return any(getattr(self, kind) for kind in MOVING_NOISE)
 
 
 @dataclass(frozen=True)
@@ -500,6 +572,10 @@ class ModelConfig:
     # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
     # norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
+    # int8: round matrices, and what they multiply, as 8-bit integers, with gradients as if they were not
+    # rounded: a few hundred updates after --init adapt a trained model to engines that compute with 8 bits.
+    # The run is then validated and translates with rounded numbers, too. None: no rounding.
+    quantization: Quantization | None = None
     # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
     # or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"

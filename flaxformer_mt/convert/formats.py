@@ -49,7 +49,8 @@ class Weights:
         return nest_leaves(self.leaves)
 
     def make_model(self) -> Model:
-        config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
+        plain: dict[str, Any] = {"dtype": "float32", "quantization": None, "remat": "none"}
+        config = dataclasses.replace(self.config.model, scan_layers=False, **plain)
         return make_model(
             config,
             source_size=self.vocabs.source.size,

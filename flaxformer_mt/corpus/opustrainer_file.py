@@ -4,34 +4,66 @@ What has no counterpart here is refused by its name. Names of data sets are thos
 DIR/train.tsv is parallel_text@DIR.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import yaml
 
-from flaxformer_mt.config import NoiseConfig, StageConfig, TypoConfig
+from flaxformer_mt.config import NoiseConfig, StageConfig
+from flaxformer_mt.config.field_values import find_wrong_values
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.corpus.text_files import PACKINGS
 from flaxformer_mt.errors import UserError, first_line, warn_user
 
-# OpusTrainer's modifiers -> fields of NoiseConfig.
-_MODIFIERS = {"UpperCase": "upper_case", "TitleCase": "title_case"}
-_MODIFIERS |= {"RemoveEndPunct": "end_punctuation", "Typos": "typos"}
-_TYPO_KINDS = tuple(TypoConfig.__dataclass_fields__)
-_KEYS = ("datasets", "stages", "modifiers", "seed", "num_fields", "trainer", "version")
+# OpusTrainer's modifiers -> fields of NoiseConfig: of the rate, and of the options if there are any.
+_MODIFIERS = {
+    "UpperCase": ("upper_case", ""),
+    "TitleCase": ("title_case", ""),
+    "RemoveEndPunct": ("end_punctuation", ""),
+    "Typos": ("typos", "typo_kinds"),
+    "Merge": ("merge", "merge_lines"),
+    "Noise": ("random_text", "random_words"),
+    "Tags": ("tags", "tag_kinds"),
+    "Prefix": ("prefix", "prefix_words"),
+}
+# How the words of Tags become text and pieces, which are those of the vocabulary here.
+_UNUSED = ("custom_detok_src", "custom_detok_trg", "spm_vocab", "spm_vocab_src", "spm_vocab_trg")
+_KEYS = ("datasets", "stages", "modifiers", "seed", "num_fields", "trainer", "version", "curriculum")
 
 
 def read_curriculum(path: str | Path) -> tuple[StageConfig, ...]:
-    """Read the stages of a curriculum with their noise; warn of `seed` and `trainer`, which do nothing."""
-    values = _load(Path(path).expanduser())
+    """Read the stages of a curriculum with their noise; warn of what does nothing, as `seed`.
+
+    `path` is a file, or FILE#NAME if it has several curricula, as teacher.yml of Firefox's pipeline.
+    """
+    file, _, name = str(path).partition("#")
+    values = _load(Path(file).expanduser())
     try:
+        values = _choose(values, name)
         stages = _read_stages(values)
     except ValueError as error:
         raise UserError(f"data.stages: {path} {error}") from None
     if unused := [name for name in ("seed", "trainer") if name in values]:
         warn_user(f"{path}: no effect here: {' and '.join(unused)}; the seed is --config.seed")
+    groups = values.get("modifiers")
+    if isinstance(groups, dict) and (scripts := [name for name in groups if name != "common"]):
+        names = " and ".join(scripts)
+        warn_user(f"{path}: modifiers of {names} are used for any script; take out what does not suit yours")
     return stages
+
+
+def _choose(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the values with those of the curriculum `name`, or of the only one."""
+    if "curriculum" not in values and not name:
+        return values
+    curricula = values.get("curriculum")
+    known = curricula if isinstance(curricula, dict) else {}
+    chosen = known.get(name or next(iter(known), ""))
+    if not isinstance(chosen, dict) or not (name or len(known) == 1):
+        raise ValueError(f"has the curricula {', '.join(map(str, known)) or 'none'}; choose one as FILE#NAME")
+    return values | chosen
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -63,11 +95,9 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
     if unknown := [key for key in values if key not in _KEYS and key not in names]:
         known = ", ".join(_KEYS)
         raise ValueError(f"has {unknown[0]}, which is neither a stage nor one of {known}; take it out")
-    for key, read in (("version", 1), ("num_fields", 2)):
-        if str(values.get(key, read)) != str(read):
-            raise ValueError(
-                f"has {key} {values[key]}, not {read}; word alignments are those of data.alignments"
-            )
+    for key, wanted in (("version", ["1"]), ("num_fields", ["2", "3"])):
+        if str(values.get(key, wanted[0])) not in wanted:
+            raise ValueError(f"has {key} {values[key]}, not {' or '.join(wanted)}")
     if not isinstance(sets, dict) or not sets:
         raise ValueError("has no datasets; write datasets: and for each NAME: PATH")
     datasets = {name: _read_dataset(name, value) for name, value in sets.items()}
@@ -76,6 +106,8 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
 
 
 def _read_dataset(name: Any, value: Any) -> str:
+    if isinstance(value, dict) and list(value.values()) == [None]:
+        return str(name)  # {dataset0}, for which a pipeline writes a path
     files = value if isinstance(value, list) else [value]
     if not isinstance(name, str) or not all(isinstance(file, str) for file in files):
         raise ValueError(f"has the data set {name}: {value!r}; write NAME: PATH")
@@ -112,25 +144,35 @@ def _read_stage(name: str, value: Any, sets: dict[str, str], noise: NoiseConfig 
 
 
 def _read_modifiers(values: Any) -> NoiseConfig:
-    rates: dict[str, float] = {}
-    kinds = TypoConfig()
-    for value in _flatten(values):
+    noise: dict[str, Any] = {}
+    for value in _flatten(list(values.values()) if isinstance(values, dict) else values):  # groups by script
         if not isinstance(value, dict) or not value:
             raise ValueError(f"has the modifier {value!r} without a probability; write - NAME: PROBABILITY")
         name, *options = value
         if name not in _MODIFIERS:
             raise ValueError(f"has the modifier {name}; supported are {', '.join(_MODIFIERS)}: take it out")
-        for option, number in value.items():
-            if option != name and not (name == "Typos" and option in _TYPO_KINDS):
+        field, kinds = _MODIFIERS[name]
+        default: Any = getattr(NoiseConfig(), kinds) if kinds else None
+        known = {} if default is None else dataclasses.asdict(default)
+        if ignored := [option for option in options if name == "Tags" and option in _UNUSED]:
+            warn_user(f"no effect here: {', '.join(ignored)}: text is plain, and its pieces find their words")
+        options = [option for option in options if option not in ignored]
+        for option in (name, *options):
+            if option not in (name, *known):
                 raise ValueError(f"has the option {option} of {name}, which is not supported; take it out")
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= 1:
+            number, is_share = value[option], option == name or isinstance(known[option], float)
+            if is_share and (type(number) not in (int, float) or not 0 <= number <= 1):
                 raise ValueError(f"has {option}: {number!r}; it must be a probability from 0 to 1")
-        if _MODIFIERS[name] in rates:
+            value[option] = float(number) if is_share else number
+        if field in noise:
             raise ValueError(f"has the modifier {name} twice; write it once")
-        rates[_MODIFIERS[name]] = float(value[name])
-        if options:  # kinds that are not named do not occur
-            kinds = TypoConfig(**{kind: float(value.get(kind, 0)) for kind in _TYPO_KINDS})
-    return NoiseConfig(**rates, typo_kinds=kinds)
+        noise[field] = value[name]
+        if options:  # kinds of typos that are not named do not occur
+            absent = dict.fromkeys(known, 0.0) if name == "Typos" else {}
+            noise[kinds] = type(default)(**absent | {option: value[option] for option in options})
+            if wrong := next(find_wrong_values(noise[kinds], f"{name}: "), None):
+                raise ValueError(f"is wrong: {wrong[1]}")
+    return NoiseConfig(**noise)
 
 
 def _flatten(values: Any) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flaxformer_mt.atomic_folder import artifact, digest, digest_file
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
+from flaxformer_mt.config.schema import MOVING_NOISE
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.documents import SEPARATOR, find_separator
 from flaxformer_mt.corpus.language_identification import load_identifier
@@ -25,7 +26,7 @@ from flaxformer_mt.data.learned_shortlist import ShortlistRequest, write_shortli
 from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import install_command, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, install_command, name_full_disk, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import (
@@ -100,6 +101,10 @@ def prepare(
             for vocab in (vocabs.source, vocabs.target)[: 1 + context.target]:
                 find_separator(vocab)
         check_term_marks(vocabs.source, config.data.terms)
+    noises = [config.data.noise, *(stage.noise for stage in read_stages(config.data))]
+    if any(noise.moves for noise in noises) and (train_pairs.tags or any(train_pairs.target_tags)):
+        kinds = ", ".join(MOVING_NOISE)
+        raise UserError(f"noise of the kinds {kinds} would move the tags of languages; set their rates to 0")
     languages = tuple(dict.fromkeys(target for _, target in train_pairs.languages))
     _warn_of_forms(config.data.terms, languages)
     if run_dir is not None and is_first():

@@ -43,7 +43,7 @@ def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
                     for part, share in zip(base.parts, stage.shares, strict=True)
                     if share
                 ],
-                "noise": {kind: rate for kind, rate in rates.items() if rate and kind != "typo_kinds"},
+                "noise": {kind: rate for kind, rate in rates.items() if rate and isinstance(rate, float)},
                 "batches": plan_summary(plan, *lengths),
             }
         )

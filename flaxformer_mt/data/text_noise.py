@@ -52,7 +52,10 @@ class TextNoise(NamedTuple):
         """JSON values that change whenever the changed text may."""
         lemmas = [language for language in self.target_languages if find_lemmatizer(language)]
         terms = [_TERMS_FORMAT, self.terms, lemmas] if self.terms else []
-        return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols), *terms]
+        rates = dataclasses.asdict(self.rates)
+        if not self.rates.moves:  # as before there was such noise
+            rates = {name: rates[name] for name in (*_KINDS, "typo_kinds")}
+        return [_FORMAT, rates, sorted(self.symbols), *terms]
 
     def annotate(
         self, pairs: Sequence[Pair], links: Sequence[np.ndarray], *, seed: int, languages: Iterable[str]

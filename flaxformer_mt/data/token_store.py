@@ -22,9 +22,10 @@ import numpy as np
 
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.atomic_folder import BuildStopped, artifact, discard
-from flaxformer_mt.corpus.columns import Column, Side
+from flaxformer_mt.corpus.columns import Column, Links, Side
 from flaxformer_mt.corpus.documents import Context, tokenize_before
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
+from flaxformer_mt.data.moving_noise import move_words
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -96,6 +97,11 @@ class TokenizeChunks:
             languages = (self.languages[part] for part in block.parts)
             # Sides have the numbers 0 and 1 in the seeds of their segmentations.
             pairs = noise.apply(pairs, seed=fold(seed, block.number, 2), languages=languages)
+            if noise.rates.moves:
+                links, chosen = block.columns.get(Links.name), fold(seed, block.number, 5)
+                pairs, links = move_words(pairs, links, block.parts, noise.rates, seed=chosen)
+                if links is not None:
+                    block = block._replace(columns=block.columns | {Links.name: links})
             sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         if any(self.target_tags):
             leads = [tag and f"{tag} " for tag in self.target_tags]

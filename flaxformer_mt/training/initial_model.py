@@ -42,6 +42,7 @@ _MODEL_FIELDS = (
     "remat",
     "scan_layers",
     "alignment",
+    "quantization",
 )
 _VOCAB_FIELDS = ("sampling",)
 

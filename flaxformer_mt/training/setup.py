@@ -468,5 +468,5 @@ def _select_for_programs(config: Config) -> Config:
     )
     names = ("label_smoothing", "teacher_weight", "rdrop_weight", "loss_chunk_tokens", "log_accuracy")
     train: Any = types.SimpleNamespace(**{name: getattr(config.train, name) for name in names})
-    absent = dict[str, Any].fromkeys(("data", "vocab", "search"))
+    absent: dict[str, Any] = {"data": None, "vocab": None, "search": None}
     return dataclasses.replace(config, optim=optim, train=train, seed=0, **absent)

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_experiment import quick_environment
 
+from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.corpus.toy import toy_de_en
+from flaxformer_mt.shapes import Batch
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,37 @@ def test_three_systems_train_the_same_network_on_the_same_tokens(benchmark, run_
     assert (found["faster_peer"], found["ratio"]) == ("marian", 1.5)
 
 
+# A Python whose Marian prints the same update again and again.
+STUB = """#!/bin/sh
+case "$2" in *version*) echo 1.12; exit;; esac
+echo "$3" > "$(dirname "$0")/flags"
+while :; do echo "Ep. 1 : Up. 9 : Sen. 1,025 : Cost 7.25 * 1,300 @ 1,100 after 9,300 : Time 1.5s" >&2; done
+"""
+
+
+def test_marian_trains_the_same_sentences_and_waits_for_its_turns(load_benchmark, tmp_path):
+    peer, worker = load_benchmark("marian_peer"), load_benchmark("training_worker")
+    python = tmp_path / "python"
+    python.write_text(STUB)
+    python.chmod(0o755)
+    ids = np.array([[5, 6, 7, 2], [8, 2, 0, 0], [0, 0, 0, 0]])
+    batch = Batch(ids, ids, ids[:, :3], ids > 0, ids[:, :3] > 0)
+    (tmp_path / "work").mkdir()
+    task = {"batches": {"bucket": str(tmp_path / "work" / "bucket.npz")}, "vocabulary": 9}
+    task |= {"threads": 2, "marian_python": str(python)}
+    config = worker.Config(model=ModelConfig(model_dim=16, num_encoder_layers=3))
+    train = peer.make_trainer(config, [batch, batch], task)
+    assert train([0]) == (7.25, 1100)  # a whole update, of as many tokens as Marian says
+    assert train([0, 1]) == (7.25, 1100)
+    assert peer.find_version(str(python)) == {"pymarian": "1.12"}
+    folder = tmp_path / "work" / "marian-cpp"
+    assert (folder / "train.source").read_text() == "w5 w6 w7\nw8\n" * 2
+    assert (folder / "train.target").read_text() == "w5 w6\nw8\n" * 2
+    assert (folder / "vocab.yml").read_text().startswith('"</s>": 0\n"<unk>": 1\n"w2": 2\n')
+    flags = (tmp_path / "flags").read_text()
+    assert "--enc-depth 3 " in flags and "--dim-emb 16 " in flags and "--dim-vocabs 9 9 " in flags
+
+
 def test_the_fastest_of_ours_is_compared_with_the_fastest_peer_and_each_dtype_with_itself(benchmark):
     options = benchmark.parse_options(["--setting=base"])
     names = benchmark.name_systems(options)
@@ -115,6 +149,8 @@ def test_the_fastest_of_ours_is_compared_with_the_fastest_peer_and_each_dtype_wi
         "marian",
         "torch",
     ]
+    both = benchmark.parse_options(["--systems=ours,marian-cpp"])
+    assert list(benchmark.name_systems(both)) == ["ours float32", "marian-cpp float32", "ours bfloat16"]
     rates = [3.0, 2.0, 1.0, 8.0, 1.5, 4.0]
     systems = {
         name: {"target_tokens_per_second": rate, "product_gflops": 8.0}

@@ -155,12 +155,12 @@ STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: {mix: [toy_de_en 1], modifie
         ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
         ("noise.typo_kinds.unichar=-1", ["data.noise.typo_kinds.unichar is -1.0"]),
         ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),
-        ("stages={folder}/wrong.yaml", ["has the modifier Merge; supported are UpperCase"]),
+        ("stages={folder}/wrong.yaml", ["has the modifier Retokenize; supported are UpperCase"]),
         ("stages={folder}/other.yaml", ["data.stages: stage s names other", "toy_de_en"]),
     ],
 )
 def test_a_wrong_value_gets_one_line(tmp_path, capfd, flag, words):
-    (tmp_path / "wrong.yaml").write_text(STAGES.replace("UpperCase", "Merge"), encoding="utf-8")
+    (tmp_path / "wrong.yaml").write_text(STAGES.replace("UpperCase", "Retokenize"), encoding="utf-8")
     (tmp_path / "other.yaml").write_text(STAGES.replace("toy_de_en", "other"), encoding="utf-8")
     given = f"--config.data.{flag.format(folder=tmp_path)}"
     assert main(["prepare", f"--run={tmp_path / 'run'}", "--config=toy_de_en", given]) == 2

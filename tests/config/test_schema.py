@@ -392,6 +392,10 @@ def fields_of(section: type, where: str = "") -> dict[str, object]:
     return found
 
 
+def has_rate(hint: object) -> bool:
+    return float in typing.get_args(hint)
+
+
 # Fields that take -1, 0 or 1e30; every other number of the config refuses it.
 NEGATIVE = {"search.coverage_layer", "model.alignment.layer"}
 ZERO = {
@@ -399,7 +403,11 @@ ZERO = {
     "data.clean.min_language_probability",
     *("data.valid_pairs", "data.test_pairs", "data.context", "data.terms"),
     *("data.batch_pairs", "data.loader_threads", "data.prefetch", "vocab.sampling"),
-    *(f"data.noise.{name}" for name in fields_of(NoiseConfig)),
+    *(
+        f"data.noise.{name}"
+        for name, hint in fields_of(NoiseConfig).items()
+        if float in typing.get_args(hint)
+    ),
     *("model.alignment.weight", "model.alignment.layer", "model.alignment.head"),
     *("vocab.pad_id", "vocab.bos_id", "vocab.eos_id", "vocab.unk_id"),
     *("model.num_encoder_layers", "model.norm_epsilon", "model.first_position", "model.dropout_rate"),

@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import warnings
 
 import numpy as np
 import pytest
 
 from flaxformer_mt.config import (
     Config,
+    DataConfig,
     NoiseConfig,
     OptimConfig,
     StageConfig,
@@ -17,6 +19,7 @@ from flaxformer_mt.config import (
 )
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config, save_config
+from flaxformer_mt.config.schema import MergeConfig, PrefixConfig, RandomTextConfig, TagsConfig
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.opustrainer_file import read_curriculum
@@ -262,10 +265,13 @@ def test_without_modifiers_the_noise_is_that_of_the_config(tmp_path):
 
 WRONG = {
     "stages: [start, mid, end]": ("", "no list of stages"),
-    "num_fields: 2": ("num_fields: 3", "num_fields 3"),
+    "num_fields: 2": ("num_fields: 4", "num_fields 4"),
     "start:\n": ("begin:\n", "has begin, which is neither a stage"),
     "mid:\n": ("mid: 5\nother:\n", "other"),
-    "- UpperCase: 0.05": ("- Noise: 0.05", "the modifier Noise; supported are UpperCase, TitleCase"),
+    "- UpperCase: 0.05": (
+        "- Retokenize: 0.05",
+        "the modifier Retokenize; supported are UpperCase, TitleCase",
+    ),
     "- TitleCase: 0.04": ("- TitleCase: 1.5", "TitleCase: 1.5; it must be a probability from 0 to 1"),
     "- Typos: 0.3": ("- Typos: yes", "Typos: True"),
     "char_swap: 0.5": ("char_swop: 0.5", "the option char_swop of Typos"),
@@ -290,6 +296,118 @@ def test_what_cannot_be_done_is_refused_by_name(tmp_path, part):
         read_curriculum(write(tmp_path, CURRICULUM.replace(part, wrong, 1)))
     assert message in str(error.value) and "curriculum.yaml" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+ALIGNED = "0-0 1-1 2-2 3-3"
+# As those of Firefox's pipeline, whose paths and seeds its scripts write: a teacher and a student.
+TEACHER = """
+datasets:
+  original: {dataset0}
+  backtranslated: {dataset1}
+curriculum:
+  mixed:
+    stages: [all]
+    all: [original 0.7, backtranslated 0.3, until original inf]
+  staged:
+    stages: [first, last]
+    first: [original 0.5, backtranslated 0.5, until backtranslated 2]
+    last: [original 1.0, until original inf]
+modifiers:
+  common:
+    - RemoveEndPunct: 0.2
+    - Noise: 0.001
+      min_word_length: 3
+      max_words: 4
+    - Merge: 0.01
+      max_lines: 3
+    - Tags: 0.005
+      custom_detok_src: "icu:{src}"
+      custom_detok_trg: "icu:{trg}"
+      augment: 1
+      tag: 0
+    - Prefix: 0.02
+      template: "<p> {trg} </p>"
+  bicameral_src:
+    - UpperCase: 0.07
+  phonemic_src:
+    - Typos: 0.05
+seed: {seed}
+num_fields: 3
+"""
+
+
+def test_firefox_curricula_run_as_they_are(tmp_path):
+    path = write(tmp_path, TEACHER)
+    with pytest.warns(FlaxformerWarning) as warned:
+        first, last = read_curriculum(f"{path}#staged")
+    texts = [str(one.message) for one in warned]
+    assert any("no effect here: seed" in text for text in texts)
+    assert any("no effect here: custom_detok_src, custom_detok_trg" in text for text in texts)
+    assert any(
+        "modifiers of bicameral_src and phonemic_src are used for any script" in text for text in texts
+    )
+    assert first.mix == ("original 0.5", "backtranslated 0.5") and last.until == "original inf"
+    noise = NoiseConfig(
+        end_punctuation=0.2,
+        upper_case=0.07,
+        typos=0.05,
+        random_text=0.001,
+        random_words=RandomTextConfig(min_word_length=3, max_words=4),
+        merge=0.01,
+        merge_lines=MergeConfig(max_lines=3),
+        tags=0.005,
+        tag_kinds=TagsConfig(augment=1.0, tag=0.0),
+        prefix=0.02,
+        prefix_words=PrefixConfig(template="<p> {trg} </p>"),
+    )
+    assert first.noise == last.noise == noise
+    for wrong, message in (
+        (path, "the curricula mixed, staged; choose one as FILE#NAME"),
+        (f"{path}#x", "mixed"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_curriculum(wrong)
+    for part, other, message in (
+        ("max_words: 4", "max_words: 0", "max_words"),
+        ("max_lines: 3", "max_lines: three", "max_lines"),
+        ("augment: 1", "augment: 2", "augment: 2; it must be a probability"),
+        ("template", "templates", "the option templates of Prefix"),
+    ):
+        with pytest.raises(UserError, match=message), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read_curriculum(write(tmp_path, TEACHER.replace(part, other)) + "#mixed")
+
+
+def test_a_store_has_moved_words_and_their_links(tmp_path):
+    """The whole way: a file of alignments, hints in the text, links between pieces, which are words here."""
+    for name, line in (
+        ("train.de", "das ist wort{} ."),
+        ("train.en", "this is wort{} ."),
+        ("train.align", ALIGNED),
+    ):
+        (tmp_path / name).write_text("".join(line.format(n) + "\n" for n in range(9)), encoding="utf-8")
+    noise = NoiseConfig(tags=1.0, tag_kinds=TagsConfig(template="< {src} = {trg} >"))
+    data = DataConfig(
+        dataset="parallel_text",
+        text_dir=str(tmp_path),
+        alignments=("train.align",),
+        noise=noise,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    pairs = read_pairs(data, "train")
+    vocabs = make_vocabs(
+        VocabConfig(kind="word", size=0, symbols=("<", "=", ">")), pairs, tmp_path / "vocabs"
+    )
+    store = EpochStores(pairs, vocabs, tmp_path / "stores", 0.0, 3, noise=TextNoise(noise)).store(1)
+    sides = ((vocabs.source, store.source), (vocabs.target, store.target))
+    source, target = (
+        vocab.detokenize(side.tokens[: side.lengths[0]].tolist()).split() for vocab, side in sides
+    )
+    assert source == "< das = this > < ist = is > wort0 .".split() and target == "this is wort0 .".split()
+    links, _ = store.columns["alignment"]._links.take(np.array([0]))
+    assert [(source[link >> 16], target[link & 0xFFFF]) for link in links.tolist()] == [
+        *(("das", "this"), ("this", "this"), ("ist", "is"), ("is", "is"), ("wort0", "wort0"), (".", "."))
+    ]
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):

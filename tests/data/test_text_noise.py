@@ -1,13 +1,12 @@
 """Noise: each kind by hand, in many scripts, and as a function of the seed and the line alone."""
 
-import dataclasses
 import random
 import unicodedata
 
 import pytest
 
 from flaxformer_mt.config import NoiseConfig, TypoConfig
-from flaxformer_mt.config.schema import SOURCE_NOISE
+from flaxformer_mt.config.schema import MOVING_NOISE, SOURCE_NOISE, TARGET_NOISE
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.data.text_noise import (
     TYPOS,
@@ -113,7 +112,7 @@ def test_the_marks_at_the_end_go_together(source, target, expected):
 
 def test_kinds_change_the_sides_that_they_should():
     pair = Pair("der Hund, die Katze.", "the dog, the cat.")
-    for kind in (field.name for field in dataclasses.fields(NoiseConfig) if field.name != "typo_kinds"):
+    for kind in {*SOURCE_NOISE, *TARGET_NOISE} - {*MOVING_NOISE}:
         kinds = TypoConfig(char_swap=1.0)
         noise = noise_of(**{kind: 1.0}, typo_kinds=kinds)
         assert noise.rates.active

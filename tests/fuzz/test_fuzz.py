@@ -186,7 +186,7 @@ def test_the_isolation_notices_what_it_is_for(monkeypatch):
     kinds = [(outcome["kind"], outcome["number"]) for outcome in outcomes]
     bad = {1: "bug", 2: "killed", 3: "killed", 4: "bug"}
     assert kinds == [(bad.get(number, "result"), number) for number in range(6)]
-    assert outcomes[3]["value"] == "SIGALRM"
+    assert outcomes[3]["value"] == "SIGPROF"
 
 
 class Killer:

@@ -333,6 +333,8 @@ def _open_arrays(file: Path) -> Iterator[dict[str, StoredArray]]:
     if file.suffix == ".bin":
         yield marian_binary.open_arrays(file)
         return
+    if not file.is_file():  # a pipe would be waited for
+        raise UserError(f"{file} is no file; copy it again")
     try:
         with np.load(file, allow_pickle=False) as archive:
             check_unpacked_size(file)
