@@ -104,9 +104,9 @@ class TagsConfig:
 
     # Random words follow the source word and its translation, to be copied.
     augment: Annotated[float, between(0, 1)] = 0.0
-    # Random words take the place of the translation, and are written beside the source word.
+    # Random words take the place of the translation, and are written next to the source word.
     replace: Annotated[float, between(0, 1)] = 0.0
-    # The translation is written beside the source word. 0: not, and the others have their shares of the sum.
+    # The translation is written next to the source word. 0: not, and the others have their shares of the sum.
     tag: Annotated[float, between(0, 1)] = 1.0
     # Written in place of the source word {src} with {trg}; vocab.symbols should have its marks.
     template: str = "__source__ {src} __target__ {trg} __done__"
@@ -141,7 +141,7 @@ class NoiseConfig:
     # Length of random words, and how many there are.
     random_words: RandomTextConfig = field(default_factory=RandomTextConfig)
     # Share of the words of sources, aligned with one word that differs (data.alignments), that get the
-    # translation or random words beside them.
+    # translation or random words next to them.
     tags: Annotated[float, between(0, 1)] = 0.0
     # What happens to these words.
     tag_kinds: TagsConfig = field(default_factory=TagsConfig)
