@@ -48,7 +48,8 @@ class LoadOptions:
     # --shortlist=FILE or as CTranslate2's vmap: faster on CPUs. Other subwords are not considered. None: all
     # subwords.
     shortlist: Path | str | None = None
-    spread: InitVar[bool | None] = None  # the former name of use_all_devices
+    # Former name of use_all_devices.
+    spread: InitVar[bool | None] = None
 
     def __post_init__(self, spread: bool | None) -> None:
         if spread is not None:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
+import runpy
 from functools import partial
 from pathlib import Path
 
@@ -379,12 +380,8 @@ def test_top_candidates_are_those_of_a_full_sort():
         np.testing.assert_allclose(found, best, rtol=1e-5, atol=1e-6, err_msg=str(size))
 
 
-def test_the_example_of_the_document_runs():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "search-library.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
-    names: dict = {}
-    exec(compile(code, "docs/search-library.md", "exec"), names)
-    found = names["found"]
+def test_the_example_of_a_model_of_your_own_runs():
+    found = runpy.run_path(str(Path(__file__).resolve().parents[2] / "recipes" / "own_model.py"))["found"]
     assert [tokens_of(found, 0, rank) for rank in range(2)] == [(4, 2), (3, 2)]
     np.testing.assert_allclose(np.exp(found.log_probs[0]), [0.36, 0.24], rtol=1e-5)
 
