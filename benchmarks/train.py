@@ -304,10 +304,13 @@ def _conclude(
         ours, result["faster_peer"], result["ratio"] = _compare(rates)
         if len(options.dtypes) > 1:
             result["faster_of_ours"] = ours
-            result["ratios"] = {
-                dtype: _compare({name: rate for name, rate in rates.items() if name.endswith(dtype)})[-1]
+            of_dtype = {
+                dtype: {name: rate for name, rate in rates.items() if name.endswith(dtype)}
                 for dtype in options.dtypes
             }
+            # A peer may have one of them alone.
+            compared = {dtype: own for dtype, own in of_dtype.items() if len(set(map(_kind, own))) == 2}
+            result["ratios"] = {dtype: _compare(own)[-1] for dtype, own in compared.items()}
     return result
 
 
