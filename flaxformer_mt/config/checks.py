@@ -13,7 +13,7 @@ from typing import Any
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.directions import find_direction_problems
 from flaxformer_mt.config.field_values import find_wrong_values, replace_fields
-from flaxformer_mt.config.schema import SOURCE_NOISE, SPACE_NOISE, TARGET_NOISE, DataConfig, NoiseConfig
+from flaxformer_mt.config.schema import SOURCE_NOISE, TARGET_NOISE, DataConfig, NoiseConfig
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -378,14 +378,12 @@ def _noise_problems(config: Config) -> Iterator[str]:
     reasons: dict[tuple[str, ...], str] = {}
     if not data.source_language:
         reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
-    if any(data.alignments):
-        reasons[SPACE_NOISE] = "it changes the number of words, which data.alignments counts"
     if any(data.teacher_scores):
         reasons[TARGET_NOISE] = "it changes targets, of which data.teacher_scores has scores"
     for (where, noise), (kinds, reason) in itertools.product(noises.items(), reasons.items()):
         for kind in kinds:
             rate = attrgetter(kind)(noise)
-            if rate and (noise.typos or not kind.startswith("typo_kinds.")):
+            if rate:
                 yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
 
 

@@ -36,8 +36,6 @@ SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos", "prefix", "t
 TARGET_NOISE = ("upper_case", "title_case", "end_punctuation", "merge", "random_text", "tags")
 # Kinds of noise that move words, and their alignments with them.
 MOVING_NOISE = ("merge", "random_text", "tags", "prefix")
-# Kinds of noise that change the number of words.
-SPACE_NOISE = ("punctuation", "whitespace", "typo_kinds.random_space", "typo_kinds.skipped_space")
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,9 @@ class TypoConfig:
     nearby_char: Annotated[float, between(0, 1)] = 0.1
     # A letter is replaced by one that looks like it, such as a letter without its accent.
     similar_char: Annotated[float, between(0, 1)] = 0.1
-    # A space between two words is missing; not allowed with data.alignments, which count words.
+    # A space between two words is missing.
     skipped_space: Annotated[float, between(0, 1)] = 0.1
-    # There is a space inside a word; not allowed with data.alignments, which count words.
+    # There is a space inside a word.
     random_space: Annotated[float, between(0, 1)] = 0.1
     # A letter is written twice.
     repeated_char: Annotated[float, between(0, 1)] = 0.1

@@ -101,7 +101,7 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
     if not isinstance(sets, dict) or not sets:
         raise ValueError("has no datasets; write datasets: and for each NAME: PATH")
     datasets = {name: _read_dataset(name, value) for name, value in sets.items()}
-    noise = _read_modifiers(values["modifiers"]) if "modifiers" in values else None
+    noise = _read_modifiers(values["modifiers"]) if "modifiers" in values else None  # False: none
     return tuple(_read_stage(name, values.get(name), datasets, noise) for name in names)
 
 
@@ -180,5 +180,5 @@ def _flatten(values: Any) -> Iterator[Any]:
     if isinstance(values, list):
         for value in values:
             yield from _flatten(value)
-    elif values is not None:
+    elif values:
         yield values

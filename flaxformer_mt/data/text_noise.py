@@ -6,6 +6,7 @@ needs SentencePiece 0.1.99, and draws from the random numbers that all threads o
 
 import dataclasses
 import itertools
+import os
 import random
 import re
 import unicodedata
@@ -17,6 +18,7 @@ import numpy as np
 from flaxformer_mt.config import NoiseConfig, TypoConfig
 from flaxformer_mt.corpus.pairs import Pair, Part
 from flaxformer_mt.corpus.terms import annotate_pair, find_lemmatizer
+from flaxformer_mt.unicode_text import WORD
 
 # Part of the key of a token store: raise it when the same seed gives other text.
 _FORMAT = 2
@@ -28,6 +30,7 @@ _END_MARKS = (".．｡。﹒।॥۔။։።", "!！﹗‼՜", "?？﹖؟\u037e�
 _KIND_OF_MARK = {mark: kind for kind, marks in enumerate(_END_MARKS) for mark in marks}
 # First of the private characters that stand for symbols while a text is changed.
 _PRIVATE = 0x10F000
+_NO_LINKS = np.zeros((0, 2), np.int32)
 # Languages with i and ı: Turkish, Azerbaijani, Crimean Tatar, Kazakh and Tatar in Latin script.
 _DOTTED = re.compile("(?:tr|tur|az|aze|crh|tt|tat|kk|kaz)(?:[_-].*)?", re.IGNORECASE)
 
@@ -73,38 +76,89 @@ class TextNoise(NamedTuple):
             for index, (pair, points, language) in enumerate(zip(pairs, links, languages, strict=True))
         ]
 
-    def apply(self, pairs: Sequence[Pair], *, seed: int, languages: Iterable[tuple[str, str]]) -> list[Pair]:
-        """Return the pairs with noise; neither side becomes empty.
+    def apply(
+        self,
+        pairs: Sequence[Pair],
+        links: Sequence[np.ndarray] | None = None,
+        *,
+        seed: int,
+        languages: Iterable[tuple[str, str]],
+    ) -> tuple[list[Pair], list[np.ndarray] | None]:
+        """Return the pairs with noise, and their word alignments [K, 2] if any; neither side becomes empty.
 
         The noise of each pair depends on its index and the seed, and not on the other pairs.
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
         draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
-        noisy = list(pairs)
+        noisy, points = list(pairs), [_NO_LINKS] * len(pairs) if links is None else list(links)
         for index, spoken in enumerate(itertools.islice(languages, len(pairs))):
             if draws[index].any():
                 kinds = itertools.compress(_KINDS, draws[index])
-                noisy[index] = self._change(pairs[index], kinds, random.Random(seed << 32 | index), spoken)
-        return noisy
+                chance = random.Random(seed << 32 | index)
+                change = self._change(pairs[index], points[index], kinds, chance, spoken)
+                noisy[index], points[index] = change
+        return noisy, None if links is None else points
 
     def _change(
-        self, pair: Pair, kinds: Iterable[str], chance: random.Random, languages: tuple[str, str]
-    ) -> Pair:
+        self,
+        pair: Pair,
+        links: np.ndarray,
+        kinds: Iterable[str],
+        chance: random.Random,
+        languages: tuple[str, str],
+    ) -> tuple[Pair, np.ndarray]:
         source, held = hold(pair.source, self.symbols)
         target, held_target = hold(pair.target, self.symbols)
-        for kind in kinds:
+        for kind in self._draw_typos(kinds, chance):
+            before = source
             if kind == "end_punctuation":
                 source, target = drop_end_mark(source, target)
-            elif kind == "typos":
-                for typo in TYPOS:
-                    if chance.random() < getattr(self.rates.typo_kinds, typo):
-                        source = edit(source, typo, chance)
+            elif kind in TYPOS:
+                source = edit(source, kind, chance)
             elif kind in _CHOICES:
                 source = _edit_one_of(source, _CHOICES[kind], chance)
             else:
                 source = change_case(source, kind, languages[0])
                 target = target if kind == "lower_case" else change_case(target, kind, languages[1])
-        return Pair(source.translate(held), target.translate(held_target))
+            links = follow_words(links, before, source)
+        return Pair(source.translate(held), target.translate(held_target)), links
+
+    def _draw_typos(self, kinds: Iterable[str], chance: random.Random) -> Iterator[str]:
+        """Yield the kinds, with the typos that are drawn in the place of `typos`."""
+        for kind in kinds:
+            if kind == "typos":
+                rates = self.rates.typo_kinds
+                yield from (typo for typo in TYPOS if chance.random() < getattr(rates, typo))
+            else:
+                yield kind
+
+
+def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
+    """Return the word alignment [K, 2] of a source after an edit at one place.
+
+    Both parts of a word that is split have its links, two joined words those of both, a dropped word none:
+    the links 0-0 1-1 of "der Hund" are 0-0 1-1 2-1 of "der Hu nd" and 0-0 0-1 of "derHund".
+    """
+    olds, words = (list(WORD.finditer(text)) for text in (before, after))
+    if not len(links) or len(olds) == len(words):
+        return links
+    head = len(os.path.commonprefix((before, after)))
+    tail = min(len(os.path.commonprefix((before[::-1], after[::-1]))), min(len(before), len(after)) - head)
+    shift = len(after) - len(before)
+
+    def places(old: re.Match[str]) -> list[int]:
+        # The characters of the old word before and after the edit, where they are now.
+        left = old.start(), min(old.end(), head)
+        right = max(old.start(), len(before) - tail) + shift, old.end() + shift
+        spans = [(start, end) for start, end in (left, right) if start < end]
+        return [
+            number
+            for number, word in enumerate(words)
+            if any(word.start() < end and start < word.end() for start, end in spans)
+        ]
+
+    moved = [(place, t) for s, t in links.tolist() if s < len(olds) for place in places(olds[s])]
+    return np.array(list(dict.fromkeys(moved)), np.int32).reshape(-1, 2)
 
 
 def change_case(text: str, kind: str, language: str) -> str:

@@ -96,12 +96,13 @@ class TokenizeChunks:
             pairs = list(map(Pair, sources, targets))
             languages = (self.languages[part] for part in block.parts)
             # Sides have the numbers 0 and 1 in the seeds of their segmentations.
-            pairs = noise.apply(pairs, seed=fold(seed, block.number, 2), languages=languages)
+            links, drawn = block.columns.get(Links.name), fold(seed, block.number, 2)
+            pairs, links = noise.apply(pairs, links, seed=drawn, languages=languages)
             if noise.rates.moves:
-                links, chosen = block.columns.get(Links.name), fold(seed, block.number, 5)
-                pairs, links = move_words(pairs, links, block.parts, noise.rates, seed=chosen)
-                if links is not None:
-                    block = block._replace(columns=block.columns | {Links.name: links})
+                drawn = fold(seed, block.number, 5)
+                pairs, links = move_words(pairs, links, block.parts, noise.rates, seed=drawn)
+            if links is not None:
+                block = block._replace(columns=block.columns | {Links.name: links})
             sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         if any(self.target_tags):
             leads = [tag and f"{tag} " for tag in self.target_tags]

@@ -237,14 +237,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
         ),
         ({"data.noise.typos": 2.0}, ["data.noise.typos is 2.0", "from 0 to 1"]),
         (
-            {"data.alignments": ("a",), "data.noise.typos": 0.1},
-            ["data.noise.typo_kinds.random_space is 0.1", "data.noise.typo_kinds.skipped_space"],
-        ),
-        (
-            {"data.alignments": ("a",), "data.noise.whitespace": 0.1, "data.noise.punctuation": 0.2},
-            ["data.noise.whitespace is 0.1", "data.noise.punctuation is 0.2", "number of words"],
-        ),
-        (
             {"data.source_language": "", "data.noise.lower_case": 0.1, "data.noise.typos": 0.2},
             ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"],
         ),

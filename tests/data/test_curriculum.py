@@ -261,6 +261,8 @@ def test_without_modifiers_the_noise_is_that_of_the_config(tmp_path):
     text = "datasets: {a: a, b: b}\nstages: [s]\ns: [a 1, until a 1]\nseed: 1111\ntrainer: marian\n"
     with pytest.warns(FlaxformerWarning, match="no effect here: seed and trainer"):
         assert read_curriculum(write(tmp_path, text)) == (StageConfig("s", ("a 1",), "a 1"),)
+        (stage,) = read_curriculum(write(tmp_path, f"{text}modifiers: False\n"))
+        assert stage.noise == NoiseConfig()
 
 
 WRONG = {

@@ -2,7 +2,9 @@
 
 import random
 import unicodedata
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from flaxformer_mt.config import NoiseConfig, TypoConfig
@@ -32,7 +34,7 @@ def noise_of(symbols: tuple[str, ...] = (), **rates) -> TextNoise:
 
 
 def apply(noise: TextNoise, pairs: list[Pair], seed: int = 1, languages=LANGUAGES) -> list[Pair]:
-    return noise.apply(pairs, seed=seed, languages=[languages] * len(pairs))
+    return noise.apply(pairs, seed=seed, languages=[languages] * len(pairs))[0]
 
 
 @pytest.mark.parametrize("kind", TYPOS)
@@ -147,6 +149,28 @@ def test_noise_of_a_line_depends_on_the_seed_and_its_number_alone():
     ]
 
 
+def test_alignments_follow_words_that_are_split_joined_and_dropped():
+    words = "abc def , ghi jklm . nop: qrst ; uvw !".split()  # each character occurs once
+    pair = Pair(" ".join(words), " ".join(words))
+    straight = np.array([(number, number) for number in range(len(words))], np.int32)
+    noises = [noise_of(whitespace=1.0), noise_of(punctuation=1.0)]
+    for kind in SPACE_KINDS:
+        typos = TypoConfig(**dict.fromkeys(TYPOS, 0.0) | {kind: 1.0})
+        noises.append(noise_of(typos=1.0, typo_kinds=typos))
+    counts = set()
+    for seed in range(60):
+        for noise in noises:
+            (found,), (links,) = noise.apply([pair], [straight], seed=seed, languages=[LANGUAGES])
+            now = found.source.split()
+            counts.add(len(now) - len(words))
+            if not Counter("".join(now)) - Counter("".join(words)):  # no mark doubled or in another style
+                shared = [
+                    (s, t) for t, old in enumerate(words) for s, new in enumerate(now) if {*new} & {*old}
+                ]
+                assert sorted(map(tuple, links.tolist())) == sorted(shared), found.source
+    assert counts == {-1, 0, 1}
+
+
 def test_no_side_becomes_empty_and_symbols_stay_whole():
     symbols = (">>fr<<", "<from:de>", "<BT>", "<b>")
     noise = noise_of(symbols, **dict.fromkeys(ALL, 1.0), typo_kinds=TypoConfig(*[1.0] * 9))
@@ -168,5 +192,5 @@ def test_each_part_has_its_languages():
     parts = [Part("a", 2, 1.0), Part("b", 1, 1.0)]
     spread = list(spread_languages(parts, [("tr", "en"), ("en", "tr")]))
     assert spread == [("tr", "en"), ("tr", "en"), ("en", "tr")]
-    found = noise_of(upper_case=1.0).apply([Pair("i", "i")] * 3, seed=0, languages=spread)
+    found, _ = noise_of(upper_case=1.0).apply([Pair("i", "i")] * 3, seed=0, languages=spread)
     assert found == [Pair("İ", "I"), Pair("İ", "I"), Pair("I", "İ")]
