@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -243,6 +243,26 @@ def _read_texts(paths: Sequence[str | Path]) -> Iterator[str]:
             yield from read_lines(stream, name=str(path), invalid_utf8="replace")
 
 
+class ImportResult(TypedDict, total=False):
+    """What `import_run` returns."""
+
+    # Format, and the new run directory.
+    format: str
+    run: str
+    # Numbers of parameters, of arrays, and of pieces of the target vocabulary.
+    parameters: int
+    arrays: int
+    pieces: int
+    # Largest absolute difference from the outputs of the foreign model, and their largest value.
+    largest_difference: float
+    largest_output: float
+    # What was compared (logits or log-probabilities), on how many target tokens, and of which sentences; alone,
+    # `checked_on` says why nothing was compared.
+    quantity: str
+    tokens: int
+    checked_on: str
+
+
 def import_run(
     path: str | Path,
     *,
@@ -253,7 +273,7 @@ def import_run(
     tolerance: float = TOLERANCE,
     languages: Sequence[str] | None = None,
     vocab_text: Sequence[str | Path] = (),
-) -> dict[str, Any]:
+) -> ImportResult:
     """Write a foreign model as checkpoint 0 of a new run directory; return a summary of the import.
 
     Args:
@@ -331,7 +351,7 @@ def import_run(
     publish(run_dir)
     unchecked = {"checked_on": f"nothing: {source.name} files are read without their toolkit"}
     checked = unchecked if parity is None else dataclasses.asdict(parity)
-    return {"format": source.name, "run": str(run_dir)} | counts | checked
+    return cast(ImportResult, {"format": source.name, "run": str(run_dir)} | counts | checked)
 
 
 def _compare(source: Format, ours: OwnOutputs, path: Path, overrides: ImportOverrides) -> Parity:

@@ -47,6 +47,7 @@ API = {
         "convert.export_run.export_run",
         "convert.export_run.ExportResult",
         "convert.import_run.import_run",
+        "convert.import_run.ImportResult",
     ),
     "Errors and warnings": (
         "errors.UserError",
