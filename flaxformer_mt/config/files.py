@@ -47,7 +47,9 @@ def _load_config_file(path: str | Path) -> Config:
     if (path / "config.json").is_file():
         raise UserError(f"{path} is a run directory, not a config file; give --run={path}")
     if path.is_dir():
-        raise UserError(f"config {path} is a folder, not a config file; give the path of a Python file")
+        raise UserError(
+            f"config {path} is a folder, not a config file; give the path of a Python file, such as `new` writes for files of text"
+        )
     if not path.is_file():
         raise UserError(f"config file {path} does not exist{suggest_sibling(path)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
