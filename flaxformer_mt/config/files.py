@@ -48,7 +48,8 @@ def _load_config_file(path: str | Path) -> Config:
         raise UserError(f"{path} is a run directory, not a config file; give --run={path}")
     if path.is_dir():
         raise UserError(
-            f"config {path} is a folder, not a config file; give the path of a Python file, such as `new` writes for files of text"
+            f"config {path} is a folder, not a config file; give the path of a Python file, such as the one "
+            "that `new` writes for files of text"
         )
     if not path.is_file():
         raise UserError(f"config file {path} does not exist{suggest_sibling(path)}")

@@ -256,8 +256,8 @@ class ImportResult(TypedDict, total=False):
     # Largest absolute difference from the outputs of the foreign model, and their largest value.
     largest_difference: float
     largest_output: float
-    # What was compared (logits or log-probabilities), on how many target tokens, and of which sentences; alone,
-    # `checked_on` says why nothing was compared.
+    # What was compared (logits or log-probabilities), on how many target tokens, and of which sentences.
+    # Without a comparison, `checked_on` gives the reason.
     quantity: str
     tokens: int
     checked_on: str

@@ -154,7 +154,7 @@ class Translator:
         What is not described here is in `LoadOptions`, or in `SearchEngine`.
 
         Args:
-          params: the model's parameters. None: each call is given them, as by training, whose parameters change.
+          params: the model's parameters. None: each call brings its own, as in training, where they change.
           checkpoint: name of the checkpoint that the parameters come from, for reports; `step`: its step.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
