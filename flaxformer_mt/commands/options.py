@@ -171,8 +171,8 @@ class ProcessOptions:
     processes: int | None = None
     # Index of this process in a job of several, from 0. None: one process, or --distributed.
     process: int | None = None
-    # Read the number of processes, the index of this one and the coordinator from Slurm, GKE, a TPU pod or
-    # Open MPI, instead of --processes, --process and --coordinator.
+    # Read the number of processes, the index of this process and the coordinator from Slurm, GKE, a TPU pod
+    # or Open MPI, instead of --processes, --process and --coordinator.
     distributed: bool = False
 
 
@@ -316,7 +316,7 @@ class EvaluateOptions(
 
     # Whether to ignore case in the scores. None: as in the run's config.
     lowercase: bool | None = None
-    # sacreBLEU's tokenizer for BLEU. auto: the one for the target language. None: as in the run's config.
+    # sacreBLEU's tokenizer for BLEU. auto: chosen by the target language. None: as in the run's config.
     bleu_tokenize: Annotated[
         Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None,
         KnownAs("metrics"),

@@ -282,7 +282,7 @@ def import_run(
         a model of Hugging Face's Hub, which is downloaded.
       format_name: None: found from the files.
       config: config of a model whose files do not contain one. None: read it from the files.
-      vocab: folder of the vocabularies, for files without them: SentencePiece models (joint.model, or
+      vocab: folder of the vocabularies, if the model's files have none: SentencePiece models (joint.model, or
         source.model and target.model), or lists of words in the order of their ids (joint.txt, or source.txt
         and target.txt). Or one such file. None: read them from the model's folder.
       tolerance: largest accepted absolute difference of logits between the foreign and the imported model. If

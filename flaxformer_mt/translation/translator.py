@@ -253,7 +253,7 @@ class Translator:
         Args:
           run_dir: the run directory.
           options: how the model is loaded. None: the defaults of `LoadOptions`.
-          warn: receives a warning per call that names the lines that were split or cut, failed, or lack
+          warn: receives a warning per call that names the lines that were split, were cut, failed, or lack
             required phrases; and one when the device first runs out of memory.
           changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
 
@@ -383,7 +383,7 @@ class Translator:
           target_language: target language of lines without a language tag, for a model of several languages.
           documents: whether a model with data.context reads each line with the lines before it, up to a blank
             line. Or the id of the document of each line; documents then also end where the id changes.
-          then: a translator that translates the results further, from the target language into a third one.
+          then: a translator that translates the results further, from the target into a third language.
           params: parameters that replace the translator's own.
           search: search options of this call, such as beam_size=8; see `with_search`.
 
