@@ -28,7 +28,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class UserError(Exception):
     """A user error, such as an invalid config: commands print `error: MESSAGE` and exit with status 2.
 
-    The message names the thing, both values and the remedy in one line, or has one line per problem.
+    The message names, in one line, the field or file, the given and the expected value, and the fix. Several
+    problems have one line each.
     """
 
     def __init__(self, message: str) -> None:

@@ -141,15 +141,15 @@ def _comparison(options: command_options.EvaluateOptions) -> dict[str, Any]:
 class ReportOptions:
     """Writes a page about runs: curves, scores, differing sentences, configs and data, in one HTML file."""
 
-    # Run directories, separated by commas or each with a --run of its own; the others are compared with the
-    # first one.
+    # Run directories, separated by commas or each with its own --run; the first one is compared with the
+    # others.
     run: tuple[str, ...]
     # The HTML file.
     output: Path = Path("report.html")
     # Name of the translations to compare: RUN/translations/NAME.hypothesis, which `evaluate` writes.
     name: str = "test"
-    # Numbers of the sentences, from 1, whose attention is shown, such as 1,17; this loads the model of the
-    # first run and translates them. Empty: none.
+    # Numbers of the sentences, from 1, whose attention is shown, such as 1,17; the model of the first run is
+    # loaded and translates these sentences. Empty: none.
     attention: tuple[int, ...] = ()
 
 

@@ -110,11 +110,11 @@ class ScorerOptions:
 
     # ---- scorers ----
 
-    # Scorer of texts and the name that other options call it by, as in --scorer="comet=python comet.py": the
-    # command line of a program that reads JSON lines and writes numbers; MODULE:FUNCTION in Python;
-    # spbleu:FILE (a SentencePiece model); or a metric such as chrf++. May be given several times.
+    # NAME=SCORER, where other options use NAME, as in --scorer="comet=python comet.py". SCORER is the command
+    # line of a program that reads JSON lines and writes numbers, or MODULE:FUNCTION in Python. spbleu:FILE (a
+    # SentencePiece model) and metrics such as chrf++ have no NAME=. May be given several times.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS, KnownAs("valid_metrics valid_script_path")] = ()
-    # Seconds without an answer after which the program of a scorer is given up.
+    # Seconds that a command waits for an answer of a scorer's program before it ends with an error.
     scorer_timeout: Annotated[float, above(0)] = 600.0
 
 
@@ -124,12 +124,9 @@ class GuardOptions:
 
     # ---- guards ----
 
-    # Sentences in capitals, in title case or of a single word: always translates them in sentence case and
-    # puts the translation back into their own; auto does so with the kinds that fewer than 0.5% of the
-    # training lines had, and with none if their shares are not known; never leaves all as they are.
+    # The help shows the comment of LoadOptions, where the default is never.
     capitals: Literal["auto", "always", "never"] = "auto"
-    # Translations that repeat a sequence of tokens, unlike their source: search_again searches them again
-    # without repetitions, and takes the better one; keep leaves them.
+    # The help shows the comment of LoadOptions.
     repetitions: Literal["search_again", "keep"] = "keep"
 
 
@@ -155,8 +152,8 @@ class JsonOptions:
 class ExperimentOptions:
     """Options of all commands that start from a config."""
 
-    # Run directory, or its URL (gs://, s3://): config, checkpoints, results. Without --config, the config of
-    # an existing run is used; without --run, the run of --config=FOLDER/NAME.py is runs/NAME.
+    # Run directory, or its URL (gs://, s3://), for config, checkpoints and results. Without --config, the
+    # config of an existing run is used; without --run, the run of --config=FOLDER/NAME.py is runs/NAME.
     run: RunPath
     # All settings of the experiment; --config.SECTION.FIELD=VALUE changes one of them.
     config: Config = field(default_factory=Config)
@@ -174,8 +171,8 @@ class ProcessOptions:
     processes: int | None = None
     # Index of this process in a job of several, from 0. None: one process, or --distributed.
     process: int | None = None
-    # Read the number, the index and the coordinator of the processes from Slurm, GKE, a TPU pod or Open MPI
-    # instead of --coordinator, --processes and --process.
+    # Read the number of processes, the index of this process and the coordinator from Slurm, GKE, a TPU pod
+    # or Open MPI, instead of --processes, --process and --coordinator.
     distributed: bool = False
 
 
@@ -187,11 +184,11 @@ class WorkerOptions(ProcessOptions):
 
     # Number of workers, each of which translates blocks of --window lines with its own copy of the model, on
     # its own accelerator if there are any. If a worker dies, its block is translated again. None: no workers;
-    # with --ray, one for each accelerator of the cluster, or for each machine if there are none.
+    # with --ray, one for each accelerator of the cluster, or without accelerators one for each machine.
     workers: Annotated[int | None, at_least(1)] = None
-    # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT or
-    # ray://HOST:PORT; auto is the one that this machine belongs to, local a new one on this machine. None:
-    # no cluster.
+    # Ray cluster whose machines the workers run on, instead of this one (needs the extra ray): HOST:PORT,
+    # ray://HOST:PORT, auto (the cluster that this machine belongs to) or local (a new cluster on this
+    # machine). None: no cluster.
     ray: str | None = None
 
 
@@ -199,7 +196,7 @@ class WorkerOptions(ProcessOptions):
 class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Updates to record as a profiler trace in RUN/profile, for TensorBoard and Perfetto. None: no trace.
+    # Number of updates to record as a profiler trace in RUN/profile (TensorBoard, Perfetto). None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
     # from that run, and without --config all other settings too. None: random parameters.
@@ -219,8 +216,8 @@ class PrepareOptions(ScorerOptions, ExperimentOptions, JsonOptions):
     # Number of worker processes that check and tokenize a large training set. None: one for each core of this
     # machine; with --ray, one for each machine of the cluster.
     workers: Annotated[int | None, at_least(1)] = None
-    # Ray cluster whose machines the workers run on (needs the extra ray): HOST:PORT or ray://HOST:PORT, auto
-    # or local. None: no cluster.
+    # Ray cluster whose machines the workers run on (needs the extra ray): HOST:PORT, ray://HOST:PORT, auto
+    # (the cluster that this machine belongs to) or local (a new cluster on this machine). None: no cluster.
     ray: str | None = None
     # ---- shortlist ----
 
@@ -245,7 +242,7 @@ class AlignOptions(ExperimentOptions):
 class ShowOptions(ExperimentOptions, JsonOptions):
     """Shows the resolved config, parameter counts, and FLOPs, memory and batch shapes of a training step."""
 
-    # Devices to compile for, not needed here: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
+    # Devices to compile for, present or not: v5e:2x2, v6e:16x16:2 (two slices), h100:8. None: not compiled.
     target: str | None = None
 
 
@@ -258,9 +255,9 @@ class GlossaryOptions:
     # File of terms, one per line: source term, tab, target term. Further columns are ignored, and lines that
     # begin with # are comments. None: no glossary.
     glossary: str | None = None
-    # annotation: the model sees the translations of terms and inflects them (models trained with data.terms);
-    # constraint: translations contain them exactly as they are (beam search); auto: annotation if the model
-    # was trained with it.
+    # annotation: the model sees the translations next to the terms in the source, and inflects them (needs a
+    # model trained with data.terms). constraint: translations contain the terms exactly as the glossary has
+    # them (needs beam search). auto: annotation if the model was trained for it, else constraint.
     glossary_use: Literal["auto", "annotation", "constraint"] = "auto"
 
 
@@ -304,11 +301,11 @@ class EvaluateOptions(
 
     # Split of the run's data set to evaluate. None: test, unless --reference names a file.
     split: Literal["test", "valid"] | None = None
-    # File of source sentences to evaluate on, one per line; needs --reference, or a --scorer that needs none.
-    # None: a split.
+    # File of source sentences to evaluate on, one per line; needs --reference, or a --scorer that works
+    # without references. None: the sources of --split.
     source: Annotated[str | None, _Source] = None
     # File of reference translations, one line for each line of --source; for a language model, the text to
-    # score. None: a split.
+    # score. None: the references of --split.
     reference: Annotated[str | None, _Target] = None
     # Evaluate only translations into this language, for a multilingual model. None: all languages; with
     # --source and --reference, the model's target language.
@@ -319,7 +316,7 @@ class EvaluateOptions(
 
     # Whether to ignore case in the scores. None: as in the run's config.
     lowercase: bool | None = None
-    # sacreBLEU's tokenizer for BLEU. auto: the one for the target language. None: as in the run's config.
+    # sacreBLEU's tokenizer for BLEU. auto: chosen by the target language. None: as in the run's config.
     bleu_tokenize: Annotated[
         Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"] | None,
         KnownAs("metrics"),
@@ -333,11 +330,11 @@ class EvaluateOptions(
     paired: Literal["bootstrap", "approximate"] | None = None
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
-    # Checkpoint (.ckpt) of a COMET model, for this learned metric too; needs the program comet-score. None:
-    # no COMET.
+    # Checkpoint (.ckpt) of a COMET model, to compute this learned metric too; needs the program comet-score.
+    # None: no COMET.
     comet: str | None = None
-    # With --rerank and instead of an evaluation: find the --rerank_weight with the best score by this metric,
-    # such as bleu or chrf; use --split=valid. None: evaluate.
+    # Find the --rerank_weight that gives the best score by this metric, such as bleu or chrf, instead of an
+    # evaluation. Needs --rerank; use --split=valid. None: evaluate.
     tune_rerank: str | None = None
 
 
@@ -365,14 +362,15 @@ class TranslateOptions(
     input: Annotated[str, _Source] = "-"
     # File for the translations, named FILE.partial until it is complete. `-`: standard output.
     output: Annotated[str, _Output] = "-"
-    # Read each line with the lines before it in its document, by a model with data.context. Documents end at
-    # blank lines.
+    # Read each line with the lines before it in its document, which needs a model with data.context.
+    # Documents end at blank lines.
     documents: bool = False
-    # File with the id of the document of each line, one line for each input line; a document ends where the
-    # id changes, too. None: no ids.
+    # File with the id of the document of each line, one line for each input line; documents end where the id
+    # changes, too. None: no ids.
     document_ids: str | None = None
-    # Run (or RUN@CHECKPOINT) that translates on: --run=DE_EN --then=EN_FR translates from German to French.
-    # Search options are for both runs; --checkpoint, --ensemble and --shortlist for --run. None: no such run.
+    # Run (or RUN@CHECKPOINT) that translates further: --run=DE_EN --then=EN_FR translates from German to
+    # French. Search options are for both runs; --checkpoint, --ensemble and --shortlist are for --run. None:
+    # no such run.
     then: str | None = None
     # ---- requirements on translations ----
 
@@ -387,19 +385,19 @@ class TranslateOptions(
     # Write the n best translations of each line as `i ||| text ||| score`, where i counts lines from 0. None:
     # only the best, as text alone.
     n_best: Annotated[int | None, _NBest] = None
-    # With --n_best: leave out translations with the text of a better one, so that there may be fewer than n.
+    # With --n_best: leave out translations that repeat the text of a better one, so fewer than n may be left.
     unique: bool = False
     # Write `score<TAB>text`; the score is the log-probability divided by the length penalty.
     scores: bool = False
     # Write `score<TAB>log-probability<TAB>log-probabilities of the tokens<TAB>text`.
     token_scores: bool = False
-    # Write the alignment of words or subwords before the text, as pairs `i-j` of source and target positions
-    # from 0, found by attention. --alignments without a value: words. None: no alignment.
+    # Write before the text which words or subwords are aligned by attention, as pairs `i-j` of source and
+    # target positions, counted from 0. --alignments without a value: words. None: no alignment.
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignment. 0: first layer; -1: last. None: the layer of the head
     # that was trained on alignments (model.alignment), otherwise the second-to-last layer.
     alignment_layer: int | None = None
-    # Attention head, from 0, that gives the alignment. None: the head that was trained on alignments,
+    # Attention head, counted from 0, that gives the alignment. None: the head that was trained on alignments,
     # otherwise the mean of all heads.
     alignment_head: int | None = None
     # Write one JSON object per line: text, score, token log-probabilities, alignment, pieces and more.
@@ -409,11 +407,11 @@ class TranslateOptions(
     markup: bool = False
     # ---- lines and interruptions ----
 
-    # Number of lines that are read before the first is written; these lines share batches. A pipe's window
-    # closes early when the input pauses for half a second, unless --output names a file. None: 2048, or 1 if
-    # the input is a terminal.
+    # Number of lines that are read before the first is written; these lines share batches. A pipe that pauses
+    # for half a second closes its window early, unless --output names a file. None: 2048, or 1 if the input
+    # is a terminal.
     window: Annotated[int | None, at_least(1)] = None
-    # First compile the functions for few sentences and keep them, so that later commands start faster.
+    # First compile the functions for few sentences and store them, so that later commands start faster.
     warm_up: bool = False
     # Resume an interrupted `translate` command with the same flags from its FILE.partial.
     resume: bool = False
@@ -432,8 +430,8 @@ class ScoreOptions(
     run: RunPath
     # File of the translations to score, one per line (for a language model, the text). `-`: standard input.
     target: Annotated[str, _Target]
-    # File of the source sentences, one line for each line of --target. `-`: standard input. None: for a
-    # language model, which has no source.
+    # File of the source sentences, one line for each line of --target. `-`: standard input. None: no sources,
+    # for a language model.
     source: Annotated[str | None, _Source] = None
     # File for the scores, named FILE.partial until it is complete. `-`: standard output.
     output: Annotated[str, _Output] = "-"
@@ -445,8 +443,8 @@ class ScoreOptions(
     json: bool = False
     # ---- lines and memory ----
 
-    # Maximum number of source and target tokens scored at a time, padding included. Halved automatically if
-    # the device runs out of memory. None: as in the run's config.
+    # Maximum number of source and target tokens scored at a time, padding included. If the device runs out of
+    # memory, this number is halved automatically. None: as in the run's config.
     batch_tokens: Annotated[int | None, KnownAs(BATCH_NAMES, "in tokens")] = None
     # Lines with too many tokens for the model: refuse (error), or cut off and score only the beginning.
     long_lines: Literal["refuse", "cut"] = "refuse"
@@ -458,9 +456,9 @@ class GenerateOptions(CheckpointOptions, _GenerateFlags):
 
     # Run directory of a trained language model.
     run: RunPath
-    # Beginning of every text. Empty: texts from their beginning.
+    # Beginning of every text. Empty: no prompt.
     prompt: str = ""
-    # Number of texts: samples, or the best of a beam search.
+    # Number of texts, which are samples, or the best results of a beam search.
     n_best: Annotated[int, _NBest] = 1
     # Maximum tokens of a text, with prompt and end symbol. None: data.max_target_length of the run's config.
     length: int | None = None
@@ -488,7 +486,7 @@ class PlotOptions(CheckpointOptions):
     positions: int | None = None
     # Source sentence to translate and plot the attention of. Empty: no attention plots.
     source: str = ""
-    # Folder for the PNG files. None: RUN/plots, or plots.
+    # Folder for the PNG files. None: RUN/plots, or plots without a run.
     output: Annotated[Path | None, _Output] = None
 
 
@@ -496,7 +494,7 @@ class PlotOptions(CheckpointOptions):
 class DoctorOptions:
     """Reports versions, devices and missing packages, with the command that installs each."""
 
-    # Run directory of a translation model: also list the programs that translate and serve compile for it.
+    # Run directory of a translation model, for which the programs of translate and serve are listed, too.
     run: RunPath | None = None
 
 
@@ -518,9 +516,9 @@ class CorpusOptions(
 
     # UTF-8 text file, one sentence per line.
     input: Annotated[str, _Source]
-    # Folder for the pairs, train.tsv, which data.dataset=parallel_text@DIR reads.
+    # Folder for train.tsv, the file of the pairs, which data.dataset=parallel_text@DIR reads.
     output: Annotated[Path, _Output]
-    # Weight of each pair in the loss of training, as a third column. None: no such column.
+    # Weight of each pair in the loss of training, written as a third column. None: no such column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
     # Earlier name of --pair_length_ratio.
     max_length_ratio: Annotated[float | None, at_least(1)] = None
@@ -530,22 +528,22 @@ class CorpusOptions(
     window: Annotated[int | None, at_least(1)] = None
     # Resume an interrupted command with the same flags; nothing is done twice.
     resume: bool = False
-    # Discard the translations in DIR and start over. Without --resume or --overwrite, existing ones are kept,
-    # and the command ends with an error.
+    # Discard the translations in DIR and start over. Without --resume or --overwrite, existing translations
+    # are kept, and the command ends with an error.
     overwrite: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class BacktranslateOptions(CorpusOptions):
-    """Makes training pairs: text of the target language, and its translations by --run as sources."""
+    """Makes training pairs of text in the target language, with translations by --run as sources."""
 
     # ---- back-translation ----
 
-    # Symbol before each source, which tells the model that its source is a translation; training needs it in
-    # vocab.symbols. Empty: none.
+    # Symbol before each source, which tells the model that this source is a translation. Training needs the
+    # symbol in vocab.symbols. Empty: none.
     tag: str = "<BT>"
-    # System that searches: jax is this package. ctranslate2: --run is a folder that export
-    # --format=ctranslate2 wrote (needs the extra ctranslate2), for beam and greedy search, and samples.
+    # System that searches. jax: this package. ctranslate2: CTranslate2 (needs the extra ctranslate2), for
+    # beam search, greedy search and sampling; --run is then a folder that export --format=ctranslate2 wrote.
     backend: Literal["jax", "ctranslate2"] = "jax"
 
 
@@ -558,16 +556,17 @@ class DistilOptions(CorpusOptions):
     # File of the reference translations, one line for each line of --input, for --targets=nbest. None: no
     # references.
     reference: Annotated[str | None, _Target] = None
-    # best: the best translation of each line. nbest: of the n best, the one closest to the reference (Kim and
-    # Rush 2016).
+    # best: the best translation of each line. nbest: of the n best translations, the closest to the reference
+    # (Kim and Rush 2016).
     targets: Literal["best", "nbest"] = "best"
     # With --targets=nbest, number of translations to choose from. None: all hypotheses of the search.
     n_best: Annotated[int | None, _NBest] = None
     # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
     # chrf++, ter, or what --scorer defines.
     metric: str = "bleu"
-    # Write train.scores as well: for each token of the targets, the teacher's probabilities of the k most
-    # probable tokens, for word-level distillation (data.teacher_scores); 8 is usual. None: no scores.
+    # Write train.scores for word-level distillation (data.teacher_scores) as well: the teacher's
+    # probabilities of the k most probable tokens, for each token of the targets. This number is k; 8 is
+    # usual. None: no scores.
     teacher_scores: int | None = None
 
 
@@ -577,21 +576,21 @@ class ExportOptions(CheckpointOptions):
 
     # Run directory of a trained model, or its URL (gs://, s3://).
     run: RunPath
-    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (the classes of
-    # imported models, and for others marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2, marian-npz or
-    # bergamot (for browsers).
+    # Target format: torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, embeddings, hf (for imported
+    # models their own classes, for other models marian or hf-pre-norm), marian, hf-pre-norm, ctranslate2,
+    # marian-npz or bergamot (for browsers).
     format: str
     # Folder for the exported files; it must be empty or not exist.
     output: Annotated[Path, _Output]
     # Data type of the weights with --format=ctranslate2: int8, int8_float16, int8_float32, int8_bfloat16,
-    # int16, float16 or bfloat16. With --format=bergamot: int8, with scales of activations from validation
-    # sentences, or int8_dynamic, without. none: float32.
+    # int16, float16 or bfloat16. With --format=bergamot: int8 (with scales of activations from validation
+    # sentences) or int8_dynamic (without such scales). none: float32.
     quantization: str = "none"
-    # Maximum absolute difference from the original model's logits or log-probabilities that is accepted; of
-    # those larger than 1, in proportion.
+    # Maximum accepted absolute difference from the original model's logits or log-probabilities. If the
+    # largest of these numbers exceeds 1, the tolerance is multiplied by it.
     tolerance: float = 1e-4
-    # With --format=ctranslate2 or bergamot: shortlist of the run, as prepare --shortlist=FILE wrote it, which
-    # becomes vmap.txt or lex.DEEN.s2t.bin.
+    # With --format=ctranslate2 or bergamot: shortlist of the run, which prepare --shortlist=FILE wrote. It is
+    # exported as vmap.txt or lex.DEEN.s2t.bin.
     shortlist: Path | None = None
     # Name of a model on Hugging Face's Hub to which the files are uploaded, with a model card, as in
     # hf:OWNER/NAME. None: nothing is uploaded.
@@ -602,28 +601,29 @@ class ExportOptions(CheckpointOptions):
 class ImportOptions:
     """Converts a model of another system to a run directory, to translate, score or train further."""
 
-    # Folder of the model, or its file of weights; or the name of a model on Hugging Face's Hub, as in
+    # Folder of the model, or its file of weights, or the name of a model on Hugging Face's Hub, such as
     # hf:facebook/nllb-200-distilled-600M, or with a revision hf:OWNER/NAME@REVISION.
     input: Annotated[Path, _Source]
     # Run directory to create; it must be empty or not exist.
     run: RunPath
-    # Format of the model: hf (of Hugging Face: BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5,
-    # Marian, Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian or hf-pre-norm; or of
-    # another toolkit: fairseq, opennmt-py, eole, marian-npz, bergamot or joeynmt. None: found from the files.
+    # Format of the model: hf (Hugging Face's BART, mBART-50, M2M100, NLLB, T5, mT5, MADLAD-400, ByT5, Marian,
+    # Pegasus), torch, torch-nn, handbuilt, kokoyi, decoder-only, aiayn, marian, hf-pre-norm, or the format of
+    # another toolkit (fairseq, opennmt-py, eole, marian-npz, bergamot, joeynmt). None: found from the files.
     format: str | None = None
-    # Languages to translate between, as in de,en; the first is the source language of two. More than two only
+    # Languages to translate between, as in de,en; of two, the first is the source language. More than two are
     # for models of many languages (--format=hf). None: those that the model's files name, or de,en.
     languages: tuple[str, ...] | None = None
-    # With --format=hf: files of text in the languages in use. Subwords that do not occur in them are removed
-    # from vocabulary and embeddings. None: all are kept.
+    # With --format=hf: files of text in the languages in use. Subwords that do not occur in these files are
+    # removed from vocabulary and embeddings. None: all are kept.
     vocab_text: tuple[str, ...] | None = None
     # Config file, or name of a recipe, that describes the model. None: the model's files describe it.
     config: str | None = None
-    # Folder with joint.model, or with source.model and target.model (SentencePiece); or with .txt files of
-    # these names: one word per line, in the order of ids. Or one file for both languages. None: it is in the
-    # model's folder.
+    # Folder of the vocabularies: SentencePiece models (joint.model, or source.model and target.model), or
+    # lists of words, one per line in the order of ids (joint.txt, or source.txt and target.txt). Or one file
+    # for both languages. None: the vocabularies in the model's folder.
     vocab: Path | None = None
-    # Maximum absolute difference from the original model's logits that is accepted.
+    # Maximum accepted absolute difference from the original model's logits. If the largest logit exceeds 1,
+    # the tolerance is multiplied by it.
     tolerance: float = 1e-4
 
 
@@ -631,8 +631,8 @@ class ImportOptions:
 class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, GuardOptions):
     """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
 
-    # Run directory of a trained model; with --backend=ctranslate2, folder of an exported model. For several
-    # language pairs: --run=A --run=B.
+    # Run directory of a trained model, or with --backend=ctranslate2 folder of an exported model. For several
+    # language pairs, give several: --run=A --run=B.
     run: tuple[RunPath, ...]
     # ---- address ----
 
@@ -641,7 +641,7 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, Guar
     # Address to listen at. 127.0.0.1: only this machine; 0.0.0.0: all its networks. None: the value of the
     # environment variable FLAXFORMER_MT_HOST, or 127.0.0.1.
     host: str | None = None
-    # File of keys, one per line. A request for a translation needs one of them. None: no key is needed.
+    # File of keys, one per line. Each request for a translation needs a key. None: no key is needed.
     api_key_file: Path | None = None
     # Origins whose pages may ask this server from a browser (CORS), such as https://example.org, separated by
     # commas. *: any. Empty: only the server's own page.
@@ -652,7 +652,7 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, Guar
     max_characters: Annotated[int, at_least(1)] = 10_000
     # Maximum number of lines of all unanswered requests; further requests get status 429.
     max_waiting: Annotated[int, at_least(1)] = 1000
-    # Seconds after which a request is given up, with status 504.
+    # Seconds after which a request that is not answered gets status 504.
     timeout: Annotated[float, at_least(0.001)] = 60.0
     # ---- model ----
 
@@ -660,20 +660,20 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, Guar
     backend: Literal["jax", "ctranslate2"] = "jax"
     # Beam size; a request gets at most this many hypotheses. None: as in the run's config.
     beam_size: int | None = None
-    # Also translate between languages that no run translates, through a third one: runs de-en and en-fr offer
-    # de-fr.
+    # Whether to offer more language pairs through a third language: runs de-en and en-fr together translate
+    # from de to fr.
     pivots: bool = True
-    # Compile all sizes at the start. Meanwhile, a request waits only for the functions that it needs.
+    # Compile all batch sizes at the start. Meanwhile, a request waits only for the functions that it needs.
     warm_up: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewOptions:
-    """Writes a config for a corpus: held-out pairs, and sizes that fit the corpus and this machine."""
+    """Writes a config for a corpus, with held-out pairs, and sizes that fit the corpus and this machine."""
 
-    # Files of the corpus, which may be written without `--files=`: two with one sentence per line, source
-    # first (corpus.fr corpus.en), or one table: two columns (corpus.tsv), JSON objects (corpus.jsonl) or
-    # parquet (corpus.parquet). Text may be compressed, as .gz or .zst.
+    # Files of the corpus, which may be written without `--files=`. Give two files with one sentence per line,
+    # source first (corpus.fr corpus.en), or one table with two columns (corpus.tsv), JSON objects
+    # (corpus.jsonl) or parquet (corpus.parquet). Text may be compressed (.gz, .zst).
     files: tuple[str, ...]
     # Run directory for the training. The config is written next to it, as RUN.py.
     run: RunPath
@@ -683,7 +683,8 @@ class NewOptions:
     target_language: _TargetLanguage = None
     # Folder of prepared data. None: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Path | None = None
-    # Leave out pairs that are not UTF-8 and the surplus lines of the longer file, instead of refusing them.
+    # Leave out pairs that are not UTF-8 and surplus lines of the longer file, instead of ending with an
+    # error.
     drop_invalid: bool = False
     # Replace an existing config RUN.py.
     overwrite: bool = False

@@ -18,12 +18,12 @@ class LoadOptions:
     search: SearchConfig | None = None
     # ---- ensemble ----
 
-    # Further models, as an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
+    # Further models of an ensemble: RUN or RUN@CHECKPOINT, separated by commas. Empty: none.
     ensemble: tuple[str, ...] = ()
     # ---- lines and interruptions ----
 
-    # Sentences of more than data.max_source_length tokens: split translates them in parts and joins the
-    # results, cut translates only the beginning.
+    # Sentences of more than data.max_source_length tokens. split: they are translated in parts, and the
+    # results are joined. cut: only the beginning is translated.
     long_lines: Literal["split", "cut"] = "split"
     # ---- model ----
 
@@ -31,22 +31,26 @@ class LoadOptions:
     dtype: Annotated[Dtype | None, DTYPE_NAMES] = None
     # int8: store and multiply matrices as 8-bit integers, which can be faster on CPUs. None: no quantization.
     quantization: Quantization | None = None
-    # Lines of several sentences: always translates each sentence separately and joins the results; never
-    # translates the line as a whole; auto is always, unless 10% of the training lines had several sentences.
+    # Lines of several sentences. always: each sentence is translated separately, and the results are joined.
+    # never: the line is translated as a whole. auto: like never if at least 10% of the training lines had
+    # several sentences, else like always.
     split_sentences: Literal["auto", "always", "never"] = "auto"
-    # Whether to translate sentences in capitals, in title case or of a single word in sentence case.
+    # Sentences in capitals, in title case or of a single word. always: they are translated in sentence case,
+    # and their translations get the capitals or title case back. auto: the same for the kinds that fewer than
+    # 0.5% of the training lines had, if this is known. never: they are translated as they are.
     capitals: Literal["auto", "always", "never"] = "never"
-    # Whether a translation that repeats itself is searched again, or kept.
+    # Translations that repeat a sequence of tokens, unlike their source. search_again: they are searched
+    # again without repetitions, and the better translation is taken. keep: they stay as they are.
     repetitions: Literal["search_again", "keep"] = "keep"
-    # Whether to use all devices, each for a part of each batch, or, if the model is too large for one of
-    # them, together for each sentence. The first four cores of a CPU become devices, unless JAX has computed
-    # before. All callers share the programs compiled so.
+    # Whether to use all devices, each for a part of each batch. If the model is too large for one device, all
+    # devices share each sentence. Up to four cores of a CPU become devices, unless JAX has computed before.
+    # All callers that use all devices share compiled programs.
     use_all_devices: bool = True
     # Use a checkpoint even if some of its parameters are NaN or infinite.
     allow_nonfinite: bool = False
-    # Shortlist: a file of the target subwords that may translate each source subword, written by prepare
-    # --shortlist=FILE or as CTranslate2's vmap: faster on CPUs. Other subwords are not considered. None: all
-    # subwords.
+    # File of the target subwords that may translate each source subword (shortlist), written by prepare
+    # --shortlist=FILE or as CTranslate2's vmap. Other subwords are not considered, which is faster on CPUs.
+    # None: all subwords.
     shortlist: Path | str | None = None
     # Former name of use_all_devices.
     spread: InitVar[bool | None] = None

@@ -40,7 +40,7 @@ MOVING_NOISE = ("merge", "random_text", "tags", "prefix")
 
 @dataclass(frozen=True)
 class TypoConfig:
-    """Kinds of typos: the probability of each kind in a line that data.noise.typos has chosen."""
+    """Kinds of typos, each with its probability in a line that data.noise.typos has chosen."""
 
     # Two adjacent letters of a word are swapped.
     char_swap: Annotated[float, between(0, 1)] = 0.1
@@ -66,21 +66,21 @@ class TypoConfig:
 class MergeConfig:
     """How many pairs data.noise.merge joins."""
 
-    # Fewest pairs that are joined.
+    # Minimum number of pairs that are joined.
     min_lines: Annotated[int, at_least(1)] = 2
-    # Most pairs that are joined.
+    # Maximum number of pairs that are joined.
     max_lines: Annotated[int, at_least(1)] = 4
 
 
 @dataclass(frozen=True)
 class RandomTextConfig:
-    """Words of data.noise.random_text and data.noise.tags."""
+    """Random words of data.noise.random_text and data.noise.tags."""
 
-    # Shortest length of the words of a line, in characters.
+    # Minimum length of random words in characters; adjacent words have the same length.
     min_word_length: Annotated[int, at_least(1)] = 2
-    # Longest length of the words of a line, in characters.
+    # Maximum length of random words in characters.
     max_word_length: Annotated[int, at_least(1)] = 5
-    # Most words; the fewest are one.
+    # Maximum number of random words; the minimum is 1.
     max_words: Annotated[int, at_least(1)] = 6
 
 
@@ -88,45 +88,47 @@ class RandomTextConfig:
 class PrefixConfig:
     """Words of the target that data.noise.prefix writes before the source."""
 
-    # Fewest words.
+    # Minimum number of words.
     min_words: Annotated[int, at_least(1)] = 2
-    # Most words; targets of fewer than are drawn give none.
+    # Maximum number of words. The number is random; a source gets no prefix if its target has fewer words.
     max_words: Annotated[int, at_least(1)] = 5
-    # What is written; {trg} stands for the words. vocab.symbols should have its marks.
+    # Text before the source, with the words as {trg}; vocab.symbols should contain marks like __start__.
     template: str = "__start__ {trg} __end__"
 
 
 @dataclass(frozen=True)
 class TagsConfig:
-    """What data.noise.tags does with a word: the shares of augment and replace; tag has the rest."""
+    """What happens to the words that data.noise.tags chooses; tag gets what augment and replace leave."""
 
-    # Random words follow the source word and its translation, to be copied.
+    # Share of words after which the same random words are added on both sides, to be copied.
     augment: Annotated[float, between(0, 1)] = 0.0
-    # Random words take the place of the translation, and are written next to the source word.
+    # Share of words whose translation is replaced by random words, also written next to the source word.
     replace: Annotated[float, between(0, 1)] = 0.0
-    # The translation is written next to the source word. 0: not, and the others have their shares of the sum.
+    # Above 0: the translation is written next to the remaining words. 0: augment and replace divide all words
+    # among them, in the ratio of their shares.
     tag: Annotated[float, between(0, 1)] = 1.0
-    # Written in place of the source word {src} with {trg}; vocab.symbols should have its marks.
+    # Text in place of a source word, with this word as {src} and the words next to it as {trg}; vocab.symbols
+    # should contain marks like __source__.
     template: str = "__source__ {src} __target__ {trg} __done__"
 
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """Noise in training text, drawn again for each epoch: the share of lines that each kind changes."""
+    """Noise in training text, new in each epoch: the share of lines that each kind changes."""
 
     # Share of pairs whose source and target are put in upper case.
     upper_case: Annotated[float, between(0, 1)] = 0.0
     # Share of pairs in which every word begins with a capital letter.
     title_case: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources in lower case; their targets stay as they are.
+    # Share of sources that are put in lower case; targets stay as they are.
     lower_case: Annotated[float, between(0, 1)] = 0.0
-    # Share of pairs that lose their final punctuation mark, if source and target end in the same kind.
+    # Share of pairs that lose their final punctuation marks, if both sides end in the same kind of mark.
     end_punctuation: Annotated[float, between(0, 1)] = 0.0
     # Share of sources in which one punctuation mark is removed, doubled or changed in style.
     punctuation: Annotated[float, between(0, 1)] = 0.0
     # Share of sources in which a space is missing, or is added inside a word or before a punctuation mark.
     whitespace: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources that may have typos: each kind of typo_kinds occurs at most once, with its probability.
+    # Share of sources that may have typos, at most one of each kind, with the probabilities in typo_kinds.
     typos: Annotated[float, between(0, 1)] = 0.0
     # Kinds of typos: the probability of each kind in a line that data.noise.typos has chosen.
     typo_kinds: TypoConfig = field(default_factory=TypoConfig)
@@ -134,16 +136,16 @@ class NoiseConfig:
     merge: Annotated[float, between(0, 1)] = 0.0
     # How many pairs are joined.
     merge_lines: MergeConfig = field(default_factory=MergeConfig)
-    # Share of pairs in whose place there are words of random letters, the same on both sides, to be copied.
+    # Share of pairs that are replaced by words of random letters, the same on both sides, to be copied.
     random_text: Annotated[float, between(0, 1)] = 0.0
     # Length of random words, and how many there are.
     random_words: RandomTextConfig = field(default_factory=RandomTextConfig)
-    # Share of the words of sources, aligned with one word that differs (data.alignments), that get the
-    # translation or random words next to them.
+    # Share of source words that get their translations, or random words, next to them. Only words are chosen
+    # that data.alignments aligns with a single word of the target, which must be spelled differently.
     tags: Annotated[float, between(0, 1)] = 0.0
     # What happens to these words.
     tag_kinds: TagsConfig = field(default_factory=TagsConfig)
-    # Share of sources that begin with some words of their targets, which a translation must have.
+    # Share of sources before which some words of their targets are written, which translations must have.
     prefix: Annotated[float, between(0, 1)] = 0.0
     # How many words, and how they are marked.
     prefix_words: PrefixConfig = field(default_factory=PrefixConfig)
@@ -178,7 +180,8 @@ class CleanConfig:
     too_long: Literal["refuse", "drop", "keep"] = "drop"
     # Maximum length of a sentence in characters, for the rule too_long.
     max_characters: Annotated[int, at_least(1)] = 2000
-    # Training pairs whose lengths in characters differ by more than max_length_ratio: refuse, drop or keep.
+    # Training pairs whose lengths in characters differ by more than a factor of max_length_ratio: refuse,
+    # drop or keep.
     length_ratio: Literal["refuse", "drop", "keep"] = "drop"
     # Maximum ratio of the longer to the shorter side in characters, for the rule length_ratio.
     max_length_ratio: Annotated[float, at_least(1)] = 9.0
@@ -190,26 +193,26 @@ class CleanConfig:
     # Training pairs whose source and target contain different digits (order and zeros ignored): off, refuse,
     # drop or keep.
     numbers: Literal["off", "refuse", "drop", "keep"] = "off"
-    # Training pairs with fewer than min_script_share of the source's or the target's letters in its script:
-    # off, refuse, drop or keep.
+    # Training pairs whose source or target has a smaller share of letters in its script than
+    # min_script_share: off, refuse, drop or keep.
     script: Literal["off", "refuse", "drop", "keep"] = "off"
-    # For the rule script, the first word of the Unicode names of the source's letters, as LATIN, CYRILLIC or
-    # ARABIC; of several scripts, CJK+HIRAGANA+KATAKANA. Empty: any.
+    # Script of sources for the rule script: the first word of the Unicode names of its letters, such as
+    # LATIN, CYRILLIC or ARABIC. A plus sign joins several scripts, as in CJK+HIRAGANA+KATAKANA. Empty: any.
     source_script: str = ""
-    # The same for the target.
+    # Script of targets for the rule script, named as in source_script. Empty: any.
     target_script: str = ""
-    # Smallest share of letters in the right script, for the rule script. Text without letters passes.
+    # Minimum share of letters in the expected script, for the rule script. Text without letters passes.
     min_script_share: Annotated[float, between(0, 1)] = 0.5
-    # Training pairs whose source or target is in a different language, according to language_model: off,
+    # Training pairs whose source or target is in the wrong language, according to language_model: off,
     # refuse, drop or keep.
     language: Literal["off", "refuse", "drop", "keep"] = "off"
     # fastText model of language identification, such as lid.176.bin (needs the extra languages), for the rule
     # language and the search for swapped sides. Empty: none.
     language_model: str = ""
-    # Smallest probability of another language, for the rule language.
+    # For the rule language, a text is in the wrong language if another one has at least this probability.
     min_language_probability: Annotated[float, between(0, 1)] = 0.5
-    # Scores by which training pairs are left out after all other rules, each of a scorer of sources and
-    # targets that --scorer defines: NAME>=SCORE (a threshold), or NAME best 80% (a share), with commas.
+    # Conditions that training pairs must meet after all other rules, separated by commas: NAME>=SCORE (a
+    # threshold) or NAME best 80% (a share), where --scorer defines NAME, a scorer of sources and targets.
     scores: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
@@ -240,8 +243,8 @@ class StageConfig:
     # Data sets and their shares of the pairs, "NAME SHARE"; only ratios count. A set is named as in
     # data.dataset, or by the last part of its folder or name.
     mix: tuple[str, ...] = ()
-    # End of the stage: "NAME N" when the set NAME has been seen N times in it, "steps N" after N updates.
-    # Empty or "NAME inf", for the last stage: until train.steps.
+    # End of the stage: "NAME N" ends it when the set NAME has been seen N times in it, "steps N" after N
+    # updates. Only the last stage may be empty or "NAME inf", and then continues until train.steps.
     until: str = ""
     # Noise in this stage. None: data.noise.
     noise: NoiseConfig | None = None
@@ -254,53 +257,56 @@ class StageConfig:
 class DataConfig:
     """Data set, cleaning, sequence lengths and batches."""
 
-    # Data set: toy_de_en or toy_documents (generated by this package), parallel_text (files in text_dir;
-    # parallel_text@DIR: in DIR), a TFDS set such as wmt14_translate/de-en, or hf:OWNER/NAME[/CONFIG] of the
-    # Hugging Face Hub.
-    # Several sets with commas are a mixture; each may name its direction, as in parallel_text@DIR:de-fr, for
-    # a model of several languages.
+    # Data set: toy_de_en or toy_documents (generated by this package), parallel_text (files in text_dir),
+    # parallel_text@DIR (files in DIR), a TFDS set such as wmt14_translate/de-en, or hf:OWNER/NAME[/CONFIG] of
+    # the Hugging Face Hub. Several sets, separated by commas, are mixed; each may name its direction, as in
+    # parallel_text@DIR:de-fr, for a model of several languages.
     dataset: Annotated[str, USUAL] = "toy_de_en"
     # For each set in dataset, how often an epoch contains each of its pairs, as in 1,2.5. Empty: as
     # temperature says.
     weights: Annotated[tuple[float, ...], above(0, at_most=1_000_000)] = ()
     # Without weights, the share of a set in an epoch is proportional to its size to the power 1/temperature;
-    # the largest set is seen once. 1: all sets once; 5 is usual for many languages.
+    # the largest set is seen once. With 1, all sets are seen once; 5 is usual for many languages.
     temperature: Annotated[float, between(1, 1000)] = 1.0
-    # Stages of training, each with its own mix of the sets in dataset: in a config file a tuple of
-    # StageConfig, as a flag a YAML file in OpusTrainer's format. Empty: one mixture throughout.
+    # Stages of training, each with its own mix of the sets in dataset. Config files have a tuple of
+    # StageConfig; the flag takes a YAML file in OpusTrainer's format. Empty: one mixture throughout.
     stages: tuple[StageConfig, ...] = ()
     # Noise in training text: case, typos, punctuation and spaces.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
-    # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several.
-    # With a tag_style other than opus, text begins with its tags (auto, always) or with none (never).
+    # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several
+    # target languages. With another tag_style than opus, auto and always write the tags of the style, and
+    # never writes none.
     target_tags: Literal["auto", "always", "never"] = "auto"
     # Whether sources begin with a tag of the source language, such as <from:de>, after the tag of the target
     # language.
     source_tags: bool = False
-    # How tags are written and where they are placed, which depends on the family of a pretrained model: opus
-    # (>>fr<<), madlad (<2fr>) and t5 (translate English to French:) before sources; m2m_100 (__fr__), nllb
-    # (fra_Latn) and mbart_50 (fr_XX) before both sides, each with its own language. import sets it.
+    # How tags are written, which depends on the family of a pretrained model; import sets this field. opus
+    # (>>fr<<), madlad (<2fr>) and t5 (translate English to French:) have a tag before sources; m2m_100
+    # (__fr__), nllb (fra_Latn) and mbart_50 (fr_XX) have tags before sources and targets, each for its own
+    # language.
     tag_style: TagStyle = "opus"
     # Folder of the parallel_text files: SPLIT.LANGUAGE with one sentence per line, such as train.de and
-    # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Text may be
-    # compressed, as .gz or .zst. It may be a URL, gs:// or s3://.
+    # train.en, or SPLIT.tsv with source and target columns, SPLIT.jsonl or SPLIT.parquet. Files may be
+    # compressed (.gz, .zst), and the folder may be a URL (gs://, s3://).
     text_dir: Annotated[str, USUAL, KnownAs("train_data train_sets data_path")] = ""
     # File of word alignments of the training pairs (guided alignment), one line `0-0 1-2` per pair; a name
-    # without a folder, such as train.align, is looked up in text_dir. For several sets: names with commas.
+    # without a folder, such as train.align, is looked up in text_dir. Several sets have one file each,
+    # separated by commas.
     alignments: tuple[str, ...] = ()
-    # Share of training pairs in which some words of the source have the lemmas of their translations next to
-    # them, found by data.alignments, so that translate --glossary inflects terms; 0.1 is usual. 0: none.
+    # Share of training pairs whose sources have the lemmas of the translations next to some words, found by
+    # data.alignments, so that the model learns to inflect the terms of translate --glossary; 0.1 is usual. 0:
+    # none.
     terms: Annotated[float, between(0, 1)] = 0.0
     # File of a teacher's scores of the training targets (word-level distillation), which `distil` writes with
-    # --teacher_scores; a name without a folder, such as train.scores, is looked up in text_dir. For several
-    # sets: names with commas.
+    # --teacher_scores; a name without a folder, such as train.scores, is looked up in text_dir. Several sets
+    # have one file each, separated by commas.
     teacher_scores: tuple[str, ...] = ()
-    # Number of lines of the same document that are read before each source, as many as fit into
-    # max_source_length, each followed by the piece <sep>. Documents end at blank lines, where the id in the
-    # file SPLIT.documents changes, such as train.documents, and at the ends of files. 0: none.
+    # Maximum number of lines of the same document that are read before each source, as far as they fit into
+    # max_source_length; the piece <sep> follows each of them. Documents end at blank lines, at the ends of
+    # files, and where the id in the file SPLIT.documents (such as train.documents) changes. 0: none.
     context: Annotated[int, between(0, MOST_LINES)] = 0
-    # With context: whether the targets of these lines are read before the target, too; in translation they
-    # are the translations just made.
+    # Whether the targets of the lines of context are read before the target, too. In translation, the model
+    # reads the translations that it has made of these lines.
     target_context: bool = False
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
@@ -330,23 +336,23 @@ class DataConfig:
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
     max_target_length: Annotated[int, at_least(2), KnownAs("max_target_positions")] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs,
-    # separated by segment masks, so there is one batch shape and little padding. shuffle: pairs of any
-    # lengths.
+    # separated by segment masks, so there is one batch shape and little padding. shuffle: a batch holds pairs
+    # of any lengths.
     batching: Literal["bucket", "pack", "shuffle"] = "bucket"
     # Maximum batch size in tokens over all devices: rows * max(source length, target length), with padding.
     batch_tokens: Annotated[
         int, at_least(1), USUAL, KnownAs(BATCH_NAMES, "in tokens, on all devices together")
     ] = 4096
-    # Without packing, maximum pairs in a batch, a multiple of row_multiple. 0: limited by batch_tokens.
+    # Without packing, maximum number of pairs in a batch, a multiple of row_multiple. 0: no such limit.
     batch_pairs: Annotated[int, at_least(0)] = 0
-    # Without packing, maximum number of batch shapes. More shapes: less padding, more compilations.
+    # Without packing, maximum number of batch shapes. More shapes mean less padding and more compilations.
     num_shapes: Annotated[int, at_least(1)] = 8
     # Without packing, source and target lengths of batches are rounded up to a multiple of this.
     length_multiple: Annotated[int, at_least(1)] = 4
-    # Batches have a multiple of this many rows; best a multiple of parallel.data * parallel.fsdp, since
-    # otherwise each batch gets rows of padding on the devices.
+    # The number of rows of a batch is a multiple of this. Choose a multiple of parallel.data * parallel.fsdp,
+    # since otherwise each batch gets rows of padding on the devices.
     row_multiple: Annotated[int, at_least(1)] = 8
-    # Host threads that build batches in the background. 0: none; each batch is built when needed.
+    # Number of host threads that build batches in the background. 0: none; each batch is built when needed.
     loader_threads: Annotated[int, between(0, 1024), MayChange()] = 2
     # Number of batches that loader_threads keep ready ahead of the training step. 0: none.
     prefetch: Annotated[int, between(0, 100_000), MayChange()] = 8
@@ -356,33 +362,34 @@ class DataConfig:
 class VocabConfig:
     """SentencePiece vocabularies, trained on the training split unless model files are given."""
 
-    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words; or
-    # pretrained: the tokenizer of an imported model, as import sets it.
+    # Type of the SentencePiece model: byte-pair encoding, unigram language model, characters or words.
+    # pretrained stands for the tokenizer of an imported model; import sets it.
     kind: Literal["bpe", "unigram", "char", "word", "pretrained"] = "bpe"
-    # Number of subwords, including special symbols and bytes; with joint=False, of each vocabulary. 0: all
-    # words (kind=word) or characters (kind=char) of the training text.
+    # Number of subwords, including special symbols and bytes, of each vocabulary. With kind=word or char, 0
+    # stands for all words or characters of the training text.
     size: Annotated[
         int, at_least(0), USUAL, KnownAs("vocab_size nwordssrc nwordstgt tgt_vocab_size dim_vocabs bpe")
     ] = 8000
-    # With joint=False, number of subwords of the source vocabulary; 0 as in size. None: the value of size.
+    # With joint=False, number of subwords of the source vocabulary, or 0 as in size. None: the value of size.
     source_size: Annotated[int | None, at_least(0), KnownAs("src_vocab_size")] = None
     # True: one vocabulary shared by both languages. False: one vocabulary for each.
     joint: Annotated[bool, KnownAs("joined_dictionary share_vocab")] = True
-    # Existing SentencePiece .model file for the source language (joint: for both). Empty: train one.
+    # Existing SentencePiece .model file for the source language (joint=True: for both). Empty: train one.
     source_model: str = ""
     # Existing SentencePiece .model file for the target language. Empty: with joint=True the file of
     # source_model, otherwise train one.
     target_model: str = ""
-    # Whether to encode characters outside the vocabulary as UTF-8 bytes (256 pieces) instead of unknown.
+    # Whether characters outside the vocabulary become UTF-8 bytes (256 pieces), not the unknown symbol.
     byte_fallback: bool = True
     # Fraction of the characters in the training text that are in the vocabulary: 1, or about 0.9995 for
     # scripts of thousands of characters, such as Chinese.
     character_coverage: Annotated[float, between(0.98, 1)] = 1.0
-    # SentencePiece's Unicode normalization of sources, which also removes invisible characters (soft hyphens,
-    # zero-width spaces, direction marks); identity: none; nmt_nfkc_cf: also case folding.
+    # SentencePiece's Unicode normalization of sources. identity changes nothing; the others also remove
+    # invisible characters (soft hyphens, zero-width spaces, direction marks), and nmt_nfkc_cf folds case.
     normalization: Normalization = "nmt_nfkc"
-    # The same for targets. identity: the model can produce every character of its training text. With any
-    # other normalization, translations lack the replaced characters, which costs BLEU in many languages.
+    # SentencePiece's Unicode normalization of targets. With identity, the model can produce every character
+    # of its training text. With any other normalization, translations lack the replaced characters, which
+    # costs BLEU in many languages.
     target_normalization: Normalization = "identity"
     # Symbols that are always one subword, such as <BT> before back-translated sources; vocab.size includes
     # them. Existing vocabulary models must contain them.
@@ -415,10 +422,10 @@ class GuidedAlignmentConfig:
     weight: Annotated[float, between(0, 100)] = 0.0
     # Decoder layer of the head. 0: first layer; -1: last.
     layer: Annotated[int, between(-10_000, 10_000)] = -1
-    # Number of the head in its layer, from 0.
+    # Number of the head in its layer, counted from 0.
     head: Annotated[int, at_least(0)] = 0
     # Decoder step whose attention aligns a target token. predict: the step that predicts the token. read: the
-    # following step, whose input is the token; it is more accurate, and works best in layer 0 or 1.
+    # following step, whose input is the token. read is more accurate, and works best in layer 0 or 1.
     step: Literal["predict", "read"] = "predict"
 
 
@@ -433,10 +440,11 @@ class ModelConfig:
     num_encoder_layers: Annotated[
         int, at_least(0), USUAL, KnownAs("layers num_layers encoder_layers enc_layers enc_depth")
     ] = 6
-    # Number of decoder layers, usually 6; with architecture=decoder_only, of the single stack.
+    # Number of decoder layers, usually 6; with architecture=decoder_only, layers of the single stack.
     num_decoder_layers: Annotated[int, at_least(1), USUAL, KnownAs("decoder_layers dec_layers dec_depth")] = 6
     # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
-    # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length. Not in decoder_only.
+    # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length.
+    # architecture=decoder_only needs attention.
     decoder_self_attention: Literal["attention", "ssru"] = "attention"
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
     model_dim: Annotated[
@@ -468,10 +476,10 @@ class ModelConfig:
             "transformer_feed_forward_num_hidden"
         ),
     ] = 2048
-    # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation;
-    # swiglu (of silu) and geglu_tanh (of gelu_tanh, as in T5 1.1) add a gate with a third weight matrix.
+    # Activation function of the feed-forward layers. gelu is exact (erf), gelu_tanh the tanh approximation.
+    # swiglu and geglu_tanh (as in T5 1.1) add a gate with a third weight matrix to silu and to gelu_tanh.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu_tanh"] = "relu"
-    # Feed-forward layers as dense layers, or as convolutions of kernel size 1 that compute the same.
+    # Whether feed-forward layers are dense layers, or convolutions of kernel size 1, which compute the same.
     ffn_layer: Literal["dense", "convolution"] = "dense"
     # pre: normalize the input of each sublayer. post: normalize after the residual sum (Vaswani et al. 2017).
     norm_position: Annotated[
@@ -483,7 +491,7 @@ class ModelConfig:
     ] = "pre"
     # Type of normalization: layer normalization, or RMS normalization (no mean subtraction).
     norm: Literal["layer", "rms"] = "layer"
-    # Constant added to the variance (rms: to the mean square) in normalization, against division by zero.
+    # Constant added to the variance (norm=rms: to the mean square), against division by zero.
     norm_epsilon: Annotated[float, between(0, 1)] = 1e-5
     # Whether normalization has learned parameters: a scale and, for norm=layer, a bias.
     norm_affine: bool = True
@@ -491,27 +499,27 @@ class ModelConfig:
     final_norm: bool | None = None
     # Whether to normalize the sum of embeddings and positions before the first layer of each stack.
     embedding_norm: bool = False
-    # Position encoding: sinusoidal or learned vectors added to embeddings, or rotary. one_vector adds one at
-    # all positions: the sum of a learned table's rows, each times its index (see configs/decoder_only.py).
-    # sinusoidal_halves: all sines, then all cosines, as in fairseq (M2M100, NLLB). relative: each head learns
-    # what to add to attention scores at each distance, as in T5; encoder_decoder only.
+    # Position encoding. sinusoidal and learned vectors are added to embeddings; sinusoidal_halves has all
+    # sines before all cosines, as in fairseq (M2M100, NLLB). rotary rotates queries and keys. one_vector adds
+    # the same vector at all positions, the sum of a learned table's rows, each times its index (see
+    # configs/decoder_only.py). relative: each head learns what to add to attention scores at each distance,
+    # as in T5; encoder_decoder only.
     positions: Literal["sinusoidal", "sinusoidal_halves", "learned", "rotary", "one_vector", "relative"] = (
         "sinusoidal"
     )
     # With positions=relative, number of buckets of distances, such as 32; the encoder has half of them in
     # each direction.
     relative_buckets: Annotated[int, between(4, 65536)] = 32
-    # With positions=relative, distance in tokens from which on all distances share a bucket, such as 128.
+    # With positions=relative, all distances of this many tokens or more, such as 128, share one bucket.
     relative_distance: Annotated[int, between(2, 1_000_000)] = 128
     # Index of the first position, usually 0.
     first_position: Annotated[int, at_least(0)] = 0
-    # Maximum input length in tokens. None: 5000 for sinusoidal, 512 for learned positions (the size of their
-    # table). rotary, relative and one_vector have no limit; for one_vector this is the size of the table,
-    # None: 512.
+    # Maximum input length in tokens; rotary, relative and one_vector have no limit. For learned and
+    # one_vector, also the size of the table. None: 512 for learned and one_vector, else 5000.
     max_positions: Annotated[int | None, at_least(1)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.
     embedding_scale: bool = True
-    # Whether to divide attention scores by the square root of key_dim (Vaswani et al. 2017); T5 does not.
+    # Whether to divide attention scores by sqrt(key_dim), as in Vaswani et al. 2017, but not in T5.
     attention_scale: bool = True
     # Whether to divide the decoder output by sqrt(model_dim) before it becomes logits.
     logit_scale: bool = False
@@ -526,15 +534,15 @@ class ModelConfig:
             "share_decoder_input_output_embed share_decoder_embeddings weight_tying_type tie_word_embeddings"
         ),
     ] = "all"
-    # Padding that attention masks: in the source, in both source and target, or none (padding is read as
-    # text; encoder_decoder keeps its initial embedding). Causal attention hides target padding from real
-    # tokens, so source and both differ only in the outputs at padding.
+    # Padding that attention masks: in the source, in both source and target, or none. With none, padding is
+    # read like text, and in encoder_decoder its embedding is not trained. Causal attention hides target
+    # padding from real tokens, so source and both differ only in the outputs at padding.
     padding_mask: Literal["source", "both", "none"] = "source"
-    # Whether the network reads the end symbol of sources. False for models of OpenNMT-py and eole, whose
-    # sources have none: attention masks it.
+    # Whether the network reads the end symbol of sources. False: attention masks it, for models of OpenNMT-py
+    # and eole, whose sources do not have it.
     source_end: bool = True
-    # What targets begin with: the embedding of the start symbol (symbol), or a vector of zeros (zeros), as in
-    # Marian, to which only such models are exported. Not in decoder_only.
+    # First input of the decoder: the embedding of the start symbol (symbol), or a vector of zeros (zeros), as
+    # in Marian; export to marian-npz and bergamot needs zeros, architecture=decoder_only needs symbol.
     target_start: Literal["symbol", "zeros"] = "symbol"
     # Whether the query, key, value and output projections of attention have biases.
     attention_bias: bool = True
@@ -542,8 +550,8 @@ class ModelConfig:
     ffn_bias: bool = True
     # Whether the logits have a bias for each entry of the target vocabulary.
     output_bias: bool = False
-    # Dropout rate of embeddings and of sublayer outputs before the residual sum: 0.1, or 0.3 with little
-    # data. 0: none. It is the default of the embedding, attention and feed-forward dropout rates.
+    # Dropout rate of embeddings and of sublayer outputs before the residual sum, usually 0.1, or 0.3 with
+    # little data. 0: none. The embedding, attention and feed-forward dropout rates have this rate as default.
     dropout_rate: Annotated[float, share(), USUAL, KnownAs("dropout transformer_dropout")] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
@@ -556,30 +564,31 @@ class ModelConfig:
         float | None, share(), KnownAs("activation_dropout transformer_dropout_ffn")
     ] = None
     # Initial weights: Xavier (Glorot), LeCun normal, or normal with standard deviation 0.02; embeddings have
-    # variance 1 / model_dim, biases are 0. Or all parameters as in PyTorch's layers (torch), or in the
-    # systems of configs/kokoyi_iwslt.py (kokoyi) and configs/aiayn.py (aiayn).
+    # variance 1 / model_dim, biases are 0. torch: all parameters as in PyTorch's layers. kokoyi, aiayn: all
+    # parameters as in the systems of configs/kokoyi_iwslt.py and configs/aiayn.py.
     initializer: Literal[
         "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
     ] = "xavier_uniform"
     # Implementation of attention over whole sequences: plain (matrix products and softmax), xla
     # (jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
     # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
-    # apply, else plain. Attention dropout and relative positions have pallas on GPUs alone; plots of
+    # apply, else plain. Attention dropout and relative positions need pallas on GPUs, or plain; plots of
     # attention weights always use plain.
     attention: Annotated[Literal["auto", "plain", "xla", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
-    # Data type of activations and of what matrix products multiply. Their sums, attention scores, softmax,
-    # norms, loss, parameters and the gradients of parameters are always float32.
+    # Data type of activations and of the operands of matrix products. The sums in these products, attention
+    # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
-    # int8: round matrices, and what they multiply, as 8-bit integers, with gradients as if they were not
-    # rounded: a few hundred updates after --init adapt a trained model to engines that compute with 8 bits.
-    # The run is then validated and translates with rounded numbers, too. None: no rounding.
+    # int8: round matrices, and the activations that they multiply, to 8-bit integers, with gradients as if
+    # nothing were rounded. A few hundred updates after --init adapt a trained model to engines that compute
+    # with 8 bits. Validation and translation with this run use the rounded numbers, too. None: no rounding.
     quantization: Quantization | None = None
-    # Rematerialization: save memory by recomputing in the backward pass nothing (none), whole layers (full),
-    # or all but the results of matrix products (dots).
+    # What the backward pass computes again, to save memory (rematerialization): nothing (none), whole layers
+    # (full), or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
-    # Run the layers of a stack as one scan, so that compile time does not grow with the number of layers:
-    # True, False, or auto: on GPUs, from three layers on, if this saves more compile time than it costs in
-    # speed (a fifth of the throughput). Training takes more memory with it. Checkpoints do not depend on it.
+    # Whether to run the layers of a stack as one scan, so that compile time does not grow with the number of
+    # layers. On GPUs, the scan costs a fifth of the throughput, and training takes more memory. auto: on
+    # GPUs, from three layers on, if the run then saves more compile time than it loses in speed. Checkpoints
+    # are the same with and without it.
     scan_layers: Annotated[Literal["auto", True, False], MayChange()] = "auto"
     # Guided alignment: one head of cross-attention learns the word alignments in data.alignments.
     alignment: GuidedAlignmentConfig = field(default_factory=GuidedAlignmentConfig)
@@ -599,12 +608,12 @@ class LoraConfig:
     # Rank of the trained change of each adapted matrix, such as 8 or 32; all other parameters are frozen.
     # Needs a trained model to start from, as with --init. 0: off.
     rank: Annotated[int, at_least(0)] = 0
-    # Each change is multiplied by alpha / rank, so that another rank needs no other learning rate.
+    # Each change is multiplied by alpha / rank, so that any rank works with the same learning rate.
     alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0
-    # Matrices that are adapted, as patterns of their paths: *attention*,decoder/*/kernel adapts the matrices
-    # of all attention layers and of the decoder.
+    # Matrices that are adapted, as patterns of their paths. For example, *attention*,decoder/*/kernel adapts
+    # the matrices of all attention layers and of the decoder.
     targets: tuple[str, ...] = ("*/kernel",)
-    # Parameters that are trained in full, as patterns of their paths: *norm,*bias. Empty: none.
+    # Parameters that are trained in full, as patterns of their paths, such as *norm,*bias. Empty: none.
     also_train: tuple[str, ...] = ()
     # LoRA rank of embeddings and, if untied, of the output layer. 0: the value of rank.
     embedding_rank: Annotated[int, at_least(0)] = 0
@@ -619,18 +628,18 @@ class OptimConfig:
 
     # Optimizer; muon orthogonalizes the updates of weight matrices and uses Adam for all other parameters.
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = "adam"
-    # Peak learning rate. With schedule=noam, factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
+    # Peak learning rate. With schedule=noam, the factor before model_dim^-0.5 (1 in Vaswani et al. 2017).
     learning_rate: Annotated[
         float, above(0, at_most=1000), USUAL, KnownAs("lr learn_rate initial_learning_rate")
     ] = 1e-3
     # After linear warm-up, the learning rate stays (constant), falls until train.steps (cosine, linear) or
-    # falls with 1/sqrt(update) (inverse_sqrt; noam: equation 3 of Vaswani et al. 2017).
+    # falls with 1/sqrt(update) (inverse_sqrt, noam). noam is equation 3 of Vaswani et al. 2017.
     schedule: Annotated[
         Literal["noam", "inverse_sqrt", "cosine", "linear", "constant"],
         KnownAs("lr_scheduler decay_method scheduling lr_decay_inv_sqrt"),
     ] = "inverse_sqrt"
-    # Number of updates in which the learning rate rises linearly to its peak. 0: none. Half of train.steps if
-    # schedule is cosine or linear and train.steps is not more than this.
+    # Number of updates in which the learning rate rises linearly to its peak. 0: none. If schedule is cosine
+    # or linear and this number is train.steps or more, the rise takes half of train.steps instead.
     warmup_steps: Annotated[
         int, at_least(0), USUAL, KnownAs("warmup warmup_updates lr_warmup learning_rate_warmup")
     ] = 4000
@@ -660,8 +669,8 @@ class OptimConfig:
     ema_decay: Annotated[
         float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay store_ema")
     ] = 0.0
-    # Parameters that are not trained, as patterns of their paths: encoder,*_embedding freezes the encoder and
-    # all embeddings. Empty: all are trained.
+    # Parameters that are not trained, as patterns of their paths. For example, encoder,*_embedding freezes
+    # the encoder and all embeddings. Empty: all are trained.
     freeze: tuple[str, ...] = ()
     # Low-rank adaptation (LoRA) of a trained model: small changes of frozen matrices.
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -688,23 +697,24 @@ class TrainConfig:
     # Word-level distillation: weight w of the cross-entropy with the teacher's distribution in
     # data.teacher_scores; the cross-entropy with the targets has weight 1 - w. 0: no distillation.
     teacher_weight: Annotated[float, between(0, 1)] = 0.0
-    # R-Drop: weight of the divergence between two passes over each batch with different dropout, usually 1
-    # to 5. An update then takes about twice as long. 0: one pass.
+    # R-Drop: weight of the divergence between two passes over each batch with different dropout, usually 1 to
+    # 5. An update then takes about twice as long. 0: no R-Drop.
     rdrop_weight: Annotated[float, at_least(0)] = 0.0
     # Number of tokens per device whose logits are computed together for the loss, in training and evaluation,
     # to save memory. 0: all tokens. 256 to 512 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
-    # auto: on one CPU device, position-wise layers skip padding tokens. none: they compute padding too, as on
-    # all other devices.
+    # auto: on one CPU device, position-wise layers skip padding tokens. none: these layers compute padding
+    # too, which they always do on other devices.
     unpad: Annotated[Literal["auto", "none"], MayChange(_ROUNDING)] = "auto"
     # Whether to log the token accuracy of training batches too; evaluations always report it.
     log_accuracy: bool = False
-    # Which batch shapes are compiled before the first update, in parallel: none (each is compiled when it
-    # first occurs), all that the remaining updates use, or auto (all on GPUs and TPUs, none on CPUs).
+    # Which batch shapes are compiled before the first update, in parallel. none: each shape is compiled when
+    # it first occurs. all: the shapes that the remaining updates use. auto: all on GPUs and TPUs, none on
+    # CPUs.
     compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1), MayChange()] = 50
-    # Number of updates between two evaluations (loss, BLEU) on the validation set; one more at the end.
+    # Number of updates between evaluations (loss, BLEU) on the validation set; training also ends with one.
     evaluate_every: Annotated[
         int,
         at_least(1),
@@ -726,8 +736,8 @@ class TrainConfig:
     # Number of newest checkpoints kept on disk, in addition to the best one.
     keep_checkpoints: Annotated[int, at_least(1), MayChange()] = 5
     # Validation metric that selects the best checkpoint and that early stopping observes: bleu, chrf, loss,
-    # chrf++, ter, or what --scorer defines. Of several, with commas, the first one decides, and all are
-    # logged. Of built-in scores that are equal with two digits, the lower loss is better.
+    # chrf++, ter, or what --scorer defines. Of several metrics, separated by commas, the first one decides,
+    # and all are logged. If built-in scores are equal with two digits, the lower loss is better.
     best_metric: Annotated[
         str,
         KnownAs("best_checkpoint_metric early_stopping_metric optimized_metric metric_for_best_model"),
@@ -747,14 +757,14 @@ class TrainConfig:
     max_nonfinite_steps: Annotated[int, at_least(1)] = 20
     # Whether to write TensorBoard files in addition to metrics.jsonl.
     tensorboard: Annotated[bool, MayChange()] = True
-    # Services that record the training as well (each an extra, set up by its own environment variables):
-    # wandb, mlflow, or both with a comma. Empty: none.
+    # Services that record the training as well: wandb, mlflow, or both, separated by a comma. Each is an
+    # extra, and is set up by its own environment variables. Empty: none.
     trackers: Annotated[tuple[Literal["wandb", "mlflow"], ...], MayChange()] = ()
     # Peak floating-point operations per second of one device, such as 989e12, to compute utilization (MFU).
-    # With 0, known GPUs and TPUs have the value of a built-in table; others report no utilization.
+    # 0: the value of a built-in table for known GPUs and TPUs; other devices then report no utilization.
     peak_flops: Annotated[float, at_least(0), MayChange()] = 0.0
-    # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab if the target language is Chinese, Japanese or
-    # Korean, char for others without spaces between words, else 13a; none: text that is tokenized already.
+    # sacreBLEU's tokenizer. auto: zh, ja-mecab or ko-mecab for Chinese, Japanese or Korean targets, char for
+    # other languages without spaces between words, else 13a. none: the text is tokenized already.
     bleu_tokenize: Annotated[
         Literal["auto", "13a", "intl", "char", "zh", "ja-mecab", "ko-mecab", "none"],
         MayChange("BLEU is of other tokens, and so may be the best checkpoint"),
@@ -787,14 +797,14 @@ class ParallelConfig:
     # Fully sharded data parallelism: number of devices that split each batch, the parameters, the optimizer
     # state and the moving average among them. 1: off.
     fsdp: Annotated[int, at_least(1), USUAL] = 1
-    # With fsdp above 1, how often devices gather the matrices of a layer. once: in the forward pass, and they
-    # keep them for the backward pass. twice: in each, which takes less memory and sends more. auto: twice on
-    # CPUs, whose simulated devices share one memory; once on accelerators.
+    # With fsdp above 1, how often devices gather the matrices of a layer. once: in the forward pass; the
+    # devices keep the matrices for the backward pass. twice: in both passes, which takes less memory and
+    # sends more. auto: twice on CPUs, whose simulated devices share one memory; once on accelerators.
     fsdp_gathers: Literal["auto", "once", "twice"] = "auto"
     # Tensor parallelism: number of devices that split heads, feed-forward width and vocabulary. 1: off.
     tensor: Annotated[int, at_least(1)] = 1
-    # Flags of XLA for the programs of training, each xla_NAME=VALUE. Those named for another platform
-    # (xla_tpu_... on a GPU) have no effect.
+    # Flags of XLA for the programs of training, each xla_NAME=VALUE. Flags for other platforms, as
+    # xla_tpu_... on a GPU, have no effect.
     xla_flags: tuple[str, ...] = ()
 
 
@@ -808,16 +818,16 @@ class MbrConfig:
     mbr_candidates: Literal["samples", "beam"] = "samples"
     # Minimum Bayes risk: number of samples of each sentence, of which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32
-    # Minimum Bayes risk: score that the chosen candidate has, on average, with all candidates as references:
-    # chrf, bleu, chrf++, ter, or what --scorer defines.
+    # Minimum Bayes risk: score by which candidates are compared (chrf, bleu, chrf++, ter, or what --scorer
+    # defines). The chosen candidate has the best mean score with all candidates as references.
     mbr_utility: str = "chrf"
     # ---- reranking ----
 
-    # Scorer of sources and translations, which --scorer defines, that chooses among the hypotheses of beam
-    # search, instead of the model's scores.
+    # Name of a scorer of sources and translations, defined by --scorer, whose scores rank the hypotheses of
+    # beam search instead of the model's scores.
     rerank: str = ""
-    # Rank hypotheses by the model's score plus this weight times the scorer's (evaluate --tune_rerank finds
-    # it). Without a weight: by the scorer alone.
+    # Rank hypotheses by the model's score plus this weight times the score of rerank; evaluate --tune_rerank
+    # finds a good weight. Without a weight, only the score of rerank counts.
     rerank_weight: Annotated[float | None, above(0, at_most=1_000_000)] = None
 
 
@@ -835,8 +845,9 @@ class LengthConfig:
     max_length_ratio: Annotated[float, between(0, 1000), KnownAs("max_len_a max_length_factor")] = 1.5
     # Number of tokens added to max_length_ratio * source length to give the maximum translation length.
     max_length_offset: Annotated[int, between(0, 1_000_000), KnownAs("max_len_b")] = 20
-    # Expected maximum length of translations, which bounds early stopping and memory. learned: the 99.9th
-    # percentile of training target lengths, if the run has recorded it; limit: the maximum length.
+    # Length that translations are expected not to exceed. Exact stopping assumes that unfinished hypotheses
+    # will end within this length; longer translations are still possible. learned: the 99.9th percentile of
+    # training target lengths, if the run has recorded it; limit: the maximum length.
     length_bound: Literal["learned", "limit"] = "learned"
 
 
@@ -847,11 +858,11 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- search ----
 
     # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
-    # minimum Bayes risk (mbr): the candidate that is most similar to the other candidates.
+    # minimum Bayes risk (mbr), which takes the candidate that is most similar to the other candidates.
     method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
     beam_size: Annotated[int, at_least(1), USUAL, KnownAs("beam num_beams")] = 4
-    # Exponent alpha of the length penalty that log-probabilities are divided by: larger values favor longer
+    # Exponent alpha of the length penalty, by which log-probabilities are divided. Larger values favor longer
     # translations; 0.6 to 1 is usual. 0: none.
     length_penalty: Annotated[
         float, between(0, 100), KnownAs("lenpen alpha beam_alpha normalize length_penalty_alpha")
@@ -881,18 +892,19 @@ class SearchConfig(MbrConfig, LengthConfig):
     temperature: Annotated[float, above(0)] = 1.0
     # Sampling: keep only the k most probable tokens. 0: all.
     top_k: Annotated[int, at_least(0)] = 0
-    # Sampling: keep the fewest most probable tokens whose probabilities add up to this or more. 1: all.
+    # Sampling: keep the smallest set of most probable tokens with a total probability of this or more. 1:
+    # all.
     top_p: Annotated[float, above(0, at_most=1)] = 1.0
     # Sampling: keep only tokens with at least this fraction of the highest token probability. 0: all.
     min_p: Annotated[float, between(0, 1)] = 0.0
-    # Sampling: random seed; a sample depends on it, the line's number and the line, but not on the batch.
+    # Sampling: random seed. A sample depends on this seed, the line and its number, but not on the batch.
     seed: Annotated[int, between(0, 2**32 - 1)] = 1
     # ---- content and length of translations ----
 
     # No sequence of this number of tokens occurs twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0), KnownAs("no_repeat_ngram_size block_ngram_repeat")] = 0
-    # Subwords of the target vocabulary, or token ids, that translations never contain; on the command line, a
-    # comma itself is given by its id.
+    # Subwords of the target vocabulary, or token ids, that translations never contain. To suppress the comma
+    # by a flag, give its token id.
     suppress: tuple[str, ...] = ()
     # Whether a translation may contain the unknown symbol.
     allow_unknown: bool = True
@@ -903,8 +915,8 @@ class SearchConfig(MbrConfig, LengthConfig):
     # ---- memory ----
 
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.
-    # Halved automatically if the device runs out of memory. Without a value: as its memory allows; on CPUs,
-    # 8192.
+    # If a device runs out of memory, this number is halved automatically. Without a value, it depends on the
+    # memory of the device; on CPUs it is 8192.
     batch_tokens: Annotated[int | None, at_least(1), KnownAs(BATCH_NAMES, "in tokens")] = None
 
 

@@ -209,25 +209,28 @@ def _list_scores(test: Mapping[str, Any]) -> list[str]:
 class ExportResult(TypedDict, total=False):
     """What `export_run` returns."""
 
-    # Format, folder, and the files in it.
+    # Format of the exported files, their folder (`output`) and their names.
     format: str
     output: str
     files: list[str]
-    # Checkpoint and its step.
+    # Checkpoint that was exported; `step` is its update.
     checkpoint: str
     step: int
-    # Largest absolute difference from the outputs of the run; their largest value; accepted difference.
+    # Largest absolute difference from the outputs of the run. `largest_output` is the largest output,
+    # `tolerance` the accepted difference.
     largest_difference: float
     largest_output: float
     tolerance: float
-    # What was compared (logits or log-probabilities), on how many target tokens, and of which sentences.
+    # What was compared (logits or log-probabilities), on how many tokens (`target_tokens`), and of which
+    # sentences (`checked_on`).
     quantity: str
     target_tokens: int
     checked_on: str
-    # With a quantization: its name, and the largest difference of the quantized model.
+    # Name of the quantization, if any; `quantized_difference` is the largest difference of the quantized
+    # model.
     quantization: str
     quantized_difference: float
-    # With `push`: address of the uploaded model.
+    # With `push`, the address of the uploaded model.
     pushed: str
 
 
@@ -249,8 +252,8 @@ def export_run(
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
       quantization: one of the quantizations of the format; the unquantized float32 model is checked first.
       shortlist: file of the pieces that may translate each source piece, for ctranslate2 and bergamot.
-      tolerance: largest accepted absolute difference of a logit (or log-probability), where these are up to
-        1; in proportion where they are larger.
+      tolerance: largest accepted absolute difference of logits or log-probabilities. If the largest of them
+        exceeds 1, the tolerance is multiplied by it.
       push: hf:OWNER/NAME, a model of Hugging Face's Hub, to which the files are uploaded.
 
     Raises:

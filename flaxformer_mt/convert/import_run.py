@@ -246,18 +246,19 @@ def _read_texts(paths: Sequence[str | Path]) -> Iterator[str]:
 class ImportResult(TypedDict, total=False):
     """What `import_run` returns."""
 
-    # Format, and the new run directory.
+    # Format of the foreign model; `run` is the new run directory.
     format: str
     run: str
-    # Numbers of parameters, of arrays, and of pieces of the target vocabulary.
+    # Numbers of parameters, of arrays, and of pieces of the target vocabulary (`pieces`).
     parameters: int
     arrays: int
     pieces: int
-    # Largest absolute difference from the outputs of the foreign model, and their largest value.
+    # Largest absolute difference from the outputs of the foreign model; `largest_output` is the largest
+    # output.
     largest_difference: float
     largest_output: float
-    # What was compared (logits or log-probabilities), on how many target tokens, and of which sentences.
-    # Without a comparison, `checked_on` gives the reason.
+    # What was compared (logits or log-probabilities), on how many target `tokens`, and of which sentences
+    # (`checked_on`). If nothing was compared, only `checked_on` is there, which says why.
     quantity: str
     tokens: int
     checked_on: str
@@ -281,11 +282,13 @@ def import_run(
         a model of Hugging Face's Hub, which is downloaded.
       format_name: None: found from the files.
       config: config of a model whose files do not contain one. None: read it from the files.
-      vocab: for files without vocabularies: a folder with joint.model, or with source.model and target.model;
-        or with joint.txt, or source.txt and target.txt, lists of words in the order of their ids; or one such
-        file. None: read them from the model's folder.
-      tolerance: largest accepted absolute difference of a logit between the foreign and the imported model.
-      vocab_text: files of text in the languages in use, to which the vocabulary of a pretrained model is cut.
+      vocab: folder of the vocabularies, if the model's files have none: SentencePiece models (joint.model, or
+        source.model and target.model), or lists of words in the order of their ids (joint.txt, or source.txt
+        and target.txt). Or one such file. None: read them from the model's folder.
+      tolerance: largest accepted absolute difference of logits between the foreign and the imported model. If
+        the largest logit exceeds 1, the tolerance is multiplied by it.
+      vocab_text: files of text in the languages in use; other pieces are removed from the vocabulary of a
+        pretrained model.
       languages: the languages to translate between, for a multilingual pretrained model. None: the languages
         of its files.
 

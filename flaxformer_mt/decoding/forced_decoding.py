@@ -76,7 +76,7 @@ class PairScore(NamedTuple):
     """The score of one given translation."""
 
     # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
-    # NaN without tokens.
+    # NaN if there are no tokens.
     score: float
     log_prob: float
     # Log-probability of each token; they add up to log_prob.

@@ -76,8 +76,11 @@ def parse_compared_system(name: str | Path | ComparedSystem) -> ComparedSystem:
 
 @dataclass(frozen=True)
 class ResamplingOptions:
+    """How scores are resampled for confidence intervals and significance tests."""
+
     # Number of bootstrap samples, for confidence intervals and for the paired bootstrap test; 0: none.
     samples: int = 0
+    # Test of the difference between two systems: bootstrap resampling, or approximate randomization.
     paired: Literal["bootstrap", "approximate"] = "bootstrap"
     # Number of trials of approximate randomization.
     trials: int = 10_000

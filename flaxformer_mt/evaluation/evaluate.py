@@ -141,50 +141,51 @@ def _show_progress(translator: Translator, total: int, stream: TextIO | None) ->
 
 
 class EvaluationResult(TypedDict, total=False):
-    """What `evaluate_run` returns and `evaluate` prints; further metrics are keys by their names."""
+    """What `evaluate_run` returns and `evaluate` prints; the names of further metrics are keys, too."""
 
     # Name of the split or of the source file; its files in RUN/translations/ have this name.
     name: str
-    # Checkpoint that was evaluated, and its step.
+    # Checkpoint that was evaluated; `step` is its update.
     checkpoint: str
     step: int
     # BLEU and chrF, as the config (train.lowercase, train.bleu_tokenize) or the arguments define them.
     bleu: float
     chrf: float
-    # Edits per 100 words of the references, without case: lower is better. With the tokenizers zh, ja-mecab
-    # and char, Chinese and Japanese characters count instead of words.
+    # TER: edits per 100 words of the references, without case; lower is better. With the tokenizers zh,
+    # ja-mecab and char, Chinese and Japanese characters count instead of words.
     ter: float
-    # sacreBLEU's signatures of these scores.
+    # sacreBLEU's signatures of BLEU, chrF and TER.
     signature: str
     chrf_signature: str
     ter_signature: str
     # sacreBLEU's line with n-gram precisions and brevity penalty.
     bleu_detail: str
-    # BLEU and signature with and without case.
+    # BLEU and its signature, with case (`cased`) and without (`lowercased`).
     cased: dict[str, Any]
     lowercased: dict[str, Any]
-    # Names of further scorers; each is a key with its mean.
+    # Names of further scorers. Each name is also a key, whose value is the mean of the scores.
     scorers: list[str]
-    # `mean` and `ci` of each score over bootstrap samples: 95% of them are within about `mean` ± `ci`.
+    # `mean` and `ci` of each score over bootstrap samples; 95% of the samples are within about `mean` ± `ci`.
     confidence: dict[str, Any]
-    # BLEU, chrF and mean lengths by source length in words; `to` of the last group is None.
+    # BLEU, chrF and mean lengths, for groups of source lengths in words; `to` of the last group is None.
     by_length: list[dict[str, Any]]
-    # For each compared system its name, `differing` (sentences whose translations differ), and per metric
-    # `score`, `mean`, `ci` and `p_value`; and the test.
+    # For each compared system its name, the number of `differing` translations, and for each metric `score`,
+    # `mean`, `ci` and `p_value`. `paired` names the test.
     against: list[dict[str, Any]]
     paired: dict[str, Any]
     # For a multilingual model, the results of each direction; the scores above are then their means.
     directions: dict[str, "EvaluationResult"]
-    # With a glossary: `count` terms, and the shares of them `used` and in the `right_form`.
+    # With a glossary: the number of terms (`count`), and their shares that were `used` and in the
+    # `right_form`.
     terms: dict[str, Any]
-    # Sentences, lines that were cut, seconds, search method, beam size and length penalty.
+    # Numbers of sentences and of lines that were cut (`truncated`), duration, and search options.
     sentences: int
     truncated: int
     seconds: float
     method: str
     beam_size: int
     length_penalty: float
-    # For a language model: nats per token, and its exponential.
+    # For a language model: nats per token; `perplexity` is the exponential of this loss.
     loss: float
     perplexity: float
 
@@ -212,26 +213,27 @@ def evaluate_run(
     """Evaluate a run, write its translations to RUN/translations/, and return the results as JSON values.
 
     The result contains BLEU and chrF as configured, TER, cased and lowercased BLEU, each with its signature,
-    and scores by source length; with `resampling` intervals, and with `against` paired tests. Of several
-    directions: their means, and `directions`. For a language model: loss (nats per token) and perplexity.
-    Without a reference: the scores of `scorers` alone. With `tune_rerank`: the weight of search.rerank.
+    and scores by source length. `resampling` adds confidence intervals, `against` paired tests. For several
+    directions, the result contains mean scores, and the results of each in `directions`. For a language
+    model, it contains loss (nats per token) and perplexity. Without references, it contains only the scores
+    of `scorers`. With `tune_rerank`, it contains the weight of search.rerank.
 
     Args:
-      options, changes: see `Translator.load`; data types, sentences and values that are not finite are of the
-        other runs, too.
+      options, changes: see `Translator.load`; `dtype`, `split_sentences` and `allow_nonfinite` also apply to
+        the runs in `against`.
       split: the split of the run's data set to score, unless files are given.
-      source: file of sentences; - is standard input. With scorers, it needs no reference.
+      source: file of source sentences; - is standard input. With `scorers`, no reference is needed.
       reference: file of the translations of the source; for a language model, the text to score.
-      source_language, target_language: of the directions to evaluate, or of the files. None: all.
+      source_language, target_language: the languages of the directions or files to evaluate. None: all.
       lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
       tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
       against: other runs, or files of translations, of the same sentences.
-      resampling: bootstrap samples for confidence intervals and significance tests. None: 1000 with
-        `against`, else none.
+      resampling: bootstrap samples for confidence intervals and significance tests. None: 1000
+        samples with `against`, else none.
       comet: checkpoint of a COMET model, for one more score. None: no COMET.
       scorers: names of further metrics, which `define_scorer` returns.
       tune_rerank: metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
-      glossary: of the run's translations, see `Translator.translate`; the result then has `terms`.
+      glossary: terms for the translations, see `Translator.translate`; the result then has `terms`.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
 
     Raises:

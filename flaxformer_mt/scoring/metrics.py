@@ -79,13 +79,13 @@ def find_metric(name: str, where: str) -> Metric:
 
 
 def define_scorer(definition: str | ScoreTexts, *, name: str | None = None, timeout: float = 600.0) -> str:
-    """Give a name to a scorer, by which `train.best_metric`, `search.rerank` and others know it; return it.
+    """Give a scorer a name for `train.best_metric`, `search.rerank` and others; return this name.
 
     Args:
       definition: a function of sources, hypotheses and references (or None) that returns a number for each,
-        the higher the better; or what `--scorer` takes.
+        the higher the better; or a text that `--scorer` takes.
       name: None: the name of the function, the script or the program.
-      timeout: seconds of silence after which a program is given up.
+      timeout: seconds that scoring waits for an answer of a program before it raises UserError.
 
     Raises:
       UserError: there is no such program, function or file, or the name has another meaning.

@@ -26,21 +26,21 @@ TABLE, REPORT = "train.tsv", "report.json"
 
 @dataclass(frozen=True, kw_only=True)
 class PairRules:
-    """Which made pairs are left out."""
+    """Which pairs are left out."""
 
     # ---- pairs that are left out ----
 
-    # Leave out pairs with a side of more than this many characters.
+    # Leave out pairs whose source or target has more than this many characters.
     max_characters: Annotated[int, at_least(1)] = 1000
-    # Leave out pairs whose longer side has more than this many times the characters of the shorter one.
+    # Leave out pairs whose longer text has more than this many times the characters of the shorter text.
     pair_length_ratio: Annotated[float, at_least(1)] = 4.0
-    # Leave out pairs with a side that repeats the same one to four words (in scripts without spaces, 2 to 24
-    # letters) more than this many times in a row.
+    # Leave out pairs whose source or target repeats the same one to four words (in scripts without spaces, 2
+    # to 24 letters) more than this many times in a row.
     max_repetitions: Annotated[int, at_least(1)] = 3
-    # Keep pairs whose sides are equal, apart from case.
+    # Keep pairs whose source and target are equal, apart from case.
     copies: bool = False
-    # Leave out pairs by scores of source and target, each of a scorer that --scorer defines: NAME>=SCORE (a
-    # threshold), or NAME best 80% (a share), with commas. Empty: none.
+    # Conditions that pairs must meet, separated by commas: NAME>=SCORE (a threshold) or NAME best 80% (a
+    # share), where --scorer defines NAME, a scorer of sources and targets. Empty: none.
     clean_scores: tuple[str, ...] = ()
 
     def find_problem(self, source: str, target: str) -> str | None:

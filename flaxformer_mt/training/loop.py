@@ -217,14 +217,14 @@ def fit(
 ) -> TrainingReport:
     """Train the model that a config describes, or resume the run in `run_dir`; return the run's report.
 
-    A run that is finished is not trained further: its report is returned as it is.
+    A finished run is not trained further; its report is returned as it is.
 
     Args:
       config: data, vocabulary, model and optimization of the run.
       run_dir: the run directory; created if it does not exist.
       init: RUN or RUN@CHECKPOINT, the trained model whose parameters, network and vocabulary the run starts
         from. None: random parameters.
-      new_vocab: with `init`, whether the vocabulary is made from the data of the config instead.
+      new_vocab: with `init`, whether a new vocabulary is trained on the data of the config instead.
       profile: the number of updates to record as a trace in RUN/profile/; 0: none.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       workers: the number of processes that check and tokenize a large training set, which a program may only

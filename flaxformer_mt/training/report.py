@@ -28,26 +28,27 @@ from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended
 class TrainingReport(TypedDict, total=False):
     """What `fit` returns, and report.json of a run contains."""
 
-    # Steps made, and whether they ended before train.steps.
+    # Number of updates; `stopped_early` says whether they ended before train.steps.
     step: int
     stopped_early: bool
-    # Steps and value of the best checkpoint, by train.best_metric.
+    # Update and value of the best checkpoint, by train.best_metric.
     best: dict[str, Any]
     # Results on the test set, if there is one.
     test: EvaluationResult
-    # Duration of training, without evaluations and checkpoints, and number of real target tokens.
+    # Duration of training, without evaluations and checkpoints; `target_tokens` counts target tokens, not
+    # padding.
     train_seconds: float
     target_tokens: int
     # Number of parameters of the model.
     parameters: int
     # The devices that trained.
     hardware: str
-    # Pairs read and left out, per split.
+    # Numbers of pairs that were read and left out, per split.
     data: dict[str, Any]
-    # train.patience; with data.stages, whether the last stage ended.
+    # Value of train.patience; with data.stages, `stages_ended` says whether the last stage ended.
     patience: int
     stages_ended: bool
-    # Date and time, version of the package and of Python, command.
+    # Date and time of the end; `version` is the version of this package, `command` the command line.
     finished: str
     version: str
     python: str

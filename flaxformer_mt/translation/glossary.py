@@ -22,13 +22,13 @@ _UNSPACED = re.compile(r"[!-~]+|[^ \t]")
 
 @dataclass(frozen=True)
 class Glossary:
-    """Source terms and their translations.
+    """Source terms and their translations, and how they are used."""
 
-    use: annotation: the model sees translations next to the terms, and inflects them; constraint:
-    translations contain them as they are; auto: annotation if the model was trained with it.
-    """
-
+    # Pairs of a source term and its translation.
     terms: tuple[tuple[str, str], ...]
+    # annotation: the model sees the translations next to the terms in the source, and inflects them.
+    # constraint: the output contains the translations exactly as the glossary has them. auto: annotation if
+    # the model was trained for it, else constraint.
     use: GlossaryUse = "auto"
 
     @classmethod
@@ -71,16 +71,16 @@ class Glossary:
 
     @classmethod
     def make(cls, given: "Glossary | Mapping[str, str] | str | Path") -> "Glossary":
-        """Read a file, or a mapping of source to target terms, unless it is a glossary already."""
+        """Read a file, or a mapping of source to target terms; return a `Glossary` as it is."""
         if isinstance(given, Mapping):
             return cls.read((f"{source}\t{target}" for source, target in given.items()), "the glossary")
         return given if isinstance(given, Glossary) else cls.load(given)
 
     def find(self, text: str, language: str = "") -> list[Term]:
-        """Return the terms in a text from left to right; of those that overlap, the longest.
+        """Return the terms in a text from left to right; of overlapping terms, the longest.
 
-        A term is found between spaces and marks as it is written, and if it has no capitals, also with them.
-        With a language, words with its lemma are found, too.
+        A term is found between spaces and marks, as it is spelled; a term without capitals is also found with
+        capitals. With a language, words that have the lemma of the term are found, too.
         """
         pattern = _UNSPACED if lacks_spaces([text]) else WORD
         words, found, first = [match.span() for match in pattern.finditer(text)], list[Term](), 0

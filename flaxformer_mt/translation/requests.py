@@ -28,24 +28,25 @@ _FEW = 64
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A line to translate, or with `target` the translation to score; it can be pickled.
+    """A line to translate, or a translation to score (`target`). Requests can be pickled.
 
     Attributes:
       text: the source; "" for a language model.
       id: identifies the answer; unique among the requests of an engine.
-      seed: makes the samples of equal texts differ. For lines of a file, the line number, for messages too.
+      seed: makes the samples of equal texts differ. For a line of a file, its number, which messages name.
       target: an existing translation, whose score the engine returns (forced decoding).
       prefix: what the translation begins with.
-      required: phrases that it contains.
-      glossary: terms, whose translations it contains.
+      required: phrases that the translation contains.
+      glossary: terms of the source, and their translations.
       n_best: maximum number of hypotheses, the translation itself included.
-      source_language, target_language: for a multilingual model; None: the tags at the start of the text.
+      source_language: for a multilingual model. None: the tag at the start of the text names it.
+      target_language: for a multilingual model. None: the tag at the start of the text names it.
       annotations: additional output, and whether markup is taken out and put back.
-      sentence_starts: where the sentences of the text start; None: the engine finds them. Not with markup.
+      sentence_starts: where the sentences of the text start; None, or with markup: the engine finds them.
       top_k: with `target`, the number of most probable tokens to return for each of its positions.
       context: the lines before this one in its document, the nearest last, for a model with data.context;
-        None: it is in no document.
-      translated: with data.target_context, their translations; `run` adds those that are missing.
+        None: the line is in no document.
+      translated: with data.target_context, translations of these lines; `run` adds missing ones.
     """
 
     text: str
@@ -85,7 +86,7 @@ class Request:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Request":
-        """Return the request of `to_json`, before or after it was text."""
+        """Return the request from the fields of `to_json`, also if they were JSON text in between."""
         fields = dict(fields)
         for name in {"required", "context", "translated", "sentence_starts"} & fields.keys():
             fields[name] = tuple(fields[name])
@@ -143,10 +144,10 @@ Answer = tuple[Any, Translation | Exception]
 
 
 class Engine(Protocol):
-    """Translates requests that are submitted at any time. One thread calls all methods but `read`."""
+    """Translates requests that are submitted at any time. All methods but `read` must run in one thread."""
 
     def submit(self, *requests: Request) -> None:
-        """Add requests. Raises UserError for what cannot be translated."""
+        """Add requests; raise UserError for requests that cannot be translated."""
 
     def read(self, requests: Sequence[Request]) -> Any:
         """Split and tokenize requests, in any thread; `enter` takes the result. Together: `submit`."""
@@ -160,8 +161,8 @@ class Engine(Protocol):
         """Continue the work; return the answers that are ready, in any order.
 
         Args:
-          more: whether more requests will be submitted soon: then it works only while the submitted requests
-          fill the device.
+          more: whether more requests will be submitted soon. If so, the engine works only while the
+            submitted requests fill the device.
         """
 
     @property

@@ -102,16 +102,16 @@ class Annotations(NamedTuple):
     alignments: Literal["words", "pieces"] | None = None
     # Decoder layer whose attention gives the alignments, counted from 0; negative: counted from the last
     # layer. None, and no head: the layer and head that were trained on alignments, if all models have the
-    # same `model.alignment`. None otherwise: the second-to-last layer, or the only one. The trained step is
-    # also used if layer and head are given.
+    # same `model.alignment`, otherwise the second-to-last or only layer. The trained step is also used if
+    # layer and head are the trained ones.
     layer: int | None = None
     # Attention head; None: the mean of all heads.
     head: int | None = None
-    # The attention weights of this layer and head.
+    # The attention weights of `layer` and `head`.
     attention: bool = False
-    # Whether tags and placeholders are taken out of lines and put into translations (inline_markup.py).
+    # Whether tags and placeholders are taken out of lines and put into translations.
     markup: bool = False
-    # Whether alignments serve to place markup: every source word has a place, and marks count little.
+    # Whether alignments serve to place markup. Then every source word is aligned, and marks count little.
     for_markup: bool = False
 
     @property
@@ -155,12 +155,12 @@ class Translation:
     parts: int = 1
     # Where the translations of the sentences start in the text, if the line was split into several.
     sentence_starts: tuple[int, ...] = ()
-    # Attention weights [target piece][source piece] without eos, if requested, of a line that was translated
+    # Attention weights [target piece][source piece] without eos, if requested, and if the line was translated
     # as one part.
     attention: tuple[tuple[float, ...], ...] | None = None
-    # With attention: the pieces of the source, of a line that was translated as one part.
+    # Pieces of the source, if there are attention weights.
     source_pieces: tuple[str, ...] = ()
-    # Of a request with `top_k`: the ids and probabilities [T, K] of the most probable tokens.
+    # For a request with `top_k`, the ids and probabilities [T, K] of the most probable tokens.
     top: tuple[np.ndarray, np.ndarray] | None = None
 
     @property

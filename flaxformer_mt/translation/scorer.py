@@ -69,8 +69,8 @@ class Scorer:
         """Load the translation model or the language model of a run directory; see `Translator.load`.
 
         Args:
-          options, changes: with long_lines="cut", of a line that is too long the beginning is scored;
-            otherwise it raises UserError.
+          options, changes: with long_lines="cut", only the beginning of a line that is too long is scored;
+            otherwise such a line raises UserError.
         """
         scorer = cls.__new__(cls)
         scorer._model = load_translator(
@@ -97,7 +97,7 @@ class Scorer:
 
         Raises:
           UserError: the numbers of sources and targets differ, a translation model has no sources, a language
-            model has sources, or a line is too long and `long_lines` is refuse.
+            model has sources, or a line is too long and `long_lines` is not cut.
         """
         if isinstance(sources, str) or isinstance(targets, str):
             raise UserError("score takes lists of lines, but got one string; put the string in a list")
@@ -119,11 +119,11 @@ class Scorer:
         """Score lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Args:
-          is_ready: asked before each pair but the first of a window; False scores the pairs so far. None: a
-            window is always full.
+          is_ready: called before each pair except the first of a window; if it returns False, the pairs so
+            far are scored. None: a window is always full.
 
         Raises:
-          UserError: as `score`; if one side has more lines, all complete pairs are scored first.
+          UserError: see `score`; if there are more sources or targets, all complete pairs are scored first.
         """
         self._check_sources(sources)
         languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
@@ -145,7 +145,7 @@ class Scorer:
     def score_tokens(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
     ) -> list[PairScore]:
-        """Score token ids in the form of `Translation.tokens`: without bos; sources end in eos.
+        """Score token ids without bos, as `Translation.tokens` has them; sources end in eos.
 
         For the result of a search with this model, scores and log-probabilities equal the values of the
         search.
@@ -180,7 +180,7 @@ def _refuse_counts(sources: int, targets: int) -> None:
 
 
 class GeneratedText(NamedTuple):
-    """One continuation: the text with its prompt, its log-probability, and whether it came to its end."""
+    """A text with its prompt, its log-probability, and whether it ends in the end symbol."""
 
     text: str
     log_prob: float
@@ -200,16 +200,16 @@ def generate_text(
     """Continue a prompt with the language model of a run directory; the best texts first.
 
     Args:
-      prompt: the beginning of every text; empty: texts from their beginning.
+      prompt: the beginning of every text; empty: no prompt.
       n_best: the number of texts.
       length: the maximum number of tokens of a text, with the prompt and the end symbol. None:
         data.max_target_length of the run's config.
       search: search options that override the run's config; max_length_* have no effect.
-      checkpoint: best, last, average or a step. None: as the run's config says.
+      checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.
 
     Raises:
-      UserError: the run is not a language model, the checkpoint is absent, the options are invalid, or the
-        prompt is not shorter than the length or the length is more than the model has positions for.
+      UserError: the run is not a language model, the checkpoint is absent, the options are invalid, the
+        prompt is not shorter than `length`, or the model has too few positions for `length`.
     """
     options = LoadOptions(checkpoint=checkpoint, search=search, use_all_devices=False)
     model = load_translator(run_dir, options, warn)

@@ -126,7 +126,7 @@ class Translator:
     Compiles once per batch shape; different parameters of the same shapes need no new compilation.
     """
 
-    # Receives the numbers of `lines` and target `tokens` that have just been translated.
+    # Called with the numbers of `lines` and target `tokens` that have just been translated.
     on_progress: Callable[..., object] | None = None
 
     def __init__(
@@ -154,14 +154,14 @@ class Translator:
         What is not described here is in `LoadOptions`, or in `SearchEngine`.
 
         Args:
-          params: the model's parameters. None: each call brings its own, as in training, where they change.
+          params: the model's parameters. None: each call is given them, as in training, where they change.
           checkpoint: name of the checkpoint that the parameters come from, for reports; `step`: its step.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
           several_sentences: share of the training lines with several sentences; None: it is unknown.
           guards: see `translation.guards`.
-          warn: receives a warning per call or window that names the lines that were split, cut or guarded, or
+          warn: receives a warning per call or window that names the lines that were split or cut, failed, or
             lack required phrases; and one when the device first runs out of memory.
         """
         if not config.data.source_language:  # padding masks concern sources, of which there are none
@@ -210,7 +210,7 @@ class Translator:
     def with_search(self, **changes: Any) -> "Translator":
         """Return a translator with other search options and the same parameters.
 
-        The newest few are kept, with their programs, for later calls with equal changes.
+        The last few translators, with their compiled functions, are kept for later calls with equal changes.
 
         Args:
           changes: fields of `SearchConfig`: with_search(beam_size=8, length_penalty=0.6).
@@ -252,14 +252,14 @@ class Translator:
 
         Args:
           run_dir: the run directory.
-          options: how it is loaded. None: the defaults of `LoadOptions`.
-          warn: receives a warning per call that names the lines that were split, cut or guarded, or lack
+          options: how the model is loaded. None: the defaults of `LoadOptions`.
+          warn: receives a warning per call that names the lines that were split, were cut, failed, or lack
             required phrases; and one when the device first runs out of memory.
           changes: fields of `LoadOptions`, as in load(run_dir, dtype="bfloat16"), that override `options`.
 
         Raises:
-          UserError: see `load_trained`; or the run is a language model, the search options are invalid, or
-            the vocabularies of an ensemble differ.
+          UserError: there is no such run or checkpoint, a parameter is NaN or infinite, the run is a language
+            model, the search options are invalid, or the vocabularies of an ensemble differ.
         """
         run_dir = open_copy(run_dir)
         refuse_language_model(
@@ -368,11 +368,11 @@ class Translator:
     ) -> list[Translation] | Translation:
         """Translate lines; return one translation for each, in the same order.
 
-        A text instead of a list of lines is translated as one line, and has one translation.
+        A text instead of a list of lines is translated as one line, and one translation is returned.
 
         Args:
           n_best: maximum number of hypotheses of each line, the translation itself included.
-          unique: whether hypotheses with the text of a better one are left out, so that there may be fewer.
+          unique: whether to leave out hypotheses with the text of a better one; fewer than n_best may remain.
           prefixes: prefix that each line's translation starts with; "": none.
           required: phrases that each line's translation contains (beam search only).
           glossary: source terms and their translations, as a mapping, a file or a `Glossary`.
@@ -380,10 +380,10 @@ class Translator:
           markup: the same as `annotations.markup`.
           source_language: language of lines that do not begin with a language tag, for a model with
             data.source_tags.
-          target_language: language to translate such lines into, for a model of several languages.
-          documents: whether each line is read with the lines before it, up to a blank one, by a model with
-            data.context. Or the id of the document of each line, which ends where the id changes, too.
-          then: a translator from this one's target language into a third one, the language of the results.
+          target_language: target language of lines without a language tag, for a model of several languages.
+          documents: whether a model with data.context reads each line with the lines before it, up to a blank
+            line. Or the id of the document of each line; documents then also end where the id changes.
+          then: a translator that translates the results further, from the target into a third language.
           params: parameters that replace the translator's own.
           search: search options of this call, such as beam_size=8; see `with_search`.
 
@@ -435,13 +435,13 @@ class Translator:
         """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
-        lower latency. The next window is read when all translations of the previous one have been consumed; a
-        sequence is read ahead, while the previous window is translated. Warnings count lines from
+        lower latency. The next window is read when all translations of the previous one have been consumed,
+        or, if `lines` is a sequence, while the previous window is translated. Warnings count lines from
         `first_line`.
 
         Args:
-          is_ready: asked before each line but the first of a window; False translates the lines so far.
-            None: a window is always full.
+          is_ready: called before each line except the first of a window; if it returns False, the lines so
+            far are translated. None: a window is always full.
           search: see `translate`.
         """
         if isinstance(lines, str):
