@@ -113,7 +113,9 @@ def read_comments(kind: type) -> dict[str, FieldComment]:
             declared = read_comments(section)
             unset = base.__dict__.get("UNSET", "")
             comments |= {
-                name: FieldComment(comment.text + unset, comment.group) for name, comment in declared.items()
+                name: FieldComment(comment.text + unset, comment.group)
+                for name, comment in declared.items()
+                if name in base.__annotations__
             }
         elif dataclasses.is_dataclass(base):
             comments |= _read_own_comments(base)
