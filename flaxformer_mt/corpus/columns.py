@@ -230,7 +230,8 @@ class PieceLinker:
 def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
     pieces = vocab.pieces(range(vocab.size))
     begins = np.array([piece.startswith(SPACE) for piece in pieces])
-    unclear = np.array([SPACE in piece[1:] or piece == SPACE for piece in pieces])
+    spaces = (SPACE, f"<0x{SPACE.encode()[0]:02X}>")  # the second one: the first byte of it
+    unclear = np.array([SPACE in piece[1:] or piece in spaces for piece in pieces])
     return begins, unclear
 
 

@@ -139,8 +139,10 @@ def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
     Both parts of a word that is split have its links, two joined words those of both, a dropped word none:
     the links 0-0 1-1 of "der Hund" are 0-0 1-1 2-1 of "der Hu nd" and 0-0 0-1 of "derHund".
     """
+    if not len(links):
+        return links
     olds, words = (list(WORD.finditer(text)) for text in (before, after))
-    if not len(links) or len(olds) == len(words):
+    if len(olds) == len(words):
         return links
     head = len(os.path.commonprefix((before, after)))
     tail = min(len(os.path.commonprefix((before[::-1], after[::-1]))), min(len(before), len(after)) - head)

@@ -9,6 +9,9 @@ from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.symbols import TERM_MARKS
 from flaxformer_mt.vocab.vocabulary import Vocab
 
+# The bytes of a space that is no piece of its own, in vocabularies of words before one that they lack.
+_SPACE_BYTES = [f"<0x{byte:02X}>" for byte in SPACE.encode()]
+
 
 def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
     """Index of the word of each piece of a text, whose ids are without eos.
@@ -66,6 +69,10 @@ def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
     """Index of the word in which each piece starts, and the number of words."""
     numbers: list[int] = []
     last, after_space = -1, True
+    pieces = list(pieces)
+    for start in range(len(pieces) if _SPACE_BYTES[0] in pieces else 0):
+        if pieces[start : start + len(_SPACE_BYTES)] == _SPACE_BYTES:
+            pieces[start : start + len(_SPACE_BYTES)] = [SPACE] * len(_SPACE_BYTES)
     for piece in pieces:
         first_word = None
         for character in piece:

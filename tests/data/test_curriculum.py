@@ -31,6 +31,7 @@ from flaxformer_mt.data.stage_report import format_stages, plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import make_vocabs
+from flaxformer_mt.vocab.model_file import SPACE
 
 STAGES = (
     StageConfig("start", mix=("small 0.8", "large 0.2"), until="small 2"),
@@ -380,36 +381,57 @@ def test_firefox_curricula_run_as_they_are(tmp_path):
             read_curriculum(write(tmp_path, TEACHER.replace(part, other)) + "#mixed")
 
 
-def test_a_store_has_moved_words_and_their_links(tmp_path):
-    """The whole way: a file of alignments, hints in the text, links between pieces, which are words here."""
+def build_store(folder, noise):
+    """Yield, of each pair in epoch 1, the pieces of both sides, words here, and the links between them."""
     for name, line in (
         ("train.de", "das ist wort{} ."),
         ("train.en", "this is wort{} ."),
         ("train.align", ALIGNED),
     ):
-        (tmp_path / name).write_text("".join(line.format(n) + "\n" for n in range(9)), encoding="utf-8")
-    noise = NoiseConfig(tags=1.0, tag_kinds=TagsConfig(template="< {src} = {trg} >"))
+        (folder / name).write_text("".join(line.format(n) + "\n" for n in range(9)), encoding="utf-8")
     data = DataConfig(
         dataset="parallel_text",
-        text_dir=str(tmp_path),
+        text_dir=str(folder),
         alignments=("train.align",),
         noise=noise,
-        cache_dir=str(tmp_path / "cache"),
+        cache_dir=str(folder / "cache"),
     )
     pairs = read_pairs(data, "train")
-    vocabs = make_vocabs(
-        VocabConfig(kind="word", size=0, symbols=("<", "=", ">")), pairs, tmp_path / "vocabs"
-    )
-    store = EpochStores(pairs, vocabs, tmp_path / "stores", 0.0, 3, noise=TextNoise(noise)).store(1)
+    words = VocabConfig(kind="word", size=0, symbols=("<", "=", ">"))
+    vocabs = make_vocabs(words, pairs, folder / "vocabs")
+    store = EpochStores(pairs, vocabs, folder / "stores", 0.0, 3, noise=TextNoise(noise)).store(1)
     sides = ((vocabs.source, store.source), (vocabs.target, store.target))
-    source, target = (
-        vocab.detokenize(side.tokens[: side.lengths[0]].tolist()).split() for vocab, side in sides
-    )
-    assert source == "< das = this > < ist = is > wort0 .".split() and target == "this is wort0 .".split()
-    links, _ = store.columns["alignment"]._links.take(np.array([0]))
-    assert [(source[link >> 16], target[link & 0xFFFF]) for link in links.tolist()] == [
+    for row in range(len(store)):
+        source, target = (vocab.pieces(side.take(np.array([row]))[0][:-1].tolist()) for vocab, side in sides)
+        links, _ = store.columns["alignment"]._links.take(np.array([row]))
+        yield source, target, [(source[link >> 16], target[link & 0xFFFF]) for link in links.tolist()]
+
+
+def test_a_store_has_moved_words_and_their_links(tmp_path):
+    """The whole way: a file of alignments, hints in the text, links between pieces, which are words here."""
+    noise = NoiseConfig(tags=1.0, tag_kinds=TagsConfig(template="< {src} = {trg} >"))
+    source, target, links = next(build_store(tmp_path, noise))
+    assert source == "_< _das _= _this _> _< _ist _= _is _> _wort0 _.".replace("_", SPACE).split()
+    assert target == "_this _is _wort0 _.".replace("_", SPACE).split()
+    assert [(one[1:], other[1:]) for one, other in links] == [
         *(("das", "this"), ("this", "this"), ("ist", "is"), ("is", "is"), ("wort0", "wort0"), (".", "."))
     ]
+
+
+def test_a_store_has_joined_words_and_their_links(tmp_path):
+    only = TypoConfig(*[0.0] * 9)
+    noise = NoiseConfig(typos=1.0, typo_kinds=dataclasses.replace(only, skipped_space=1.0))
+    joined = set()
+    for row, (source, target, links) in enumerate(build_store(tmp_path, noise)):
+        words = dict(zip(f"_das _ist _wort{row} _.".replace("_", SPACE).split(), target, strict=True))
+        translations = [{other for one, other in links if one == piece} for piece in source]
+        # The pieces of the joined word, which the vocabulary lacks, are linked to both translations.
+        unknown = [found for piece, found in zip(source, translations, strict=True) if piece not in words]
+        assert len(unknown) > 3 and len(unknown[0]) == 2 and unknown.count(unknown[0]) == len(unknown)
+        known = {piece: found for piece, found in zip(source, translations, strict=True) if piece in words}
+        assert known == {piece: {word} for piece, word in words.items() if word not in unknown[0]}
+        joined.add(min(target.index(word) for word in unknown[0]))
+    assert joined == {0, 1, 2}
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):

@@ -103,6 +103,7 @@ def test_pairs_are_written_source_first_in_the_order_of_the_target():
         ("the_ dog_ s", "the dog s", [0, 1, 2]),  # spaces at the ends of pieces
         ("_a_b _c", "a b c", [0, 2]),  # a piece of two words is of the first
         ("_ <0xE4> <0xBD> x", "你x", [0, 0, 0, 0]),
+        ("_a <0xE2> <0x96> <0x81> x _b", "a x b", [0, 1, 1, 1, 1, 2]),  # the space in bytes
         ("_a _", "a", [0, 0]),
         ("", "", []),
     ],
