@@ -83,7 +83,8 @@ def _fields() -> str:
     config = Config()
     parts = [
         "# Config fields",
-        "[How to write a config](../training.md#config-files). Each field is also a flag.",
+        "[Training](../training.md#config-files) shows how to write a config. Each field is also a flag. "
+        "*Elsewhere* lists what other toolkits call a field ([versions](../migrating.md#options)).",
     ]
     parts += ["## seed", _list(list_settings(config, "config"))]
     for name, section in list_sections(config):
@@ -177,23 +178,22 @@ def _list_fields(node: ast.ClassDef, source: str) -> Iterator[str]:
     """Yield the public fields of a class with what its docstring, or the comments above them, say of them."""
     listed = (ast.get_docstring(node) or "").partition("Attributes:\n")[2]
     texts = dict(entry.partition(": ")[::2] for entry in _join_entries(listed))
-    types = {
-        one.target.id: one
+    fields = {
+        one.lineno: (one.target.id, one)
         for one in node.body
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
     }
     comments = list[str]()
-    for line in source.split("\n")[node.lineno : node.end_lineno]:
+    for number, line in enumerate(source.split("\n")[: node.end_lineno], start=1):
         if comment := re.match(r"    # (.*)$", line):
             comments.append(comment[1])
             continue
-        field = re.match(r"    (\w+): ", line)
-        if field and field[1] in types and not field[1].startswith("_"):
-            one = types[field[1]]
+        name, one = fields.get(number, ("_", None))
+        if one is not None and not name.startswith("_"):
             default = f" = {ast.unparse(one.value)}" if one.value else ""
-            text = texts.get(field[1], " ".join(comments))
+            text = texts.get(name, " ".join(comments))
             kind = re.sub(r"^Annotated\[([^,]+|tuple\[[^\]]+\]), .*\]$", r"\1", ast.unparse(one.annotation))
-            yield f"* `{field[1]}: {kind}{default}`" + (f": {_escape(text)}" if text else "")
+            yield f"* `{name}: {kind}{default}`" + (f": {_escape(text)}" if text else "")
         comments = []
 
 
