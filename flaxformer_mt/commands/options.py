@@ -100,7 +100,7 @@ class LanguageOptions:
     # Language to translate into, for a multilingual model. None: the model's target language, or the language
     # that the tag of each line names.
     target_language: _TargetLanguage = None
-    # Language of the lines, for a model with data.source_tags. None: the model's source language.
+    # Language of the sources, for a model with data.source_tags. None: the model's source language.
     source_language: _SourceLanguage = None
 
 
@@ -110,9 +110,10 @@ class ScorerOptions:
 
     # ---- scorers ----
 
-    # NAME=SCORER, where other options use NAME, as in --scorer="comet=python comet.py". SCORER is the command
-    # line of a program that reads JSON lines and writes numbers, or MODULE:FUNCTION in Python. spbleu:FILE (a
-    # SentencePiece model) and metrics such as chrf++ have no NAME=. May be given several times.
+    # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py", for options that take a NAME.
+    # SCORER is the command line of a program that reads JSON lines and writes numbers, or MODULE:FUNCTION in
+    # Python. spbleu:FILE (a SentencePiece model) and metrics such as chrf++ have no NAME=. May be given
+    # several times.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS, KnownAs("valid_metrics valid_script_path")] = ()
     # Seconds that a command waits for an answer of a scorer's program before it ends with an error.
     scorer_timeout: Annotated[float, above(0)] = 600.0

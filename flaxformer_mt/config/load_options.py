@@ -43,8 +43,8 @@ class LoadOptions:
     # again without repetitions, and the better translation is taken. keep: they stay as they are.
     repetitions: Literal["search_again", "keep"] = "keep"
     # Whether to use all devices, each for a part of each batch. If the model is too large for one device, all
-    # devices share each sentence. Up to four cores of a CPU become devices, unless JAX has computed before.
-    # All callers that use all devices share compiled programs.
+    # devices share each sentence. On a CPU, up to four cores become devices, unless this process has already
+    # used JAX or the environment sets the number of devices.
     use_all_devices: bool = True
     # Use a checkpoint even if some of its parameters are NaN or infinite.
     allow_nonfinite: bool = False

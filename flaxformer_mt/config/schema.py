@@ -90,7 +90,8 @@ class PrefixConfig:
 
     # Minimum number of words.
     min_words: Annotated[int, at_least(1)] = 2
-    # Maximum number of words. The number is random; a source gets no prefix if its target has fewer words.
+    # Maximum number of words. Each pair draws a number from min_words to max_words; if its target has fewer
+    # words than this number, the source gets no prefix.
     max_words: Annotated[int, at_least(1)] = 5
     # Text before the source, with the words as {trg}; vocab.symbols should contain marks like __start__.
     template: str = "__start__ {trg} __end__"

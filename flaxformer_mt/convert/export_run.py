@@ -246,7 +246,7 @@ def export_run(
     push: str | None = None,
     warn: Callable[[str], None] = warn_user,
 ) -> ExportResult:
-    """Write a trained model in a foreign format; return the written files and the measured difference.
+    """Write a trained model in a foreign format; return its files and the difference from the run's outputs.
 
     Args:
       checkpoint: best, last, average or a step. None: train.final_checkpoint of the run's config.

@@ -289,8 +289,8 @@ def import_run(
         the largest logit exceeds 1, the tolerance is multiplied by it.
       vocab_text: files of text in the languages in use; other pieces are removed from the vocabulary of a
         pretrained model.
-      languages: the languages to translate between, for a multilingual pretrained model. None: the languages
-        of its files.
+      languages: the languages to translate between, for a multilingual pretrained model. None: those that the
+        model's files name, else de and en.
 
     Raises:
       UserError: an unknown or export-only format, a run directory that is not empty, files that are missing,

@@ -169,9 +169,10 @@ class EvaluationResult(TypedDict, total=False):
     confidence: dict[str, Any]
     # BLEU, chrF and mean lengths, for groups of source lengths in words; `to` of the last group is None.
     by_length: list[dict[str, Any]]
-    # For each compared system its name, the number of `differing` translations, and for each metric `score`,
-    # `mean`, `ci` and `p_value`. `paired` names the test.
+    # For each compared system its `name`, the number of `differing` translations, and for each metric its
+    # `score`, `mean`, `ci` and `p_value`.
     against: list[dict[str, Any]]
+    # With `against`: the `test` (bootstrap or approximate) and sacreBLEU's `signatures`.
     paired: dict[str, Any]
     # For a multilingual model, the results of each direction; the scores above are then their means.
     directions: dict[str, "EvaluationResult"]
@@ -216,7 +217,8 @@ def evaluate_run(
     and scores by source length. `resampling` adds confidence intervals, `against` paired tests. For several
     directions, the result contains mean scores, and the results of each in `directions`. For a language
     model, it contains loss (nats per token) and perplexity. Without references, it contains only the scores
-    of `scorers`. With `tune_rerank`, it contains the weight of search.rerank.
+    of `scorers`. With `tune_rerank`, it instead contains the best `rerank_weight`, and the metric's score
+    with each weight tried (`scores`).
 
     Args:
       options, changes: see `Translator.load`; `dtype`, `split_sentences` and `allow_nonfinite` also apply to

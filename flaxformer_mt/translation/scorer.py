@@ -69,13 +69,12 @@ class Scorer:
         """Load the translation model or the language model of a run directory; see `Translator.load`.
 
         Args:
-          options, changes: with long_lines="cut", only the beginning of a line that is too long is scored;
-            otherwise such a line raises UserError.
+          options, changes: see `Translator.load`; scoring uses one device. With long_lines="cut", only the
+            beginning of a line that is too long is scored; otherwise such a line raises UserError.
         """
         scorer = cls.__new__(cls)
-        scorer._model = load_translator(
-            run_dir, dataclasses.replace(options or LoadOptions(), use_all_devices=False, **changes), warn
-        )
+        options = dataclasses.replace(options or LoadOptions(), **changes)
+        scorer._model = load_translator(run_dir, dataclasses.replace(options, use_all_devices=False), warn)
         return scorer
 
     def score(
