@@ -110,12 +110,11 @@ class ScorerOptions:
 
     # ---- scorers ----
 
-    # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py", for options that take a NAME.
-    # SCORER is the command line of a program that reads JSON lines and writes numbers, or MODULE:FUNCTION in
-    # Python. spbleu:FILE (a SentencePiece model) and metrics such as chrf++ have no NAME=. May be given
-    # several times.
+    # Defines a scorer as NAME=SCORER, as in --scorer="comet=python comet.py". SCORER is the command line of a
+    # program that reads JSON lines and writes numbers, or MODULE:FUNCTION in Python. spbleu:FILE (a
+    # SentencePiece model) and metrics such as chrf++ have no NAME=. May be given several times.
     scorer: Annotated[tuple[str, ...], WITH_COMMAS, KnownAs("valid_metrics valid_script_path")] = ()
-    # Seconds that a command waits for an answer of a scorer's program before it ends with an error.
+    # Seconds to wait for an answer of a scorer's program.
     scorer_timeout: Annotated[float, above(0)] = 600.0
 
 
@@ -175,8 +174,7 @@ class ProcessOptions:
     processes: int | None = None
     # Index of this process in a job of several, from 0. None: one process, or --distributed.
     process: int | None = None
-    # Read the number of processes, the index of this process and the coordinator from Slurm, GKE, a TPU pod
-    # or Open MPI, instead of --processes, --process and --coordinator.
+    # Take --coordinator, --processes and --process from Slurm, GKE, a TPU pod or Open MPI.
     distributed: bool = False
 
 
@@ -200,7 +198,7 @@ class WorkerOptions(ProcessOptions):
 class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     """Trains the model that a config describes, or resumes a run from its last checkpoint."""
 
-    # Number of updates to record as a profiler trace in RUN/profile (TensorBoard, Perfetto). None: no trace.
+    # Number of updates to record in RUN/profile, for TensorBoard or Perfetto. None: no trace.
     profile: Annotated[int | None, at_least(1)] = None
     # Start from the parameters of a trained model, RUN or RUN@CHECKPOINT; architecture and vocabulary come
     # from that run, and without --config all other settings too. None: random parameters.

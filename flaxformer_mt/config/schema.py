@@ -552,7 +552,7 @@ class ModelConfig:
     # Whether the logits have a bias for each entry of the target vocabulary.
     output_bias: bool = False
     # Dropout rate of embeddings and of sublayer outputs before the residual sum, usually 0.1, or 0.3 with
-    # little data. 0: none. The embedding, attention and feed-forward dropout rates have this rate as default.
+    # little data. The embedding, attention and feed-forward dropout rates default to it.
     dropout_rate: Annotated[float, share(), USUAL, KnownAs("dropout transformer_dropout")] = 0.1
     # Dropout rate of the sum of embeddings and positions. None: the value of dropout_rate.
     embedding_dropout_rate: Annotated[float | None, share()] = None
@@ -715,7 +715,7 @@ class TrainConfig:
     compile_ahead: Annotated[Literal["auto", "all", "none"], MayChange()] = "auto"
     # Number of updates between two lines of progress and metrics; the end of an epoch adds a line.
     log_every: Annotated[int, at_least(1), MayChange()] = 50
-    # Number of updates between evaluations (loss, BLEU) on the validation set; training also ends with one.
+    # Number of updates between validations (loss, BLEU). Training also ends with one.
     evaluate_every: Annotated[
         int,
         at_least(1),
