@@ -107,6 +107,7 @@ def list_sections(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_comments(kind: type) -> dict[str, FieldComment]:
+    """Return the comment of each field, from the class that declares it."""
     comments: dict[str, FieldComment] = {}
     for base in reversed(kind.__mro__):
         if section := base.__dict__.get("DECLARED_IN"):

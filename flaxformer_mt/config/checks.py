@@ -382,8 +382,7 @@ def _noise_problems(config: Config) -> Iterator[str]:
         reasons[TARGET_NOISE] = "it changes targets, of which data.teacher_scores has scores"
     for (where, noise), (kinds, reason) in itertools.product(noises.items(), reasons.items()):
         for kind in kinds:
-            rate = attrgetter(kind)(noise)
-            if rate:
+            if rate := getattr(noise, kind):
                 yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
 
 

@@ -23,7 +23,7 @@ from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.symbols import TERM_MARKS
-from flaxformer_mt.vocab.words import number_pieces
+from flaxformer_mt.vocab.words import SPACE_BYTES, number_pieces
 
 if TYPE_CHECKING:
     from flaxformer_mt.shapes import TeacherTokens
@@ -230,8 +230,7 @@ class PieceLinker:
 def _tabulate(vocab: Vocab) -> tuple[np.ndarray, np.ndarray]:
     pieces = vocab.pieces(range(vocab.size))
     begins = np.array([piece.startswith(SPACE) for piece in pieces])
-    spaces = (SPACE, f"<0x{SPACE.encode()[0]:02X}>")  # the second one: the first byte of it
-    unclear = np.array([SPACE in piece[1:] or piece in spaces for piece in pieces])
+    unclear = np.array([SPACE in piece[1:] or piece in (SPACE, SPACE_BYTES[0]) for piece in pieces])
     return begins, unclear
 
 

@@ -101,7 +101,7 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
     if not isinstance(sets, dict) or not sets:
         raise ValueError("has no datasets; write datasets: and for each NAME: PATH")
     datasets = {name: _read_dataset(name, value) for name, value in sets.items()}
-    noise = _read_modifiers(values["modifiers"]) if "modifiers" in values else None  # False: none
+    noise = _read_modifiers(values["modifiers"]) if "modifiers" in values else None
     return tuple(_read_stage(name, values.get(name), datasets, noise) for name in names)
 
 
@@ -144,6 +144,8 @@ def _read_stage(name: str, value: Any, sets: dict[str, str], noise: NoiseConfig 
 
 
 def _read_modifiers(values: Any) -> NoiseConfig:
+    if values is False:  # as backward.yml of Firefox's pipeline says that there are none
+        return NoiseConfig()
     noise: dict[str, Any] = {}
     for value in _flatten(list(values.values()) if isinstance(values, dict) else values):  # groups by script
         if not isinstance(value, dict) or not value:
@@ -180,5 +182,5 @@ def _flatten(values: Any) -> Iterator[Any]:
     if isinstance(values, list):
         for value in values:
             yield from _flatten(value)
-    elif values:
+    elif values is not None:
         yield values

@@ -9,8 +9,8 @@ from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.symbols import TERM_MARKS
 from flaxformer_mt.vocab.vocabulary import Vocab
 
-# The bytes of a space that is no piece of its own, in vocabularies of words before one that they lack.
-_SPACE_BYTES = [f"<0x{byte:02X}>" for byte in SPACE.encode()]
+# The pieces of a space that is no piece itself: in a vocabulary of words, before a word that it lacks.
+SPACE_BYTES = [f"<0x{byte:02X}>" for byte in SPACE.encode()]
 
 
 def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
@@ -70,9 +70,9 @@ def _number_words(pieces: Sequence[str]) -> tuple[list[int], int]:
     numbers: list[int] = []
     last, after_space = -1, True
     pieces = list(pieces)
-    for start in range(len(pieces) if _SPACE_BYTES[0] in pieces else 0):
-        if pieces[start : start + len(_SPACE_BYTES)] == _SPACE_BYTES:
-            pieces[start : start + len(_SPACE_BYTES)] = [SPACE] * len(_SPACE_BYTES)
+    for start in range(len(pieces) if SPACE_BYTES[0] in pieces else 0):
+        if pieces[start : start + len(SPACE_BYTES)] == SPACE_BYTES:
+            pieces[start : start + len(SPACE_BYTES)] = [SPACE] * len(SPACE_BYTES)
     for piece in pieces:
         first_word = None
         for character in piece:

@@ -264,6 +264,9 @@ def test_without_modifiers_the_noise_is_that_of_the_config(tmp_path):
         assert read_curriculum(write(tmp_path, text)) == (StageConfig("s", ("a 1",), "a 1"),)
         (stage,) = read_curriculum(write(tmp_path, f"{text}modifiers: False\n"))
         assert stage.noise == NoiseConfig()
+    for nothing in ("0", "''", "[{}]"):
+        with pytest.raises(UserError, match="without a probability"):
+            read_curriculum(write(tmp_path, f"{text}modifiers: {nothing}\n"))
 
 
 WRONG = {
