@@ -190,12 +190,14 @@ def find_config(name: str) -> Path:
     """Find a config file: a path, else configs/NAME.py in the working directory, else recipe NAME."""
     path, recipes = Path(name).expanduser(), list_recipes()
     if path.is_file() or (path / "config.json").is_file() or path.parent != Path("."):
-        return path  # files.load_config reports a missing file, and a run directory
+        return path  # load_config reports a missing file, a run directory and a folder
     local = Path("configs") / f"{path.stem}.py"
     if path.suffix in ("", ".py") and local.is_file():
         return local
     if path.suffix in ("", ".py") and path.stem in recipes:
         return recipes[path.stem]
+    if path.is_dir():
+        return path
     hint = suggest(path.stem, recipes, otherwise=f"known recipes: {', '.join(recipes)}")
     raise UserError(f"config {name} is neither a file nor a recipe{hint}")
 

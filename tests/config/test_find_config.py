@@ -149,12 +149,15 @@ def test_config_files_of_version_0_1_load_unchanged(tmp_path):
     assert config == dataclasses.replace(flaxformer_mt.load_config(CONFIGS[0].stem), seed=77)
 
 
-def test_a_folder_is_no_config_and_a_file_no_run(tmp_path):
+def test_a_folder_is_no_config_and_a_file_no_run(tmp_path, monkeypatch):
     folder, file = tmp_path / "mine.py", tmp_path / "file"
     folder.mkdir()
     file.write_text("text")
     with pytest.raises(UserError, match=f"^config {folder} is a folder, not a config file; give the path"):
         recipes.load_config(folder)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^config mine\.py is a folder, not a config file; .*`new` writes"):
+        recipes.load_config("mine.py")
     with pytest.raises(UserError, match=f"^{file} is a file, not a directory; give another --run=DIR$"):
         recipes.choose_config(None, str(file))
     with pytest.raises(UserError, match=f"^{file} is no folder, so no run directory; give another"):
