@@ -40,6 +40,7 @@ from flaxformer_mt.config.files import (
     read_config,
     split_checkpoint,
 )
+from flaxformer_mt.config.removed import refuse_removed_flag
 from flaxformer_mt.errors import UserError, find_url, local_path
 from flaxformer_mt.object_store.remote_runs import fetch_input, open_copy, open_output, publish_output
 
@@ -130,9 +131,10 @@ def parse_flags(
     topic = by_flag.pop("--help", None)
     if topic is not None:  # help is shown whatever flags are unknown or have no value
         by_flag = {flag: items for flag, items in by_flag.items() if flag in known and items}
-    for flag in by_flag:
-        if flag not in known:
+    for flag in [flag for flag in by_flag if flag not in known]:
+        if not refuse_removed_flag(flag, ",".join(by_flag[flag])):
             _refuse_unknown(flag, list(known), kind)
+        del by_flag[flag]
     required = [f"--{field.name}" for field in dataclasses.fields(kind) if is_required(field)]
     whole = {flag: by_flag.pop(flag) for flag in find_marks(kind, str, "--") if flag in by_flag}
     texts = _take_checkpoint(
@@ -172,6 +174,7 @@ def parse_flags(
     changes = {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
+        refuse_removed_flag(flag, text)
         of_stages = known[flag] == tuple[StageConfig, ...]
         value = _read_stages(text) if of_stages else read_value(text, known[flag], flag, from_text=True)
         if field:

@@ -24,8 +24,6 @@ LARGEST_COUNT = 2**31 - 1
 # Weights of sentence pairs in the loss lie between these, so that no sum of a batch is lost in float32.
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 
-# Fields of earlier versions, which their runs and exports still have.
-_REMOVED = ("config.train.prng",)
 _BOOLS = {"true": True, "false": False}
 # Names of other toolkits -> our field; schema.py fills it from what stands beside the fields.
 FOREIGN_NAMES: dict[str, str] = {}
@@ -120,11 +118,10 @@ def _split_hint(hint: Any) -> tuple[Any, Bounds | None]:
 
 def make_section(kind: type, values: Mapping[str, Any], where: str) -> Any:
     hints = typing.get_type_hints(kind)
-    built = {}
-    for name, value in values.items():
-        if f"{where}.{name}" in _REMOVED:
-            continue
-        built[name] = read_value(value, _find_type(hints, name, where), f"{where}.{name}")
+    built = {
+        name: read_value(value, _find_type(hints, name, where), f"{where}.{name}")
+        for name, value in values.items()
+    }
     return kind(**built)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import make_section, show_value
+from flaxformer_mt.config.removed import take_out
 from flaxformer_mt.errors import (
     UserError,
     describe_error,
@@ -82,8 +83,17 @@ def to_dict(config: Config) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(values: dict[str, Any]) -> Config:
-    return make_section(Config, values, "config")
+def from_dict(values: dict[str, Any], origin: str = "this config") -> Config:
+    """Make a config of what JSON has; warn of removed fields, or refuse those that the network needs."""
+    rest, changed = take_out(values)
+    for name, removed in changed.items():
+        if removed.needed:
+            raise UserError(f"{removed.describe(name)}; use version 0.2 for this run")
+        _warn_once(f"{origin}: {removed.describe(name)}; it has no effect")
+    return make_section(Config, rest, "config")
+
+
+_warn_once = functools.cache(warn_user)  # a command reads the config of a run several times
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -109,7 +119,7 @@ def read_config(path: Path) -> Config:
                 "from, or make one of it with `import`"
             )
         try:
-            config = from_dict(values)
+            config = from_dict(values, str(path))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         if digest is not None and digest != _digest_of(values):

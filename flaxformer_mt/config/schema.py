@@ -5,7 +5,9 @@ it, and its names in other toolkits (config/field_values.py). Rules between fiel
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -21,6 +23,7 @@ from flaxformer_mt.config.field_values import (
     replace_fields,
     share,
 )
+from flaxformer_mt.config.removed import refuse_removed
 from flaxformer_mt.config.tag_styles import TagStyle
 
 # What other toolkits call options that both the config and commands have.
@@ -946,9 +949,31 @@ class Config:
 
     def replace(self, changes: Mapping[str, Any]) -> "Config":
         """Return a config with other values: {"model.model_dim": 512, "train.steps": 10_000}."""
-        return replace_fields(self, changes, "config")
+        return replace_fields(self, refuse_removed(changes), "config")
 
 
 for _path, _mark in find_marks(Config, KnownAs).items():
     for _name in _mark.names.split():
         FOREIGN_NAMES.setdefault(_name, _path)
+
+
+def _take_removed_fields(section: type, where: str) -> None:
+    """Let a section be made with removed fields at their defaults, as config files of earlier versions do."""
+    make = section.__init__  # type: ignore[misc]
+
+    @functools.wraps(make)
+    def initialize(self: Any, *positional: Any, **values: Any) -> None:
+        make(self, *positional, **refuse_removed(values, where))
+
+    section.__init__ = initialize  # type: ignore[misc]
+
+
+def _list_sections(section: type, where: str = "") -> Iterator[tuple[type, str]]:
+    yield section, where
+    for name, hint in typing.get_type_hints(section).items():
+        if dataclasses.is_dataclass(hint):
+            yield from _list_sections(typing.cast(type, hint), f"{where}{name}.")
+
+
+for _section, _where in _list_sections(Config):
+    _take_removed_fields(_section, _where)

@@ -19,6 +19,7 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.field_values import MayChange, find_marks
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
+from flaxformer_mt.config.removed import take_out
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
 from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import remote_runs
@@ -59,6 +60,13 @@ def check_run(run_dir: Path, config: Config) -> None:
     old, newest = read_config(path), _newest_step(run_dir)
     if newest is None:
         return
+    _, removed = take_out(read_json_object(path) | {"search": {}})
+    if removed:
+        again = command_line("train", f"--init={run_dir}", "--run=NEW")
+        raise UserError(
+            f"{run_dir} was trained with {' and '.join(removed)}, which version 0.3 no longer has; resume it "
+            f"with version 0.2, or train its parameters further in a new run: {again}"
+        )
     differences = [line for line in compare_configs(old, config) if not _may_differ(line, config, newest)]
     if _is_untrained_import(run_dir):
         differences = [

@@ -364,10 +364,9 @@ def test_guided_alignment_needs_a_file_a_weight_and_a_head_that_exists():
 
 
 def test_a_field_of_earlier_versions_is_passed_over(tmp_path):
-    """In a run's config.json, with a digest of its own, and in what was exported."""
+    """In a run's config.json, with a digest of its own."""
     values = to_dict(Config())
     values["train"]["prng"] = "rbg"
-    assert from_dict(values) == Config()
     path = tmp_path / "config.json"
     path.write_text(json.dumps(values | {"blake2b": files._digest_of(values)}))
     assert read_config(path) == Config()

@@ -1,0 +1,145 @@
+"""Fields, values and flags of earlier versions that were removed, with what was measured and what to use.
+
+A config or flag that has one at its default means what it always meant. At another value it is an error for
+training; the config of a run gives a warning, unless its network cannot be used without the field.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flaxformer_mt.errors import UserError
+
+
+class Removed(NamedTuple):
+    """A field, value or flag.
+
+    default: the value at which nothing changes; ...: any, as of the options of a removed kind of noise.
+    needed: whether a run that was trained with another value cannot be used without the field.
+    """
+
+    default: Any
+    reason: str
+    needed: bool = False
+
+    def describe(self, name: str) -> str:
+        return f"{name} was removed in version 0.3: {self.reason}"
+
+
+_ANNOTATION = "the model ignored annotations (0 of 923 unknown terms); --glossary=FILE requires terms"
+_RDROP = "R-Drop lost 2.9 BLEU in three seeds; docs/extending.md shows how to add a term to the loss"
+_EIGHT_BITS = "updates in 8 bits gained no more than in float32; --quantization=int8 rounds any model"
+_TEACHER = "a student had 40.65 BLEU with scores, 40.76 without; `distil` writes translations"
+_TARGET_CONTEXT = "targets as context gained nothing (99.90 against 100.00 BLEU); data.context reads sources"
+_REPETITIONS = "searching again changed 1 of 1,000 lines; --no_repeat_ngram forbids repetitions"
+_COMET = '--scorer="comet=python recipes/scorers/comet.py" reports COMET'
+_MBR = "minimum Bayes risk is now search.mbr=chrf with search.method=sample or beam"
+_UNMEASURED = "its gain was never measured"
+_TYPOS = "data.noise.typos makes all kinds of typos, each with probability 0.1"
+_WORDS = "random words have 2 to 5 characters, and there are at most 6"
+
+# Dotted names of fields, NAME=VALUE of values, and flags of commands.
+_TABLE: dict[str, Removed] = {
+    "train.prng": Removed(..., "the generator of random numbers is chosen by itself"),
+    "data.terms": Removed(0.0, _ANNOTATION),
+    "--glossary_use": Removed("auto", _ANNOTATION),
+    "train.rdrop_weight": Removed(0.0, _RDROP),
+    "model.quantization": Removed(None, _EIGHT_BITS),
+    "train.teacher_weight": Removed(0.0, _TEACHER),
+    "data.teacher_scores": Removed((), _TEACHER),
+    "--teacher_scores": Removed(None, _TEACHER),
+    "data.target_context": Removed(False, _TARGET_CONTEXT, needed=True),
+    "--repetitions": Removed("keep", _REPETITIONS),
+    "--comet": Removed(None, _COMET),
+    "search.method=mbr": Removed(None, _MBR),
+    "search.mbr_candidates": Removed("samples", _MBR),
+    "search.mbr_utility": Removed("chrf", _MBR),
+    "search.coverage_layer": Removed(-1, "coverage is that of the last decoder layer"),
+    "search.allow_unknown": Removed(True, "give the unknown symbol to search.suppress, as in <unk>"),
+    "search.ensemble_mean": Removed("log_probs", "ensembles take the mean of log-probabilities"),
+    "data.noise.merge": Removed(0.0, _UNMEASURED),
+    "data.noise.merge_lines": Removed(..., _UNMEASURED),
+    "data.noise.prefix": Removed(0.0, _UNMEASURED),
+    "data.noise.prefix_words": Removed(..., _UNMEASURED),
+    "data.noise.tags": Removed(0.0, "data.noise.inline adds the same random words on both sides"),
+    "data.noise.tag_kinds": Removed(..., _UNMEASURED),
+    "data.noise.punctuation": Removed(0.0, _UNMEASURED),
+    "data.noise.whitespace": Removed(0.0, "data.noise.typos drops and adds spaces"),
+    "data.noise.random_words.min_word_length": Removed(2, _WORDS),
+    "data.noise.random_words.max_word_length": Removed(5, _WORDS),
+    "data.noise.random_words.max_words": Removed(6, _WORDS),
+    **{
+        f"data.noise.typo_kinds.{kind}": Removed(0.1, _TYPOS)
+        for kind in (
+            *("char_swap", "missing_char", "extra_char", "nearby_char", "similar_char"),
+            *("skipped_space", "random_space", "repeated_char", "unichar"),
+        )
+    },
+}
+
+
+def find_removed(name: str, value: Any = None) -> Removed | None:
+    """Return what is known of a removed field or flag, or of a value that a field no longer has."""
+    name = re.sub(r"^data\.stages\.\d+\.noise\b", "data.noise", name)
+    return _TABLE.get(name) or _TABLE.get(name.rpartition(".")[0]) or _TABLE.get(f"{name}={value}")
+
+
+def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], dict[str, Removed]]:
+    """Return the values of a config without removed fields, and those fields that were not at their defaults.
+
+    take_out({"train": {"steps": 9, "rdrop_weight": 5.0}}) is {"train": {"steps": 9}} and what is known of
+    "train.rdrop_weight=5.0".
+    """
+    rest: dict[str, Any] = {}
+    changed: dict[str, Removed] = {}
+    for name, value in values.items():
+        path = f"{where}{name}"
+        if removed := find_removed(path, value):
+            if not _is_default(value, removed):
+                changed[f"{path}={value}"] = removed
+            continue
+        if isinstance(value, dict):
+            inner, changed_inside = take_out(value, f"{path}.")
+            changed |= changed_inside
+            if value and not inner:  # a section of nothing but removed fields
+                continue
+            value = inner
+        elif isinstance(value, list):
+            numbered = {str(number): item for number, item in enumerate(value)}
+            inner, changed_inside = take_out(numbered, f"{path}.")
+            changed |= changed_inside
+            value = list(inner.values())
+        rest[name] = value
+    return rest, changed
+
+
+def refuse_removed(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return the values without removed fields; raise UserError for those that are not at their defaults."""
+    rest, changed = take_out(values, where)
+    if changed:
+        raise UserError(
+            "\n".join(f"{removed.describe(name)}; leave it out" for name, removed in changed.items())
+        )
+    return rest
+
+
+def refuse_removed_flag(flag: str, text: str) -> bool:
+    """Return whether a flag or its value was removed; raise UserError if it was not at its default.
+
+    --config.train.rdrop_weight and the flags of search.* stand for their fields.
+    """
+    names = (flag, flag.removeprefix("--config."), f"search.{flag.removeprefix('--')}")
+    removed = next(filter(None, (find_removed(name, text) for name in names)), None)
+    if removed and not _is_default(text, removed):
+        raise UserError(f"{removed.describe(f'{flag}={text}')}; leave it out")
+    return removed is not None
+
+
+def _is_default(value: Any, removed: Removed) -> bool:
+    """Compare a value of Python, of JSON or of a flag's text."""
+    default = removed.default
+    if default is ... or value == default or (default == () and not value):
+        return True
+    if not isinstance(value, str):
+        return False
+    return value.lower() in (str(default).lower(), f"{default:g}" if isinstance(default, float) else "")
