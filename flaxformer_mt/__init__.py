@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.translation.scorer import Scorer, generate_text
     from flaxformer_mt.translation.translator import Translator
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Annotations",
