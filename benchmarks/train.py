@@ -7,10 +7,9 @@ All systems train the same post-norm Transformer with the same number of paramet
 label smoothing 0.1 and Adam: ours, `MarianMTModel` of transformers, and `torch.nn.Transformer`. The batches
 come from our own planner; `marian-cpp` is Marian itself, which makes its own (marian_peer.py). Each system
 runs in a process of its own, since thread pools in one process slow each other down; all systems have
-`--threads` threads and large memory pages, which they keep from update to update as `train` does
-(commands/launch.py; GLIBC_TUNABLES, if set, holds for all instead). They first compile and warm up one after
-another, which is not measured; then they take turns for several rounds of all batches, and medians are
-compared.
+`--threads` threads and keep their memory from update to update as `train` does (commands/launch.py;
+GLIBC_TUNABLES, if set, holds for all instead). They first compile and warm up one after another, which is not
+measured; then they take turns for several rounds of all batches, and medians are compared.
 
 Settings: small and base for CPUs, each system in float32 and in bfloat16 (`--dtypes`; of the peers, by
 autocast), so that the fastest of ours is compared with the fastest peer (`ratio`), and each dtype with itself

@@ -1,6 +1,6 @@
 """Worker processes of benchmarks: each runs one of the compared systems on command.
 
-Contains the start of a worker, with the same number of threads and large memory pages for all systems.
+Contains the start of a worker, with the same number of threads and the same use of memory for all systems.
 """
 
 import json
@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flaxformer_mt.commands.launch import choose_tunables
+# What the command `train` sets itself (flaxformer_mt/commands/launch.py), here for all systems.
+_KEEP_MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647"}
 
 
 class Worker:
@@ -58,10 +59,9 @@ def open_worker(
     """
     root = Path(__file__).resolve().parent.parent
     environment = {
+        **(_KEEP_MEMORY if keep_memory else {}),
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-        # The commands of the package set this themselves; set here for all systems, unless the user has.
-        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", choose_tunables(keep=keep_memory)),
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": platform,

@@ -1,0 +1,48 @@
+"""Training keeps the memory that it frees, unless the user has set the C library."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from flaxformer_mt.commands.launch import launch
+
+# Allocates and frees an array of 64 MB, and prints the page faults of doing it again.
+PROGRAM = """
+import resource, sys
+sys.path.insert(0, {root!r})
+from flaxformer_mt.commands.launch import keep_memory
+keep_memory()
+faults = []
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory = bytearray(b"x") * (64 << 20)
+    del memory
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(faults[-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets the GNU C library")
+@pytest.mark.parametrize(("tunables", "kept"), [(None, True), ("glibc.malloc.check=0", False)])
+def test_freed_memory_is_used_again_unless_the_user_has_chosen(tunables, kept, pytestconfig):
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    if tunables is not None:
+        environment["GLIBC_TUNABLES"] = tunables
+    program = [sys.executable, "-c", PROGRAM.format(root=str(pytestconfig.rootpath))]
+    done = subprocess.run(program, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    assert (int(done.stdout) < 1000) == kept  # of 16,384 pages, or of some 32 huge ones
+
+
+@pytest.mark.parametrize(("words", "keeps"), [(["train"], True), (["translate", "--run=train"], False)])
+def test_only_training_keeps_memory(monkeypatch, words, keeps):
+    called = []
+    monkeypatch.setattr("flaxformer_mt.commands.launch.keep_memory", lambda: called.append(True))
+    monkeypatch.setattr("flaxformer_mt.commands.main.main", lambda arguments: 0)
+    monkeypatch.setattr(sys, "argv", ["flaxformer-mt", *words])
+    for arguments in (words, None):
+        with pytest.raises(SystemExit):
+            launch(arguments)
+    assert called == [True, True] * keeps
