@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 # What the command `train` sets itself (flaxformer_mt/commands/launch.py), here for all systems.
-_KEEP_MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647"}
+_KEEP_MEMORY = {
+    "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647"
+}
 
 
 class Worker:
