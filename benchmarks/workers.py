@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 # What the command `train` sets itself (flaxformer_mt/commands/launch.py), here for all systems.
-_KEEP_MEMORY = {
-    "GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647"
-}
+_MALLOC = {"arena_max": 1, "mmap_max": 0, "trim_threshold": 2**31 - 1}
+_KEEP_MEMORY = {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())}
 
 
 class Worker:
