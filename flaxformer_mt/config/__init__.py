@@ -20,7 +20,6 @@ from flaxformer_mt.config.schema import (
     SearchConfig,
     StageConfig,
     TrainConfig,
-    TypoConfig,
     VocabConfig,
 )
 
@@ -40,6 +39,5 @@ __all__ = [
     "SearchConfig",
     "StageConfig",
     "TrainConfig",
-    "TypoConfig",
     "VocabConfig",
 ]

@@ -374,7 +374,9 @@ def _find_noises(data: DataConfig) -> dict[str, NoiseConfig]:
 
 def _noise_problems(config: Config) -> Iterator[str]:
     data, noises = config.data, _find_noises(config.data)
-    yield from itertools.chain(*(_moving_problems(noise, where, data) for where, noise in noises.items()))
+    for where, noise in noises.items():
+        if noise.tags and not any(data.alignments):
+            yield f"{where}.tags is {noise.tags}, but data.alignments names no file; make one with align"
     reasons: dict[tuple[str, ...], str] = {}
     if not data.source_language:
         reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
@@ -384,22 +386,6 @@ def _noise_problems(config: Config) -> Iterator[str]:
         for kind in kinds:
             if rate := getattr(noise, kind):
                 yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
-
-
-def _moving_problems(noise: NoiseConfig, where: str, data: DataConfig) -> Iterator[str]:
-    for name in ("merge_lines.min_lines", "random_words.min_word_length", "prefix_words.min_words"):
-        least, most = attrgetter(name, name.replace("min", "max"))(noise)
-        if least > most:
-            yield f"{where}.{name} is {least}, above the maximum of {most}; lower it"
-    kinds, marks = noise.tag_kinds, {"tag_kinds": ("{src}", "{trg}"), "prefix_words": ("{trg}",)}
-    if not 0 < kinds.augment + kinds.replace + kinds.tag or kinds.augment + kinds.replace > 1:
-        yield f"{where}.tag_kinds has shares that are all 0, or above 1 together: {kinds}; change them"
-    for name, values in marks.items():
-        template = getattr(noise, name).template
-        if missing := [value for value in values if value not in template]:
-            yield f"{where}.{name}.template is {template!r}, without {' and '.join(missing)}; write it in"
-    if noise.tags and not any(data.alignments):
-        yield f"{where}.tags is {noise.tags}, but data.alignments names no file; make one with align"
 
 
 def search_width(options: SearchConfig, n_best: int) -> int:

@@ -33,87 +33,9 @@ DTYPE_NAMES = KnownAs("fp16 bf16 compute_dtype amp", "which has bfloat16 and flo
 MOST_LINES = 100
 # What changes in a run that computes in another way.
 _ROUNDING = "further updates are the same up to rounding"
-# Kinds of noise that change sources alone.
-SOURCE_NOISE = ("lower_case", "punctuation", "whitespace", "typos", "prefix", "tags")
-# Kinds of noise that change sources and targets.
-TARGET_NOISE = ("upper_case", "title_case", "end_punctuation", "merge", "random_text", "tags")
-# Kinds of noise that move words, and their alignments with them.
-MOVING_NOISE = ("merge", "random_text", "tags", "prefix")
-
-
-@dataclass(frozen=True)
-class TypoConfig:
-    """Kinds of typos, each with its probability in a line that data.noise.typos has chosen."""
-
-    # Two adjacent letters of a word are swapped.
-    char_swap: Annotated[float, between(0, 1)] = 0.1
-    # A letter of a word is missing.
-    missing_char: Annotated[float, between(0, 1)] = 0.1
-    # A letter is followed or preceded by its neighbor on the keyboard.
-    extra_char: Annotated[float, between(0, 1)] = 0.1
-    # A letter is replaced by its neighbor on the keyboard.
-    nearby_char: Annotated[float, between(0, 1)] = 0.1
-    # A letter is replaced by one that looks like it, such as a letter without its accent.
-    similar_char: Annotated[float, between(0, 1)] = 0.1
-    # A space between two words is missing.
-    skipped_space: Annotated[float, between(0, 1)] = 0.1
-    # There is a space inside a word.
-    random_space: Annotated[float, between(0, 1)] = 0.1
-    # A letter is written twice.
-    repeated_char: Annotated[float, between(0, 1)] = 0.1
-    # A letter that is written twice is written once.
-    unichar: Annotated[float, between(0, 1)] = 0.1
-
-
-@dataclass(frozen=True)
-class MergeConfig:
-    """How many pairs data.noise.merge joins."""
-
-    # Minimum number of pairs that are joined.
-    min_lines: Annotated[int, at_least(1)] = 2
-    # Maximum number of pairs that are joined.
-    max_lines: Annotated[int, at_least(1)] = 4
-
-
-@dataclass(frozen=True)
-class RandomTextConfig:
-    """Random words of data.noise.random_text and data.noise.tags."""
-
-    # Minimum length of random words in characters; adjacent words have the same length.
-    min_word_length: Annotated[int, at_least(1)] = 2
-    # Maximum length of random words in characters.
-    max_word_length: Annotated[int, at_least(1)] = 5
-    # Maximum number of random words; the minimum is 1.
-    max_words: Annotated[int, at_least(1)] = 6
-
-
-@dataclass(frozen=True)
-class PrefixConfig:
-    """Words of the target that data.noise.prefix writes before the source."""
-
-    # Minimum number of words.
-    min_words: Annotated[int, at_least(1)] = 2
-    # Maximum number of words. Each pair draws a number from min_words to max_words; if its target has fewer
-    # words than this number, the source gets no prefix.
-    max_words: Annotated[int, at_least(1)] = 5
-    # Text before the source, with the words as {trg}; vocab.symbols should contain marks like __start__.
-    template: str = "__start__ {trg} __end__"
-
-
-@dataclass(frozen=True)
-class TagsConfig:
-    """What happens to the words that data.noise.tags chooses; tag gets what augment and replace leave."""
-
-    # Share of words after which the same random words are added on both sides, to be copied.
-    augment: Annotated[float, between(0, 1)] = 0.0
-    # Share of words whose translation is replaced by random words, also written next to the source word.
-    replace: Annotated[float, between(0, 1)] = 0.0
-    # Above 0: the translation is written next to the remaining words. 0: augment and replace divide all words
-    # among them, in the ratio of their shares.
-    tag: Annotated[float, between(0, 1)] = 1.0
-    # Text in place of a source word, with this word as {src} and the words next to it as {trg}; vocab.symbols
-    # should contain marks like __source__.
-    template: str = "__source__ {src} __target__ {trg} __done__"
+# Kinds of noise that need sources, and kinds that change targets.
+SOURCE_NOISE = ("lower_case", "typos", "tags")
+TARGET_NOISE = ("upper_case", "title_case", "end_punctuation", "random_text", "tags")
 
 
 @dataclass(frozen=True)
@@ -128,40 +50,22 @@ class NoiseConfig:
     lower_case: Annotated[float, between(0, 1)] = 0.0
     # Share of pairs that lose their final punctuation marks, if both sides end in the same kind of mark.
     end_punctuation: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources in which one punctuation mark is removed, doubled or changed in style.
-    punctuation: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources in which a space is missing, or is added inside a word or before a punctuation mark.
-    whitespace: Annotated[float, between(0, 1)] = 0.0
-    # Share of sources that may have typos, at most one of each kind, with the probabilities in typo_kinds.
+    # Share of sources that may have typos: each of nine kinds occurs at most once, with probability 0.1.
     typos: Annotated[float, between(0, 1)] = 0.0
-    # Kinds of typos: the probability of each kind in a line that data.noise.typos has chosen.
-    typo_kinds: TypoConfig = field(default_factory=TypoConfig)
-    # Share of pairs that are joined with the pairs after them, which also remain by themselves.
-    merge: Annotated[float, between(0, 1)] = 0.0
-    # How many pairs are joined.
-    merge_lines: MergeConfig = field(default_factory=MergeConfig)
     # Share of pairs that are replaced by words of random letters, the same on both sides, to be copied.
     random_text: Annotated[float, between(0, 1)] = 0.0
-    # Length of random words, and how many there are.
-    random_words: RandomTextConfig = field(default_factory=RandomTextConfig)
-    # Share of source words that get their translations, or random words, next to them. Only words are chosen
-    # that data.alignments aligns with a single word of the target, which must be spelled differently.
+    # Share of source words after which the same random words are added on both sides, to be copied: of those
+    # that data.alignments aligns with a single word of the target, which is spelled differently.
     tags: Annotated[float, between(0, 1)] = 0.0
-    # What happens to these words.
-    tag_kinds: TagsConfig = field(default_factory=TagsConfig)
-    # Share of sources before which some words of their targets are written, which translations must have.
-    prefix: Annotated[float, between(0, 1)] = 0.0
-    # How many words, and how they are marked.
-    prefix_words: PrefixConfig = field(default_factory=PrefixConfig)
 
     @property
     def active(self) -> bool:
-        return any(getattr(self, kind) for kind in (*SOURCE_NOISE, *TARGET_NOISE))
+        return any(dataclasses.astuple(self))
 
     @property
     def moves(self) -> bool:
         """Whether words may be at other places than in the text."""
-        return any(getattr(self, kind) for kind in MOVING_NOISE)
+        return bool(self.random_text or self.tags)
 
 
 @dataclass(frozen=True)
@@ -275,7 +179,7 @@ class DataConfig:
     # Stages of training, each with its own mix of the sets in dataset. Config files have a tuple of
     # StageConfig; the flag takes a YAML file in OpusTrainer's format. Empty: one mixture throughout.
     stages: tuple[StageConfig, ...] = ()
-    # Noise in training text: case, typos, punctuation and spaces.
+    # Noise in training text: case, typos, final marks and random words.
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     # Whether sources begin with a tag of the target language, such as >>fr<<. auto: if there are several
     # target languages. With another tag_style than opus, auto and always write the tags of the style, and

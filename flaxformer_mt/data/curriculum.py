@@ -1,18 +1,22 @@
-"""Curriculum: which pairs an epoch of each stage of training has, and which epoch follows it.
+"""Curriculum: which pairs an epoch of each stage of training has, which epoch follows it, and a report on it.
 
 An epoch of a stage is one pass over the set that the stage counts; the others give as
 many pairs as their shares ask for, and go on in the next epoch of the stage where they have stopped.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.config import DataConfig
+from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.stage_mixes import Stage, read_stages
 from flaxformer_mt.corpus.pairs import Part
+from flaxformer_mt.data.batching import plan_epoch, plan_summary
+from flaxformer_mt.data.buckets import make_training_shapes
+from flaxformer_mt.data.epoch_stores import EpochStores
 
 
 class Position(NamedTuple):
@@ -103,3 +107,57 @@ def make_curriculum(
 ) -> Curriculum | None:
     stages = read_stages(data)
     return Curriculum(stages, parts, seed=seed, accumulation=accumulation) if stages else None
+
+
+def plan_stages(config: Config, stores: EpochStores) -> list[dict[str, Any]]:
+    """Plan the first epoch of each stage, with one seed for all runs: a sweep over seeds compiles once.
+
+    `updates` is exact for a stage that ends after steps. For one that ends after epochs it is computed from
+    the first of them, and for one that lasts until training ends it is None. `from_update` is its first.
+    """
+    base, accumulation = stores.base, config.optim.accumulation
+    curriculum = make_curriculum(config.data, base.parts, seed=0, accumulation=accumulation)
+    assert curriculum is not None, "the config has no stages"
+    lengths = base.source_lengths, base.target_lengths
+    shapes = make_training_shapes(*lengths, config=config.data, headroom=stores.varies)
+    described, start = [], 1
+    for number, stage in enumerate(curriculum.stages):
+        drawn = curriculum.draw(Position(0, 0, number))
+        plan = plan_epoch(*lengths, config=config.data, seed=0, epoch=0, shapes=shapes, drawn=drawn)
+        updates = stage.steps
+        if stage.epochs is not None:
+            updates = -(-len(plan) * stage.epochs // accumulation)
+        described.append(
+            {
+                "name": stage.name,
+                "from_update": start,
+                "updates": updates,
+                "reached": start <= config.train.steps,
+                "epochs": stage.epochs,
+                "epoch_of": base.parts[stage.counted].name,
+                "mix": [
+                    {"name": part.name, "pairs": part.size, "share": round(share / sum(stage.shares), 4)}
+                    for part, share in zip(base.parts, stage.shares, strict=True)
+                    if share
+                ],
+                "noise": {kind: rate for kind, rate in dataclasses.asdict(stage.noise).items() if rate},
+                "batches": plan_summary(plan, *lengths),
+            }
+        )
+        start += updates or 0
+    return described
+
+
+def format_stages(stages: Sequence[dict[str, Any]]) -> list[str]:
+    """Write what `plan_stages` returns, one line for each stage."""
+    lines = []
+    for number, stage in enumerate(stages, start=1):
+        mix = ", ".join(f"{part['share']:.1%} {part['name']}" for part in stage["mix"])
+        noise = ", ".join(f"{kind} {rate:g}" for kind, rate in stage["noise"].items())
+        length = "to the end" if stage["updates"] is None else f"for {stage['updates']:,} updates"
+        when = f"from about update {stage['from_update']:,} {length}"
+        if not stage["reached"]:
+            when = "not reached within train.steps"
+        line = f"stage {number} of {len(stages)}, {stage['name']}: {mix}, {when}"
+        lines.append(f"{line}; noise: {noise}" if noise else line)
+    return lines

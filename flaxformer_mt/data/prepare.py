@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from flaxformer_mt.atomic_folder import artifact, digest, digest_file
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import common_languages, find_directions
-from flaxformer_mt.config.schema import MOVING_NOISE
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus.documents import SEPARATOR, find_separator
 from flaxformer_mt.corpus.language_identification import load_identifier
@@ -21,9 +20,9 @@ from flaxformer_mt.corpus.terms import find_lemmatizer
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
+from flaxformer_mt.data.curriculum import plan_stages
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.learned_shortlist import ShortlistRequest, write_shortlist
-from flaxformer_mt.data.stage_report import plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, install_command, name_full_disk, warn_user
@@ -103,8 +102,9 @@ def prepare(
         check_term_marks(vocabs.source, config.data.terms)
     noises = [config.data.noise, *(stage.noise for stage in read_stages(config.data))]
     if any(noise.moves for noise in noises) and (train_pairs.tags or any(train_pairs.target_tags)):
-        kinds = ", ".join(MOVING_NOISE)
-        raise UserError(f"noise of the kinds {kinds} would move the tags of languages; set their rates to 0")
+        raise UserError(
+            "noise of the kinds random_text and tags would move the tags of languages; set their rates to 0"
+        )
     languages = tuple(dict.fromkeys(target for _, target in train_pairs.languages))
     _warn_of_forms(config.data.terms, languages)
     if run_dir is not None and is_first():

@@ -1,10 +1,12 @@
 """Noise and terms in the text of training pairs, as a function of the seed and the number of the line.
 
-Before the vocabulary. The nine typos have OpusTrainer's names and rates; its own code
+Before the vocabulary. The noise is that of OpusTrainer's modifiers; its own code
 needs SentencePiece 0.1.99, and draws from the random numbers that all threads of a process share.
 """
 
+import collections
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -15,16 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.config import NoiseConfig, TypoConfig
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.config import NoiseConfig
+from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.corpus.terms import annotate_pair, find_lemmatizer
-from flaxformer_mt.unicode_text import WORD
+from flaxformer_mt.unicode_text import WORD, split_words
 
 # Part of the key of a token store: raise it when the same seed gives other text.
 _FORMAT = 2
 _TERMS_FORMAT = 1
-# The kinds, in the order in which they are applied. The draws of a line are in this order, too.
-_KINDS = ("end_punctuation", "punctuation", "lower_case", "title_case", "upper_case", "typos", "whitespace")
+# The kinds in the order in which they are applied, each with its column of the random numbers of a line. The
+# other columns are drawn too, so that a seed gives the same text as in earlier versions.
+_KINDS = {"end_punctuation": 0, "lower_case": 2, "title_case": 3, "upper_case": 4, "typos": 5}
+_COLUMNS = 7
+# The probability of each kind of typos in a line that has typos.
+_TYPO_RATE = 0.1
 # Marks at the end of a sentence by kind, as OpusTrainer pairs them, in many scripts.
 _END_MARKS = (".．｡。﹒।॥۔။։።", "!！﹗‼՜", "?？﹖؟\u037e՞፧", ",，､、،၊՝", ":：﹕፥፦", ";；﹔؛፤", "…⋯")
 _KIND_OF_MARK = {mark: kind for kind, marks in enumerate(_END_MARKS) for mark in marks}
@@ -55,10 +61,7 @@ class TextNoise(NamedTuple):
         """JSON values that change whenever the changed text may."""
         lemmas = [language for language in self.target_languages if find_lemmatizer(language)]
         terms = [_TERMS_FORMAT, self.terms, lemmas] if self.terms else []
-        rates = dataclasses.asdict(self.rates)
-        if not self.rates.moves:  # as before there was such noise
-            rates = {name: rates[name] for name in (*_KINDS, "typo_kinds")}
-        return [_FORMAT, rates, sorted(self.symbols), *terms]
+        return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols), *terms]
 
     def annotate(
         self, pairs: Sequence[Pair], links: Sequence[np.ndarray], *, seed: int, languages: Iterable[str]
@@ -89,7 +92,8 @@ class TextNoise(NamedTuple):
         The noise of each pair depends on its index and the seed, and not on the other pairs.
         """
         rates = np.array([getattr(self.rates, kind) for kind in _KINDS])
-        draws = np.random.default_rng(seed).random((len(pairs), len(_KINDS))) < rates
+        numbers = np.random.default_rng(seed).random((len(pairs), _COLUMNS))
+        draws = numbers[:, list(_KINDS.values())] < rates
         noisy, points = list(pairs), [_NO_LINKS] * len(pairs) if links is None else list(links)
         for index, spoken in enumerate(itertools.islice(languages, len(pairs))):
             if draws[index].any():
@@ -109,28 +113,26 @@ class TextNoise(NamedTuple):
     ) -> tuple[Pair, np.ndarray]:
         source, held = hold(pair.source, self.symbols)
         target, held_target = hold(pair.target, self.symbols)
-        for kind in self._draw_typos(kinds, chance):
+        for kind in _draw_typos(kinds, chance):
             before = source
             if kind == "end_punctuation":
                 source, target = drop_end_mark(source, target)
             elif kind in TYPOS:
                 source = edit(source, kind, chance)
-            elif kind in _CHOICES:
-                source = _edit_one_of(source, _CHOICES[kind], chance)
             else:
                 source = change_case(source, kind, languages[0])
                 target = target if kind == "lower_case" else change_case(target, kind, languages[1])
             links = follow_words(links, before, source)
         return Pair(source.translate(held), target.translate(held_target)), links
 
-    def _draw_typos(self, kinds: Iterable[str], chance: random.Random) -> Iterator[str]:
-        """Yield the kinds, with the typos that are drawn in the place of `typos`."""
-        for kind in kinds:
-            if kind == "typos":
-                rates = self.rates.typo_kinds
-                yield from (typo for typo in TYPOS if chance.random() < getattr(rates, typo))
-            else:
-                yield kind
+
+def _draw_typos(kinds: Iterable[str], chance: random.Random) -> Iterator[str]:
+    """Yield the kinds, with the typos that are drawn in the place of `typos`."""
+    for kind in kinds:
+        if kind == "typos":
+            yield from (typo for typo in TYPOS if chance.random() < _TYPO_RATE)
+        else:
+            yield kind
 
 
 def follow_words(links: np.ndarray, before: str, after: str) -> np.ndarray:
@@ -207,23 +209,15 @@ def hold(text: str, symbols: Sequence[str]) -> tuple[str, dict[int, str]]:
     return text, held
 
 
-def spread_languages(
-    parts: Sequence[Part], languages: Sequence[tuple[str, str]]
-) -> Iterator[tuple[str, str]]:
-    for part, spoken in zip(parts, languages, strict=True):
-        yield from itertools.repeat(spoken, part.size)
-
-
 # Rows of keyboards, each row half a key to the right of the one above: QWERTY, the Russian and the Greek one.
 _KEYBOARDS = (
     ("1234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"),
     ("1234567890", "йцукенгшщзхъ", "фывапролджэ", "ячсмитьбю"),
     ("1234567890", "ςερτυθιοπ", "ασδφγηξκλ", "ζχψωβνμ"),
 )
-# Letters that look alike, and styles of a punctuation mark.
+# Letters that look alike.
 _ALIKE = "o0 1li s5 z2 b6 g9q uv nm ce".split()
 _LATIN = dict(zip("ßıłøæđςαοаеорсхуі", "Biloedsaoaeopcxyi", strict=True))  # the others are Greek and Cyrillic
-_STYLES = "'’ \"“”„«» -–— .,;: !?. 。、，".split()
 
 
 def _others(groups: Iterable[str]) -> dict[str, str]:
@@ -243,7 +237,7 @@ def _find_neighbours() -> dict[str, str]:
     return neighbours
 
 
-_NEIGHBOURS, _SIMILAR, _STYLED = _find_neighbours(), _LATIN | _others(_ALIKE), _others(_STYLES)
+_NEIGHBOURS, _SIMILAR = _find_neighbours(), _LATIN | _others(_ALIKE)
 
 
 def _like(letter: str, others: str) -> list[str]:
@@ -261,17 +255,12 @@ def _similar(letter: str) -> list[str]:
     return _like(letter, plain[0] if accented else _SIMILAR.get(letter.lower(), ""))
 
 
-def _class_of(category: str) -> str:
-    """Make a regular expression of one character of a category of Unicode."""
-    members = (chr(code) for code in range(0x21, 0xFF66) if unicodedata.category(chr(code))[0] == category)
-    return f"[{''.join(map(re.escape, members))}]"
-
-
-_P, _M = _class_of("P"), _class_of("M")
+_MARKS = (chr(code) for code in range(0x21, 0xFF66) if unicodedata.category(chr(code))[0] == "M")
+_M = f"[{''.join(map(re.escape, _MARKS))}]"
 _L = rf"[^\W\d_](?!{_M})"  # a letter that no combining mark follows
 _WORD = r"[^\s\U000F0000-\U0010FFFF]"
-# What each edit replaces, and by which strings: one of them, at one random place. Only those of spaces and of
-# marks that are words of their own change the number of words.
+# OpusTrainer's typos: what each replaces, and by which strings: one of them, at one random place. Only those
+# of spaces change the number of words.
 _EDITS: dict[str, tuple[str, Callable[[str], Sequence[str]]]] = {
     "char_swap": (rf"({_L})(?!\2){_L}", lambda two: [two[::-1]]),
     "missing_char": (rf"(?<=[^\W\d_]){_L}|{_L}(?=[^\W\d_])", lambda letter: [""]),
@@ -282,15 +271,9 @@ _EDITS: dict[str, tuple[str, Callable[[str], Sequence[str]]]] = {
     "random_space": (rf"{_L}(?=[^\W\d_])", lambda letter: [f"{letter} "]),
     "repeated_char": (_L, lambda letter: [letter * 2]),
     "unichar": (rf"({_L})\2(?!{_M})", lambda two: [two[0]]),
-    "space_before_mark": (r"(?<=\w)[.,;:!?]", lambda mark: [f" {mark}"]),
-    "drop_mark": (rf"(?:^|(?<=\s)){_P}\s|\s{_P}$|(?<=\S){_P}|{_P}(?=\S)", lambda mark: [""]),
-    "double_mark": ("[.,!?。！？…]", lambda mark: [mark * 2, mark * 3]),
-    "restyle_mark": (f"[{re.escape(''.join(_STYLED))}]", lambda mark: _STYLED[mark]),
 }
 _PATTERNS = {name: re.compile(f"(?=({pattern}))") for name, (pattern, _) in _EDITS.items()}
-TYPOS = tuple(TypoConfig.__dataclass_fields__)
-_CHOICES = {"whitespace": ("skipped_space", "random_space", "space_before_mark")}
-_CHOICES |= {"punctuation": ("drop_mark", "double_mark", "restyle_mark")}
+TYPOS = tuple(_EDITS)
 
 
 def edit(text: str, name: str, chance: random.Random) -> str:
@@ -304,10 +287,79 @@ def edit(text: str, name: str, chance: random.Random) -> str:
     return text
 
 
-def _edit_one_of(text: str, names: Sequence[str], chance: random.Random) -> str:
-    """Make the first possible edit of a random order; a text of nothing but spaces and mark stays."""
-    first = int(chance.random() * len(names))
-    for name in (*names[first:], *names[:first]):
-        if (changed := edit(text, name, chance)) != text:
-            return changed if _has_text(changed) else text
-    return text
+# Blocks of Unicode that random words are of: alphabets, kana, Han, Hangul, emoji.
+_BLOCKS = [
+    tuple(int(end, 16) for end in block.split("-"))
+    for block in "20-7e a0-ff 370-3ff 400-4ff 530-58f 590-5ff 600-6ff 900-97f 980-9ff a80-aff e00-e7f "
+    "1000-109f 10a0-10ff 1780-17ff 3040-309f 30a0-30ff 4e00-9fff ac00-d7af 1f600-1f64f".split()
+]
+# Lengths of random words in characters, and how many there are at most: those of OpusTrainer.
+_SHORTEST, _LONGEST, _MOST = 2, 5, 6
+
+
+def move_words(
+    pairs: Sequence[Pair], links: Sequence[np.ndarray] | None, rates: NoiseConfig, *, seed: int
+) -> tuple[list[Pair], list[np.ndarray] | None]:
+    """Replace pairs by random text, or add random words to them, by the seed and the index of a pair.
+
+    Args:
+      links: the word alignment [K, 2] of each pair, if there are any.
+    """
+    # Of three columns, as in earlier versions: a seed gives the same text.
+    replaced = np.random.default_rng(seed).random((len(pairs), 3))[:, 1] < rates.random_text
+    moved, points = list(pairs), None if links is None else list(links)
+    for index, replaces in enumerate(replaced.tolist()):
+        if replaces:
+            words = make_words(random.Random(seed << 32 | index))
+            source = words if split_words(moved[index].source) else []
+            moved[index] = Pair(" ".join(source), " ".join(words))
+            if points is not None:
+                points[index] = np.array([(n, n) for n in range(len(source))], np.int32).reshape(-1, 2)
+        elif rates.tags and points is not None:
+            chance = random.Random(seed << 32 | index)
+            moved[index], points[index] = add_words(moved[index], points[index], rates.tags, chance)
+    return moved, points
+
+
+@functools.cache
+def _list_characters(first: int, last: int) -> list[str]:
+    return [one for one in map(chr, range(first, last + 1)) if one.isprintable() and one != " "]
+
+
+def make_words(chance: random.Random) -> list[str]:
+    """Make words of one length, of the characters of one block of Unicode."""
+    characters = _list_characters(*chance.choice(_BLOCKS))
+    length = chance.randint(_SHORTEST, _LONGEST)
+    count = chance.randint(1, _MOST)
+    return ["".join(chance.choices(characters, k=length)) for _ in range(count)]
+
+
+def add_words(pair: Pair, links: np.ndarray, share: float, chance: random.Random) -> tuple[Pair, np.ndarray]:
+    """Write the same random words after a share of the source words and after their translations.
+
+    Only after words with one translation, which is spelled differently. The links 0-0 1-1 of "der Hund" and
+    "the dog" are 0-0 1-1 2-2 3-3 of "der Hund xy zw" and "the dog xy zw".
+    """
+    source, target = map(split_words, pair)
+    # Other noise may have dropped a mark that was the last word.
+    kept = [(s, t) for s, t in links.tolist() if s < len(source) and t < len(target)]
+    # How many links each word of either side has.
+    counts, target_counts = (collections.Counter(point[side] for point in kept) for side in (0, 1))
+    chosen = [
+        (s, t)
+        for s, t in kept
+        if counts[s] == target_counts[t] == 1 and source[s] != target[t] and chance.random() < share
+    ]
+    if not chosen:
+        return pair, links
+    # What stands in the place of each word.
+    sources, targets = ([[word] for word in side] for side in (source, target))
+    for s, t in chosen:
+        chance.random()  # unused: a seed gives the same text as in earlier versions
+        added = make_words(chance)
+        sources[s] += added
+        targets[t] += added
+    starts, target_starts = (np.cumsum([0, *map(len, side)]).tolist() for side in (sources, targets))
+    moved = [(starts[s] + n, target_starts[t] + n) for s, t in kept for n in range(len(sources[s]))]
+    noisy = Pair(" ".join(itertools.chain(*sources)), " ".join(itertools.chain(*targets)))
+    return noisy, np.array(moved, np.int32)

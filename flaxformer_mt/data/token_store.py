@@ -25,8 +25,7 @@ from flaxformer_mt.atomic_folder import BuildStopped, artifact, discard
 from flaxformer_mt.corpus.columns import Column, Links, Side
 from flaxformer_mt.corpus.documents import Context, tokenize_before
 from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
-from flaxformer_mt.data.moving_noise import move_words
-from flaxformer_mt.data.text_noise import TextNoise
+from flaxformer_mt.data.text_noise import TextNoise, move_words
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, factory_of, open_pool
@@ -100,7 +99,7 @@ class TokenizeChunks:
             pairs, links = noise.apply(pairs, links, seed=drawn, languages=languages)
             if noise.rates.moves:
                 drawn = fold(seed, block.number, 5)
-                pairs, links = move_words(pairs, links, block.parts, noise.rates, seed=drawn)
+                pairs, links = move_words(pairs, links, noise.rates, seed=drawn)
             if links is not None:
                 block = block._replace(columns=block.columns | {Links.name: links})
             sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]

@@ -20,8 +20,8 @@ from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
 from flaxformer_mt.cpu import slow_bfloat16_reason
 from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
 from flaxformer_mt.data.buckets import Shape
+from flaxformer_mt.data.curriculum import format_stages
 from flaxformer_mt.data.prepare import Prepared, prepare
-from flaxformer_mt.data.stage_report import format_stages
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.attention_kernels import explain_attention

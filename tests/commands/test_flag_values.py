@@ -134,7 +134,7 @@ def test_a_command_without_checkpoints_says_so(tmp_path):
         read_config(tmp_path / "run@250" / "config.json")
 
 
-STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: {mix: [toy_de_en 1], modifiers: [UpperCase: 0.1]}\n"
+STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: [toy_de_en 1]\nmodifiers: [UpperCase: 0.1]\n"
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,10 @@ STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: {mix: [toy_de_en 1], modifie
     [
         *(
             (f"noise.{kind}=1.5", [f"data.noise.{kind} is 1.5", "from 0 to 1"])
-            for kind in (
-                "upper_case",
-                "title_case",
-                "lower_case",
-                "end_punctuation",
-                "punctuation",
-                "whitespace",
-            )
+            for kind in ("upper_case", "title_case", "lower_case", "end_punctuation", "random_text", "tags")
         ),
         ("noise.typos=often", ["data.noise.typos is 'often'", "it must be a finite number"]),
         ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),
-        ("noise.typo_kinds.unichar=-1", ["data.noise.typo_kinds.unichar is -1.0"]),
         ("stages=absent.yaml", ["data.stages: absent.yaml cannot be read"]),
         ("stages={folder}/wrong.yaml", ["has the modifier Retokenize; supported are UpperCase"]),
         ("stages={folder}/other.yaml", ["data.stages: stage s names other", "toy_de_en"]),
@@ -172,7 +164,7 @@ def test_a_wrong_value_gets_one_line(tmp_path, capfd, flag, words):
 
 def test_a_file_of_stages_is_part_of_the_config(tmp_path, capsys):
     (tmp_path / "stages.yaml").write_text(f"{STAGES}seed: 7\n", encoding="utf-8")
-    flags = [f"--config.data.stages={tmp_path / 'stages.yaml'}", "--config.data.noise.typo_kinds.unichar=0"]
+    flags = [f"--config.data.stages={tmp_path / 'stages.yaml'}"]
     assert main(["show", f"--run={tmp_path / 'run'}", "--config=toy_de_en", *flags]) == 0
     out, err = capsys.readouterr()
     assert err.startswith("warning: ") and "no effect here: seed;" in err and err.count("\n") == 1
@@ -180,10 +172,7 @@ def test_a_file_of_stages_is_part_of_the_config(tmp_path, capsys):
     assert [(one["name"], one["mix"], one["noise"]["upper_case"]) for one in data["stages"]] == [
         ("s", ["toy_de_en 1"], 0.1)
     ]
-    assert data["noise"]["typo_kinds"]["unichar"] == 0
     with pytest.raises(SystemExit):
         main(["prepare", f"--run={tmp_path / 'run'}", *flags, "--help=all"])
     text = capsys.readouterr().out
-    assert (
-        "--config.data.stages=FILE.yaml" in text and "--config.data.noise.typo_kinds.char_swap=FLOAT" in text
-    )
+    assert "--config.data.stages=FILE.yaml" in text and "--config.data.noise.typos=FLOAT" in text

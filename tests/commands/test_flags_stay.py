@@ -30,7 +30,7 @@ def read_old_flags() -> set[tuple[str, str]]:
 
 def test_no_flag_is_lost_but_those_that_the_changelog_names():
     old = read_old_flags()
-    assert len(old) > 1000 and ("translate", "--beam_size") in old and ("show", "--config.seed") in old
+    assert len(old) > 900 and ("translate", "--beam_size") in old and ("show", "--config.seed") in old
     present = {
         (command, flag) for command, facts in COMMANDS.items() for flag in list_flag_types(facts.options)
     }

@@ -182,10 +182,8 @@ def fail(capfd, *arguments) -> str:
         ("train --resume", "unknown flag --resume; train goes on with a run by itself: give its --run again"),
         (
             "train --help=modle",
-            "--help=modle: there is no such part of the help (there are: all, data, data.noise, "
-            "data.noise.typo_kinds, data.noise.merge_lines, data.noise.random_words, data.noise.tag_kinds, "
-            "data.noise.prefix_words, data.clean, vocab, model, model.alignment, optim, optim.lora, train, "
-            "parallel, search)",
+            "--help=modle: there is no such part of the help (there are: all, data, data.noise, data.clean, "
+            "vocab, model, model.alignment, optim, optim.lora, train, parallel, search)",
         ),
         ("--print-completion fsh", "--print-completion needs a shell, but got 'fsh' (bash, zsh, fish)"),
         (

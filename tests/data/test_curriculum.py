@@ -14,20 +14,25 @@ from flaxformer_mt.config import (
     OptimConfig,
     StageConfig,
     TrainConfig,
-    TypoConfig,
     VocabConfig,
 )
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import read_config, save_config
-from flaxformer_mt.config.schema import MergeConfig, PrefixConfig, RandomTextConfig, TagsConfig
 from flaxformer_mt.config.stage_mixes import read_stages
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.opustrainer_file import read_curriculum
 from flaxformer_mt.corpus.pairs import Part
-from flaxformer_mt.data.curriculum import BEGINNING, Curriculum, Position, make_curriculum
+from flaxformer_mt.data import text_noise
+from flaxformer_mt.data.curriculum import (
+    BEGINNING,
+    Curriculum,
+    Position,
+    format_stages,
+    make_curriculum,
+    plan_stages,
+)
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import train_batches
-from flaxformer_mt.data.stage_report import format_stages, plan_stages
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.vocab import make_vocabs
@@ -159,8 +164,9 @@ def test_the_report_says_what_each_stage_has(stores, config):
     assert start["updates"] == -(-start["batches"]["batches"] * 2 // 2)
     assert [one["share"] for one in middle["mix"]] == [0.25, 0.75]
     lines = format_stages(report)
-    assert lines[0].startswith("stage 1 of 3, start: 80.0% parallel_text@") and "2 epochs of" in lines[0]
-    assert "3 updates from about update" in lines[1] and lines[1].endswith("; noise: upper_case 0.5")
+    assert lines[0].startswith("stage 1 of 3, start: 80.0% parallel_text@")
+    assert lines[0].endswith(f", from about update 1 for {start['updates']} updates")
+    assert lines[1].endswith(" for 3 updates; noise: upper_case 0.5")
     short = dataclasses.replace(config, train=TrainConfig(steps=1))
     assert "not reached within train.steps" in format_stages(plan_stages(short, stores))[2]
 
@@ -201,32 +207,21 @@ CURRICULUM = """
 datasets:
   clean: corpora/clean.gz     # by its name
   medium: corpora/m/train.tsv.gz
-  dirty: parallel_text@web:de-en
-stages: [start, mid, end]
+stages: [start, end]
 start:
 - clean 0.8
 - medium 0.2
-- dirty 0
 - until clean 2
-mid:
-  mix: [clean 0.6, dirty 0.4, until steps 500]
-  modifiers: []
 end:
-  mix:
-  - dirty 1
-  - until dirty inf
-  modifiers:
-  - &upper
-    - UpperCase: 0.1
-  - RemoveEndPunct: 0.2
-  - *nothing
+- medium 1
+- until medium inf
 modifiers:
 - UpperCase: 0.05
 - TitleCase: 0.04
+- RemoveEndPunct: 0.2
 - Typos: 0.3
-  char_swap: 0.5
 num_fields: 2
-""".replace("  - *nothing\n", "  - []\n")
+"""
 
 
 def write(folder, text: str) -> str:
@@ -236,59 +231,55 @@ def write(folder, text: str) -> str:
 
 
 def test_a_curriculum_becomes_the_stages_of_a_config(tmp_path):
-    start, mid, end = stages = read_curriculum(write(tmp_path, CURRICULUM))
-    only_swaps = TypoConfig(*[0.0] * 9)
-    only_swaps = dataclasses.replace(only_swaps, char_swap=0.5)
-    noise = NoiseConfig(upper_case=0.05, title_case=0.04, typos=0.3, typo_kinds=only_swaps)
-    assert start == StageConfig(
-        "start", ("clean 0.8", "parallel_text@corpora/m 0.2", "parallel_text@web:de-en 0"), "clean 2", noise
+    stages = read_curriculum(write(tmp_path, CURRICULUM))
+    noise = NoiseConfig(upper_case=0.05, title_case=0.04, end_punctuation=0.2, typos=0.3)
+    assert stages == (
+        StageConfig("start", ("clean 0.8", "parallel_text@corpora/m 0.2"), "clean 2", noise),
+        StageConfig("end", ("parallel_text@corpora/m 1",), "parallel_text@corpora/m inf", noise),
     )
-    assert mid == StageConfig("mid", ("clean 0.6", "parallel_text@web:de-en 0.4"), "steps 500", NoiseConfig())
-    assert end.until == "parallel_text@web:de-en inf"
-    assert end.noise == NoiseConfig(upper_case=0.1, end_punctuation=0.2)
-    names = "parallel_text@data/clean,parallel_text@corpora/m,parallel_text@web:de-en"
-    config = Config()
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, dataset=names, stages=stages))
+    sets = "parallel_text@data/clean,parallel_text@corpora/m:de-en"
+    config = Config().replace({"data.dataset": sets, "data.stages": stages})
     validate(config)
     read = read_stages(config.data)
-    assert [stage.shares for stage in read] == [(0.8, 0.2, 0), (0.6, 0, 0.4), (0, 0, 1)]
-    ends = [(one.counted, one.epochs, one.steps) for one in read]
-    assert ends == [(0, 2, None), (0, None, 500), (2, None, None)]
+    assert [(one.shares, one.counted, one.epochs, one.steps) for one in read] == [
+        ((0.8, 0.2), 0, 2, None),
+        ((0, 1), 1, None, None),
+    ]
     save_config(config, tmp_path / "config.json")  # a run is repeated without the file
     assert read_config(tmp_path / "config.json") == config
 
 
 def test_without_modifiers_the_noise_is_that_of_the_config(tmp_path):
-    text = "datasets: {a: a, b: b}\nstages: [s]\ns: [a 1, until a 1]\nseed: 1111\ntrainer: marian\n"
-    with pytest.warns(FlaxformerWarning, match="no effect here: seed and trainer"):
+    text = "datasets: {a: a, b: b}\nstages: [s]\ns: [a 1, until a 1]\nseed: 1111\n"
+    with pytest.warns(FlaxformerWarning, match="no effect here: seed"):
         assert read_curriculum(write(tmp_path, text)) == (StageConfig("s", ("a 1",), "a 1"),)
-        (stage,) = read_curriculum(write(tmp_path, f"{text}modifiers: False\n"))
-        assert stage.noise == NoiseConfig()
+        for none in ("False", "{common: []}", "{common: }"):
+            (stage,) = read_curriculum(write(tmp_path, f"{text}modifiers: {none}\n"))
+            assert stage.noise == NoiseConfig()
     for nothing in ("0", "''", "[{}]"):
         with pytest.raises(UserError, match="without a probability"):
             read_curriculum(write(tmp_path, f"{text}modifiers: {nothing}\n"))
 
 
 WRONG = {
-    "stages: [start, mid, end]": ("", "no list of stages"),
+    "stages: [start, end]": ("", "no list of stages"),
     "num_fields: 2": ("num_fields: 4", "num_fields 4"),
     "start:\n": ("begin:\n", "has begin, which is neither a stage"),
-    "mid:\n": ("mid: 5\nother:\n", "other"),
+    "end:\n": ("end: 5\nother:\n", "other"),
     "- UpperCase: 0.05": (
         "- Retokenize: 0.05",
         "the modifier Retokenize; supported are UpperCase, TitleCase",
     ),
     "- TitleCase: 0.04": ("- TitleCase: 1.5", "TitleCase: 1.5; it must be a probability from 0 to 1"),
     "- Typos: 0.3": ("- Typos: yes", "Typos: True"),
-    "char_swap: 0.5": ("char_swop: 0.5", "the option char_swop of Typos"),
-    "- UpperCase: 0.1\n": ("- UpperCase: 0.1\n      words: 3\n", "the option words of UpperCase"),
+    "Typos: 0.3": ("Typos: 0.3\n  char_swap: 0.5", "char_swap: 0.5 in Typos; it has no options here"),
     "- RemoveEndPunct: 0.2": ("- UpperCase: 0.2", "the modifier UpperCase twice"),
-    "- medium 0.2": ("- medum 0.2", "medum in stage start, which is not a data set (clean,"),
+    "RemoveEndPunct: 0.2": ("Merge: 0.2", "the modifier Merge; supported are UpperCase, TitleCase"),
+    "- medium 0.2": ("- medum 0.2", "medum in stage start, which is not a data set (clean, medium)"),
     "- clean 0.8": ("- clean", "'clean' in stage start; write NAME SHARE"),
-    "- dirty 0\n": ("- until dirty 1\n", "'until dirty 1' in stage start"),
-    "- until clean 2": ("- until clean", "'until clean'"),
-    "modifiers: []": ("preprocess: sort", "preprocess in stage mid; a stage has mix and modifiers"),
-    "  mix: [clean 0.6, dirty 0.4, until steps 500]\n": ("", "no mix in stage mid"),
+    "- medium 0.2\n": ("- until medium 1\n", "'until medium 1' in stage start"),
+    "- until clean 2": ("- until clean", "'clean' in stage start"),
+    "- medium 1\n- until medium inf\n": ("", "no mix in stage end"),
     "  clean: corpora/clean.gz": ("  clean: 3", "the data set clean: 3"),
     "datasets:\n": ("datasets: [\n", "is not YAML"),
 }
@@ -311,30 +302,29 @@ datasets:
   original: {dataset0}
   backtranslated: {dataset1}
 curriculum:
-  mixed:
-    stages: [all]
-    all: [original 0.7, backtranslated 0.3, until original inf]
-  staged:
-    stages: [first, last]
-    first: [original 0.5, backtranslated 0.5, until backtranslated 2]
-    last: [original 1.0, until original inf]
+  one-stage:
+    stages: [train]
+    train: [original 0.7, backtranslated 0.3, until original inf]
+  two-stage:
+    stages: [pretrain, finetune]
+    pretrain: [original 0.6, backtranslated 0.4, until backtranslated 2]
+    finetune: [original 1.0, until original inf]
 modifiers:
   common:
     - RemoveEndPunct: 0.2
-    - Noise: 0.001
-      min_word_length: 3
-      max_words: 4
-    - Merge: 0.01
-      max_lines: 3
+    - Noise: 0.0005
+      min_word_length: 2
+      max_word_length: 5
+      max_words: 6
     - Tags: 0.005
       custom_detok_src: "icu:{src}"
       custom_detok_trg: "icu:{trg}"
+      spm_vocab_src: {vocab_src}
       augment: 1
       tag: 0
-    - Prefix: 0.02
-      template: "<p> {trg} </p>"
   bicameral_src:
     - UpperCase: 0.07
+    - TitleCase: 0.05
   phonemic_src:
     - Typos: 0.05
 seed: {seed}
@@ -345,43 +335,36 @@ num_fields: 3
 def test_firefox_curricula_run_as_they_are(tmp_path):
     path = write(tmp_path, TEACHER)
     with pytest.warns(FlaxformerWarning) as warned:
-        first, last = read_curriculum(f"{path}#staged")
+        first, last = read_curriculum(f"{path}#two-stage")
     texts = [str(one.message) for one in warned]
     assert any("no effect here: seed" in text for text in texts)
-    assert any("no effect here: custom_detok_src, custom_detok_trg" in text for text in texts)
+    assert any("no effect here: custom_detok_src, custom_detok_trg, spm_vocab_src" in text for text in texts)
     assert any(
         "modifiers of bicameral_src and phonemic_src are used for any script" in text for text in texts
     )
-    assert first.mix == ("original 0.5", "backtranslated 0.5") and last.until == "original inf"
-    noise = NoiseConfig(
-        end_punctuation=0.2,
-        upper_case=0.07,
-        typos=0.05,
-        random_text=0.001,
-        random_words=RandomTextConfig(min_word_length=3, max_words=4),
-        merge=0.01,
-        merge_lines=MergeConfig(max_lines=3),
-        tags=0.005,
-        tag_kinds=TagsConfig(augment=1.0, tag=0.0),
-        prefix=0.02,
-        prefix_words=PrefixConfig(template="<p> {trg} </p>"),
-    )
-    assert first.noise == last.noise == noise
+    assert first.mix == ("original 0.6", "backtranslated 0.4") and last.until == "original inf"
+    assert first.noise == last.noise == FIREFOX_NOISE
     for wrong, message in (
-        (path, "the curricula mixed, staged; choose one as FILE#NAME"),
-        (f"{path}#x", "mixed"),
+        (path, "the curricula one-stage, two-stage; choose one as FILE#NAME"),
+        (f"{path}#x", "one-stage"),
     ):
         with pytest.raises(UserError, match=message):
             read_curriculum(wrong)
     for part, other, message in (
-        ("max_words: 4", "max_words: 0", "max_words"),
-        ("max_lines: 3", "max_lines: three", "max_lines"),
-        ("augment: 1", "augment: 2", "augment: 2; it must be a probability"),
-        ("template", "templates", "the option templates of Prefix"),
+        ("max_words: 6", "max_words: 4", "has max_words: 4 in Noise; supported are min_word_length: 2, max_"),
+        ("augment: 1", "augment: 0.5", "has augment: 0.5 in Tags; supported are augment: 1, tag: 0"),
+        ("augment: 1", "", "has augment: 0 in Tags"),
+        ("augment: 1", "template: x", "has augment: 0 in Tags"),
+        ("tag: 0", "template: x", "has template: 'x' in Tags"),
     ):
         with pytest.raises(UserError, match=message), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read_curriculum(write(tmp_path, TEACHER.replace(part, other)) + "#mixed")
+            read_curriculum(write(tmp_path, TEACHER.replace(part, other)) + "#one-stage")
+
+
+FIREFOX_NOISE = NoiseConfig(
+    end_punctuation=0.2, random_text=0.0005, tags=0.005, upper_case=0.07, title_case=0.05, typos=0.05
+)
 
 
 def build_store(folder, noise):
@@ -400,7 +383,7 @@ def build_store(folder, noise):
         cache_dir=str(folder / "cache"),
     )
     pairs = read_pairs(data, "train")
-    words = VocabConfig(kind="word", size=0, symbols=("<", "=", ">"))
+    words = VocabConfig(kind="word", size=0)
     vocabs = make_vocabs(words, pairs, folder / "vocabs")
     store = EpochStores(pairs, vocabs, folder / "stores", 0.0, 3, noise=TextNoise(noise)).store(1)
     sides = ((vocabs.source, store.source), (vocabs.target, store.target))
@@ -410,20 +393,22 @@ def build_store(folder, noise):
         yield source, target, [(source[link >> 16], target[link & 0xFFFF]) for link in links.tolist()]
 
 
-def test_a_store_has_moved_words_and_their_links(tmp_path):
-    """The whole way: a file of alignments, hints in the text, links between pieces, which are words here."""
-    noise = NoiseConfig(tags=1.0, tag_kinds=TagsConfig(template="< {src} = {trg} >"))
-    source, target, links = next(build_store(tmp_path, noise))
-    assert source == "_< _das _= _this _> _< _ist _= _is _> _wort0 _.".replace("_", SPACE).split()
-    assert target == "_this _is _wort0 _.".replace("_", SPACE).split()
-    assert [(one[1:], other[1:]) for one, other in links] == [
-        *(("das", "this"), ("this", "this"), ("ist", "is"), ("is", "is"), ("wort0", "wort0"), (".", "."))
-    ]
+def test_a_store_has_added_words_and_their_links(tmp_path, monkeypatch):
+    """The whole way: a file of alignments, words in the text, links between pieces, which are words here."""
+    monkeypatch.setattr(text_noise, "make_words", lambda chance: ["wort1", "wort2"])
+    source, target, links = next(build_store(tmp_path, NoiseConfig(tags=1.0)))
+    added = ["wort1", "wort2"]
+    sources = ["das", *added, "ist", *added, "wort0", "."]
+    targets = ["this", *added, "is", *added, "wort0", "."]
+    assert source == [f"{SPACE}{word}" for word in sources]
+    assert target == [f"{SPACE}{word}" for word in targets]
+    assert [(one[1:], other[1:]) for one, other in links] == list(zip(sources, targets, strict=True))
 
 
-def test_a_store_has_joined_words_and_their_links(tmp_path):
-    only = TypoConfig(*[0.0] * 9)
-    noise = NoiseConfig(typos=1.0, typo_kinds=dataclasses.replace(only, skipped_space=1.0))
+def test_a_store_has_joined_words_and_their_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_noise, "_TYPO_RATE", 1.0)
+    monkeypatch.setattr(text_noise, "TYPOS", ("skipped_space",))
+    noise = NoiseConfig(typos=1.0)
     joined = set()
     for row, (source, target, links) in enumerate(build_store(tmp_path, noise)):
         words = dict(zip(f"_das _ist _wort{row} _.".replace("_", SPACE).split(), target, strict=True))

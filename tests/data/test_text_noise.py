@@ -1,24 +1,29 @@
-"""Noise: each kind by hand, in many scripts, and as a function of the seed and the line alone."""
+"""Noise: each kind by hand, in many scripts, with alignments, as a function of seed and line alone."""
 
 import random
 import unicodedata
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from flaxformer_mt.config import NoiseConfig, TypoConfig
-from flaxformer_mt.config.schema import MOVING_NOISE, SOURCE_NOISE, TARGET_NOISE
-from flaxformer_mt.corpus.pairs import Pair, Part
+from flaxformer_mt.config import Config, NoiseConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.corpus.pairs import Pair
+from flaxformer_mt.data import text_noise
 from flaxformer_mt.data.text_noise import (
     TYPOS,
     TextNoise,
+    add_words,
     change_case,
     drop_end_mark,
     edit,
+    follow_words,
     hold,
-    spread_languages,
+    make_words,
+    move_words,
 )
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import split_words
 
 TEXTS = [
     *("Der Hund läuft, die Katze schläft; wer ist größer?", "Wasser und Schnee kommen alle"),
@@ -69,9 +74,6 @@ def test_typos_by_hand():
     assert edits("р", "similar_char") == {"p"} and edits("p", "similar_char") == {"p"}  # Cyrillic er, Latin p
     assert edits("A", "nearby_char") == set("QWSZ") and edits("q", "extra_char") == {"qw", "wq", *EXTRA_Q}
     assert edits("a b", "skipped_space") == {"ab"} and edits("ab", "random_space") == {"a b"}
-    assert edits("ja!", "space_before_mark") == {"ja !"} and edits("ja , so", "drop_mark") == {"ja so"}
-    assert edits("ja , so", "double_mark") == {"ja ,, so", "ja ,,, so"}
-    assert edits("ja , so", "restyle_mark") == {"ja . so", "ja ; so", "ja : so"}
 
 
 EXTRA_Q = {"1q", "q1", "2q", "q2", "aq", "qa"}
@@ -114,19 +116,18 @@ def test_the_marks_at_the_end_go_together(source, target, expected):
 
 def test_kinds_change_the_sides_that_they_should():
     pair = Pair("der Hund, die Katze.", "the dog, the cat.")
-    for kind in {*SOURCE_NOISE, *TARGET_NOISE} - {*MOVING_NOISE}:
-        kinds = TypoConfig(char_swap=1.0)
-        noise = noise_of(**{kind: 1.0}, typo_kinds=kinds)
-        assert noise.rates.active
-        (found,) = apply(noise, [pair])
-        assert found.source != pair.source and (found.target == pair.target) is (kind in SOURCE_NOISE), kind
+    for kind in ALL:
+        noise = noise_of(**{kind: 1.0})
+        assert noise.rates.active and not noise.rates.moves
+        found = apply(noise, [pair] * 20)
+        assert any(source != pair.source for source, _ in found)
+        assert all((target == pair.target) is (kind in ("lower_case", "typos")) for _, target in found), kind
     assert apply(noise_of(upper_case=1.0), [pair]) == [Pair("DER HUND, DIE KATZE.", "THE DOG, THE CAT.")]
     assert apply(noise_of(lower_case=1.0), [pair])[0].source == "der hund, die katze."
-    assert not NoiseConfig(typo_kinds=TypoConfig(char_swap=1.0)).active
+    assert not NoiseConfig().active
 
 
-ALL = dict.fromkeys(("upper_case", "title_case", "lower_case", "end_punctuation"), 0.5)
-ALL |= dict.fromkeys(("punctuation", "whitespace", "typos"), 0.5)
+ALL = dict.fromkeys(("upper_case", "title_case", "lower_case", "end_punctuation", "typos"), 0.5)
 
 
 def test_noise_of_a_line_depends_on_the_seed_and_its_number_alone():
@@ -142,38 +143,33 @@ def test_noise_of_a_line_depends_on_the_seed_and_its_number_alone():
     assert apply(noise_of(), pairs) == pairs
     # If these differ, the noise needs another number of its format: token stores would be mixed up.
     assert noise.identity[0] == 2
-    assert [pair.source for pair in whole[3:6]] == [
-        "der Hund sieht3 Häuser",
-        "Der Hund Sieht 4 Häuser",
-        "DER HUND SIEHT 5 HÄUSER",
+    assert [whole[index].source for index in (1, 2, 7)] == [
+        "der hund siebt 1 häuser",
+        "DDER HUND SIEHT 2 HÄUSER",
+        "Der Hund Sieht 7 Hä user .",
     ]
 
 
 def test_alignments_follow_words_that_are_split_joined_and_dropped():
     words = "abc def , ghi jklm . nop: qrst ; uvw !".split()  # each character occurs once
-    pair = Pair(" ".join(words), " ".join(words))
+    text = " ".join(words)
     straight = np.array([(number, number) for number in range(len(words))], np.int32)
-    noises = [noise_of(whitespace=1.0), noise_of(punctuation=1.0)]
-    for kind in SPACE_KINDS:
-        typos = TypoConfig(**dict.fromkeys(TYPOS, 0.0) | {kind: 1.0})
-        noises.append(noise_of(typos=1.0, typo_kinds=typos))
+    changes = [(edit(text, kind, random.Random(seed)), text) for kind in SPACE_KINDS for seed in range(60)]
+    changes.append(drop_end_mark(text, text))
     counts = set()
-    for seed in range(60):
-        for noise in noises:
-            (found,), (links,) = noise.apply([pair], [straight], seed=seed, languages=[LANGUAGES])
-            now = found.source.split()
-            counts.add(len(now) - len(words))
-            if not Counter("".join(now)) - Counter("".join(words)):  # no mark doubled or in another style
-                shared = [
-                    (s, t) for t, old in enumerate(words) for s, new in enumerate(now) if {*new} & {*old}
-                ]
-                assert sorted(map(tuple, links.tolist())) == sorted(shared), found.source
-    assert counts == {-1, 0, 1}
+    for found, _ in changes:
+        now = found.split()
+        counts.add(len(now) - len(words))
+        links = follow_words(straight, text, found)
+        shared = [(s, t) for t, old in enumerate(words) for s, new in enumerate(now) if {*new} & {*old}]
+        assert sorted(map(tuple, links.tolist())) == sorted(shared), found
+    assert counts == {-1, 1}
 
 
-def test_no_side_becomes_empty_and_symbols_stay_whole():
+def test_no_side_becomes_empty_and_symbols_stay_whole(monkeypatch):
+    monkeypatch.setattr(text_noise, "_TYPO_RATE", 1.0)
     symbols = (">>fr<<", "<from:de>", "<BT>", "<b>")
-    noise = noise_of(symbols, **dict.fromkeys(ALL, 1.0), typo_kinds=TypoConfig(*[1.0] * 9))
+    noise = noise_of(symbols, **dict.fromkeys(ALL, 1.0))
     for text in TEXTS:
         pair = Pair(f">>fr<< <from:de> <BT> {text}", text)
         for seed in range(20):
@@ -188,9 +184,67 @@ def test_no_side_becomes_empty_and_symbols_stay_whole():
     assert held.translate(symbol_of) == taken and "<BT>" not in held
 
 
-def test_each_part_has_its_languages():
-    parts = [Part("a", 2, 1.0), Part("b", 1, 1.0)]
-    spread = list(spread_languages(parts, [("tr", "en"), ("en", "tr")]))
-    assert spread == [("tr", "en"), ("tr", "en"), ("en", "tr")]
-    found, _ = noise_of(upper_case=1.0).apply([Pair("i", "i")] * 3, seed=0, languages=spread)
+def test_each_pair_has_its_languages():
+    languages = [("tr", "en"), ("tr", "en"), ("en", "tr")]
+    found, _ = noise_of(upper_case=1.0).apply([Pair("i", "i")] * 3, seed=0, languages=languages)
     assert found == [Pair("İ", "I"), Pair("İ", "I"), Pair("I", "İ")]
+
+
+WORDS = Pair("ich mag 42 Kuchen", "42 I like cake")
+PAIRS = [Pair(f"eins zwei {n}", f"one two {n} !") for n in range(40)]
+LINKS = [np.array([(0, 0), (1, 1), (2, 2)], np.int32)] * 40
+
+
+def move(pairs=PAIRS, links=LINKS, seed: int = 1, **rates: float):
+    return move_words(pairs, links, NoiseConfig(**rates), seed=seed)
+
+
+def test_random_words_follow_words_with_one_translation():
+    links = np.array([(0, 1), (1, 2), (2, 0), (3, 3), (3, 1)])  # Kuchen has two words, and so has I
+    for seed in range(8):
+        pair, moved = add_words(WORDS, links, 1.0, random.Random(seed))
+        source, target = map(split_words, pair)
+        added = source[2:-2]
+        assert added and source == ["ich", "mag", *added, "42", "Kuchen"]  # 42 is the same on both sides
+        assert target == ["42", "I", "like", *added, "cake"]
+        linked = [(source[s], target[t]) for s, t in moved]
+        beside = [("ich", "I"), ("mag", "like"), *zip(added, added, strict=True)]
+        assert linked == [*beside, ("42", "42"), ("Kuchen", "cake"), ("Kuchen", "I")]
+    assert add_words(WORDS, links, 0.0, random.Random(1)) == (WORDS, links)
+    outside = [np.array([(9, 1), (0, 9)])]  # other noise has dropped words
+    assert move([Pair("ich  mag", "I like")], outside, tags=1.0)[0] == [("ich  mag", "I like")]
+
+
+def test_random_text_is_the_same_on_both_sides():
+    pairs, links = move(random_text=1.0)
+    for (source, target), points in zip(pairs, links, strict=True):
+        words = source.split()
+        assert source == target and 1 <= len(words) <= 6 and {len(word) for word in words} <= {2, 3, 4, 5}
+        assert points.tolist() == [[n, n] for n in range(len(words))]
+    assert len(set(pairs)) == len(pairs)
+    assert {len(make_words(random.Random(seed))) for seed in range(200)} == {1, 2, 3, 4, 5, 6}
+    (alone,), _ = move([Pair("", "one two")], None, random_text=1.0)  # a language model
+    assert not alone.source and alone.target
+
+
+def test_words_move_by_the_seed_and_the_pair_alone():
+    rates = {"random_text": 0.2, "tags": 0.3}
+    pairs, links = move(**rates)
+    again, same = move(**rates)
+    assert pairs == again and all(map(np.array_equal, links, same))
+    assert move(seed=2, **rates)[0] != pairs
+    kept = [pair for pair, before in zip(pairs, PAIRS, strict=True) if pair == before]
+    assert 3 < len(kept) < 30
+    assert move(PAIRS[:10], LINKS[:10], **rates)[0] == pairs[:10]
+    # As above: other words need another number of the format.
+    assert pairs[3] == ("eins zwei uh[/N Yw`U+ j4Ai; 3", "one two uh[/N Yw`U+ j4Ai; 3 !")
+    assert pairs[10] == ("ù£ àõ", "ù£ àõ")
+    assert move(links=None, random_text=0.2)[1] is None and move()[0] == PAIRS
+    for pair, points in zip(pairs, links, strict=True):
+        source, target = map(split_words, pair)
+        assert points[:, 0].max() < len(source) and points[:, 1].max() < len(target)
+
+
+def test_tags_without_alignments_are_refused():
+    with pytest.raises(UserError, match=r"data\.noise\.tags is 0\.1, but data\.alignments names no file"):
+        validate(Config().replace({"data.noise.tags": 0.1}))

@@ -339,7 +339,7 @@ def test_terms_are_drawn_again_as_they_were_before_a_kill(base, tiny_text, tmp_p
     [
         pytest.param({"optim": {"accumulation": 2}}, signal.SIGTERM, 143, marks=pytest.mark.slow),
         ({"data": {"batching": "pack"}, "vocab": {"sampling": 0.2}}, signal.SIGINT, 130),
-        ({"data": {"stages": STAGES, "noise": NoiseConfig(whitespace=0.3)}}, signal.SIGTERM, 143),
+        ({"data": {"stages": STAGES, "noise": NoiseConfig(typos=0.3)}}, signal.SIGTERM, 143),
     ],
     ids=["accumulation", "packing and sampling", "stages and noise"],
 )
@@ -364,7 +364,7 @@ def test_asked_to_stop_it_saves_and_resumes(base, tmp_path, at_step, capfd, sect
     assert not (run_dir / "report.json").exists()
     told = capfd.readouterr().err
     if config.data.stages:
-        assert "stage 1 of 2, first: 100.0% parallel_text; 3 updates from about update 1; noise: " in told
+        assert "stage 1 of 2, first: 100.0% parallel_text, from about update 1 for 3 updates; noise: " in told
         assert "update 3 ends stage first, then stage second" in told
     assert f"{number.name}: saving after this step" in told
     assert "stopped at step 3 and saved" in told
