@@ -46,8 +46,6 @@ LORA="--config.optim.lora.rank=4 $BIASES --config.optim.learning_rate=4e-3 --con
 python train.py $BFLOAT16 --config.data.text_dir=data/tatoeba --config.vocab.source_model=both.model --config.model.dropout_rate=0.2 \
     --config.train.steps=5000 --config.train.evaluate_every=1000 --config.train.checkpoint_every=1000 --run=runs/tatoeba_again
 python train.py $BFLOAT16 $AGAIN --config.optim.learning_rate=1e-3 $RARE --run=runs/tuned_again
-python train.py $BFLOAT16 $AGAIN $LORA $TARGETS --config.optim.lora.embedding_rank=16 --config.optim.lora.tokens=300 $RARE \
-    --run=runs/adapted_words_again
 python train.py $BFLOAT16 $AGAIN $LORA $TARGETS --config.optim.lora.embedding_rank=26 $RARE --run=runs/adapted_table_again
 
 # A third start (4,400 updates, 45.56 BLEU).

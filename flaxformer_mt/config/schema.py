@@ -525,9 +525,6 @@ class LoraConfig:
     also_train: tuple[str, ...] = ()
     # LoRA rank of embeddings and, if untied, of the output layer. 0: the value of rank.
     embedding_rank: Annotated[int, at_least(0)] = 0
-    # Number of the most frequent tokens of the training set, such as 500, whose embeddings are trained in
-    # full. Changes of low rank cannot teach the words of a new domain, because each word has its own vector.
-    tokens: Annotated[int, at_least(0)] = 0
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,6 @@ the factors of the adapted matrices, under the paths of these:
 
 The network gets matrix + scale * down @ up. I and O are all inputs and all outputs of a matrix: [H, E, D] of
 an attention's output has I = H * E and O = D.
-
-The vectors of N chosen tokens in a table of embeddings, or in the matrix of an output layer, can each have a
-change of their own, which no rank limits:
-
-    lora/PATH/rows [N, D]   lora/PATH/ids [N]   int32, not trained
 """
 
 import math
@@ -70,7 +65,6 @@ def add_factors(
     alpha: float,
     key: Array,
     embedding_rank: int = 0,
-    tokens: Mapping[str, Array] | None = None,
 ) -> Any:
     """Return the parameters with factors for the matrices at these paths, which change nothing at first.
 
@@ -79,7 +73,6 @@ def add_factors(
 
     Args:
       embedding_rank: the rank for tables with a vector for each token; 0: `rank`.
-      tokens: the ids [N] of the tokens whose vectors have a change of their own, by the path of the table.
     """
     leaves = flatten_tree(params)
     leaves[_SCALE] = jnp.asarray(alpha / rank, jnp.float32)
@@ -100,10 +93,6 @@ def add_factors(
             down, up = jnp.stack(list(map(draw, names))), jnp.zeros((count, own_rank, outputs), jnp.float32)
         leaves[f"{FACTORS}/{path}/down"] = draw(path) if down is None else down
         leaves[f"{FACTORS}/{path}/up"] = up
-    for path, ids in (tokens or {}).items():
-        width = leaves[path].shape[0 if path.endswith("output_kernel") else 1]
-        leaves[f"{FACTORS}/{path}/rows"] = jnp.zeros((len(ids), width), jnp.float32)
-        leaves[f"{FACTORS}/{path}/ids"] = jnp.asarray(ids, jnp.int32)
     return nest_leaves(leaves)
 
 
@@ -130,10 +119,7 @@ def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
     merged = {path: leaf for path, leaf in leaves.items() if not path.startswith(f"{FACTORS}/")}
     for name, leaf in leaves.items():
         path, _, kind = name.removeprefix(f"{FACTORS}/").rpartition("/")
-        if not name.startswith(f"{FACTORS}/") or kind not in ("down", "rows"):
-            continue
-        if kind == "rows":
-            merged[path] = _add_rows(merged[path], leaves[f"{FACTORS}/{path}/ids"], leaf, path)
+        if not name.startswith(f"{FACTORS}/") or kind != "down":
             continue
         up, scale, matrix = leaves[f"{FACTORS}/{path}/up"], leaves[_SCALE], merged[path]
         if isinstance(leaf, np.ndarray):
@@ -142,14 +128,3 @@ def merge_leaves(leaves: Mapping[str, Any]) -> dict[str, Any]:
             change = jnp.matmul(leaf, up, precision="highest")
         merged[path] = matrix + (scale * change).reshape(matrix.shape)
     return merged
-
-
-def _add_rows(table: Any, ids: Any, rows: Any, path: str) -> Any:
-    """Add the changes [N, D] of the tokens with these ids to their vectors in a table [V, D] or [D, V]."""
-    by_column = path.endswith("output_kernel")
-    place, change = ((slice(None), ids), rows.T) if by_column else (ids, rows)
-    if not isinstance(rows, np.ndarray):
-        return jnp.asarray(table).at[place].add(change)
-    changed = np.array(table)
-    changed[place] += change
-    return changed

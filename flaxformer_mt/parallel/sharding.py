@@ -170,13 +170,7 @@ _FACTOR_RULES = tuple(
         (rf"{pattern}/up", (None, next(filter(None, axes[1:]), None))),  # [R, O]
     )
 )
-# The rows of chosen tokens (optim.lora.tokens) are split along the width, as tables are.
-_ROW_RULES = tuple(
-    rule
-    for pattern in (r"(shared|source|target|token)_embedding/embedding", r"output_kernel")
-    for rule in ((rf"{pattern}/rows", (None, "fsdp")), (rf"{pattern}/ids", (None,)))  # [N, D], [N]
-)
-RULES += (*_FACTOR_RULES, *_ROW_RULES, (r"lora/scale", ()))
+RULES += (*_FACTOR_RULES, (r"lora/scale", ()))
 
 _PATTERNS = tuple((re.compile(rf"(?:^|/)(?:{pattern})$"), axes) for pattern, axes in RULES)
 

@@ -6,10 +6,8 @@ the paths of parameters.
 
 import collections
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
@@ -61,42 +59,12 @@ def rank_at(path: str, *, rank: int, embedding_rank: int) -> int:
 
 def is_factor(path: str) -> bool:
     """Tell whether a path is that of a trained part of a change."""
-    return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up", "rows")
+    return path.startswith(f"{FACTORS}/") and path.rpartition("/")[2] in ("down", "up")
 
 
 def find_targets(params: Any, lora: LoraConfig) -> list[str]:
     """Return the paths of the matrices that optim.lora adapts; `params` are arrays or shapes."""
     return [path for path in flatten_tree(params) if is_matrix(path) and is_frozen(path, lora.targets)]
-
-
-def choose_tokens(
-    params: Any, lora: LoraConfig, counts: tuple[np.ndarray, np.ndarray] | None
-) -> dict[str, np.ndarray]:
-    """Return the ids of the `optim.lora.tokens` most frequent tokens of each table, in ascending order.
-
-    A table that source and target share has the most frequent ones of both together. Of equally frequent
-    tokens, those with lower ids are chosen.
-
-    Args:
-      counts: how often each source token and each target token occurs; None: ids from 0 on.
-    """
-    if not lora.tokens:
-        return {}
-    chosen = {}
-    for path in filter(is_table, flatten_tree(params)):
-        ids = np.arange(lora.tokens, dtype=np.int32)
-        if counts is not None:
-            ids = np.sort(np.argsort(-_counts_of(path, counts), kind="stable")[: lora.tokens])
-        chosen[path] = ids
-    return chosen
-
-
-def _counts_of(path: str, counts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """How often each token of a table occurs."""
-    source, target = counts
-    if path.startswith("source_"):
-        return source
-    return source + target if path.startswith(("shared_", "token_")) and len(source) else target
 
 
 def check_patterns(params: Any, optim: OptimConfig) -> None:
@@ -149,26 +117,10 @@ def _check_lora(params: Any, lora: LoraConfig) -> None:
             f"optim.lora.embedding_rank is {lora.embedding_rank}, but optim.lora.targets "
             f"{','.join(lora.targets)} match no table of embeddings; add */embedding"
         )
-    _check_tokens(leaves, lora)
 
 
 def _ranks(lora: LoraConfig) -> dict[str, int]:
     return {"rank": lora.rank, "embedding_rank": lora.embedding_rank}
-
-
-def _check_tokens(leaves: Mapping[str, Any], lora: LoraConfig) -> None:
-    for path in filter(is_table, leaves):
-        size = leaves[path].shape[1 if path.endswith("output_kernel") else 0]
-        if lora.tokens > size:
-            raise UserError(
-                f"optim.lora.tokens is {lora.tokens}, but {path} has {size} tokens; give fewer, or train all "
-                "of it with optim.lora.also_train"
-            )
-        if lora.tokens and is_frozen(path, lora.also_train):
-            raise UserError(
-                f"optim.lora.tokens is {lora.tokens}, but optim.lora.also_train has all tokens of {path}; "
-                "set optim.lora.tokens to 0"
-            )
 
 
 def describe_frozen(params: Any, optim: OptimConfig) -> str:
@@ -187,8 +139,7 @@ def describe_frozen(params: Any, optim: OptimConfig) -> str:
         if path.endswith("/down")
     ]
     changes = [f"{count} of rank {rank}" for rank, count in sorted(collections.Counter(ranks).items())]
-    text = f"{text}; changes of matrices: {', '.join(changes)}"
-    return f"{text}; {optim.lora.tokens} tokens have one of their own" if optim.lora.tokens else text
+    return f"{text}; changes of matrices: {', '.join(changes)}"
 
 
 def _examples(paths: Sequence[str]) -> list[str]:

@@ -274,14 +274,10 @@ def set_up_training(
     if config.optim.freeze or config.optim.lora.rank:
         shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
         check_patterns(shapes, config.optim)
-    counts = None
-    if config.optim.lora.tokens:
-        sizes = {"source_size": vocabs.source.size, "target_size": vocabs.target.size}
-        counts = prepared.train.base.count_tokens(**sizes)
 
     def make_state() -> TrainState:
         placement = {"sharding_of": parallel.sharding_of}
-        params = init_training_params(model, config, config.seed, counts=counts, **placement)
+        params = init_training_params(model, config, config.seed, **placement)
         return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
 
     state, reached = load_state(checkpoints, parallel, make_state)

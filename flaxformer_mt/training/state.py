@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
 from flaxformer_mt.config import Config, ModelConfig, OptimConfig
@@ -18,7 +17,7 @@ from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import add_factors
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.training.frozen import choose_tokens, find_targets
+from flaxformer_mt.training.frozen import find_targets
 from flaxformer_mt.training.optimizers import make_optimizer
 
 # Optimizers for which an array of stacked layers is not the same as its layers.
@@ -97,25 +96,20 @@ def init_training_params(
     model: Model,
     config: Config,
     seed: Array | int,
-    *,
-    counts: tuple[np.ndarray, np.ndarray] | None = None,
     **placement: Any,
 ) -> Any:
     """Draw the initial parameters of training: of the network, and the factors that optim.lora asks for.
 
     Args:
       placement: `sharding_of` of `init_params`.
-      counts: how often each source token and each target token occurs, for `optim.lora.tokens`; without them
-        the shapes are right, but not the choice of tokens.
     """
     key, lora = jax.random.key(seed), config.optim.lora
     params = init_params(model, key, **placement)
     if not lora.rank:
         return params
-    tokens = choose_tokens(params, lora, counts)
     targets = find_targets(params, lora)
     ranks = {"rank": lora.rank, "embedding_rank": lora.embedding_rank}
-    return add_factors(params, targets, alpha=lora.alpha, key=key, tokens=tokens, **ranks)
+    return add_factors(params, targets, alpha=lora.alpha, key=key, **ranks)
 
 
 def init_state(params: Any, config: OptimConfig) -> TrainState:

@@ -252,12 +252,7 @@ def make_update(
                 # The decay is lower in early updates, so that the initial parameters soon lose their weight.
                 number = state.step.astype(jnp.float32)
                 decay = jnp.minimum(config.optim.ema_decay, (1 + number) / (10 + number))
-                ema_params = jax.tree.map(
-                    # The ids of tokens (optim.lora.tokens) have no average.
-                    lambda a, p: a + (1 - decay) * (p - a) if jnp.issubdtype(a.dtype, jnp.floating) else a,
-                    ema_params,
-                    params,
-                )
+                ema_params = jax.tree.map(lambda a, p: a + (1 - decay) * (p - a), ema_params, params)
             return params, opt_state, ema_params
 
         params, opt_state, ema_params = _take_if(

@@ -404,8 +404,7 @@ ZERO = {
     *("model.num_encoder_layers", "model.norm_epsilon", "model.first_position", "model.dropout_rate"),
     *(f"model.{name}_dropout_rate" for name in ("embedding", "attention", "ffn")),
     *(f"optim.{name}" for name in ("warmup_steps", "final_fraction", "b1", "b2", "weight_decay")),
-    *("optim.clip_norm", "optim.ema_decay", "optim.lora.rank"),
-    *("optim.lora.embedding_rank", "optim.lora.tokens"),
+    *("optim.clip_norm", "optim.ema_decay", "optim.lora.rank", "optim.lora.embedding_rank"),
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(
         *(

@@ -1,15 +1,13 @@
 """Factors of low-rank changes: their sizes, their first values, and the matrices with the changes merged."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 from tiny_experiment import change
 
-from flaxformer_mt.model.lora import add_factors, is_matrix, is_table, merge_factors, without_factors
+from flaxformer_mt.model.lora import add_factors, is_matrix, merge_factors, without_factors
 from flaxformer_mt.model.scanned_layers import stack_layers, unstack_layers
-from flaxformer_mt.training.frozen import is_factor
-from flaxformer_mt.trees import flatten_tree, nest_leaves
+from flaxformer_mt.trees import flatten_tree
 
 QUERY, OUT, IN = (
     "encoder/layers_0/self_attention/query/kernel",
@@ -59,37 +57,6 @@ def test_changes_are_merged_into_matrices_of_any_form_and_layout():
     assert_array_equal(merged["encoder/layers_0/query/bias"], np.float32(layer["query"]["bias"]))
 
 
-def test_chosen_tokens_have_changes_of_their_own():
-    """Rows of a table of embeddings, columns of an output layer; on top of a change of low rank."""
-    table, output = "shared_embedding/embedding", "output_kernel"
-    draw = np.random.default_rng(2).standard_normal
-    plain = {"shared_embedding": {"embedding": np.float32(draw((7, 3)))}, output: np.float32(draw((3, 5)))}
-    tokens = {table: np.array([1, 6]), output: np.array([0, 2, 4])}
-    adapted = jax.device_get(
-        add_factors(plain, [table], rank=1, embedding_rank=2, alpha=1, key=jax.random.key(0), tokens=tokens)
-    )
-    leaves = flatten_tree(adapted)
-    assert leaves[f"lora/{table}/down"].shape == (7, 2) and leaves[f"lora/{table}/up"].shape == (2, 3)
-    assert leaves[f"lora/{table}/rows"].shape == (2, 3) and leaves[f"lora/{output}/rows"].shape == (3, 3)
-    assert leaves[f"lora/{table}/ids"].dtype == np.int32
-    assert is_factor(f"lora/{table}/rows") and not is_factor(f"lora/{table}/ids")
-    assert not is_factor("lora/scale") and not is_factor(output)
-    for path, leaf in flatten_tree(merge_factors(adapted)).items():
-        assert_array_equal(leaf, flatten_tree(plain)[path])
-    rows, columns = np.float32(draw((2, 3))), np.float32(draw((3, 3)))
-    leaves |= {f"lora/{table}/rows": rows, f"lora/{output}/rows": columns}
-    leaves |= {f"lora/{table}/up": np.ones((2, 3), np.float32)}
-    adapted = nest_leaves(leaves)
-    wanted = plain["shared_embedding"]["embedding"] + leaves[f"lora/{table}/down"] @ np.ones((2, 3))
-    wanted[[1, 6]] += rows
-    kernel = plain[output].copy()
-    kernel[:, [0, 2, 4]] += columns.T
-    for merged in (merge_factors(adapted), jax.jit(merge_factors)(jax.tree.map(jnp.asarray, adapted))):
-        assert_allclose(merged["shared_embedding"]["embedding"], wanted, rtol=1e-5, atol=1e-6)
-        assert_allclose(merged[output], kernel, rtol=1e-6)
-    assert np.abs(plain[output]).sum() != np.abs(kernel).sum()  # the base model is left as it is
-
-
 def test_every_matrix_of_a_network_has_one_rule_for_its_factors(tiny_config):
     """Split over devices as the matrix is: along its inputs, or along its outputs."""
     from flaxformer_mt.model import init_params, make_model
@@ -103,17 +70,17 @@ def test_every_matrix_of_a_network_has_one_rule_for_its_factors(tiny_config):
     def adapt():
         params = init_params(model, jax.random.key(0))
         paths = list(flatten_tree(params))
-        tokens = {path: np.arange(3) for path in filter(is_table, paths)}
-        key = jax.random.key(0)
-        return add_factors(params, filter(is_matrix, paths), rank=2, alpha=1, key=key, tokens=tokens)
+        return add_factors(
+            params, filter(is_matrix, paths), rank=2, alpha=1, key=jax.random.key(0), embedding_rank=3
+        )
 
     shapes = {path: leaf.shape for path, leaf in flatten_tree(jax.eval_shape(adapt)).items()}
+    assert shapes["lora/output_kernel/down"][-1] == 3
+    assert shapes["lora/encoder/layers_0/feedforward/output/kernel/down"][-1] == 2
     placed = choose_placements(shapes, {"data": 1, "fsdp": 2, "tensor": 2})
     table = {path: tuple(placement.spec) for path, placement in placed.items()}
     names = {path.split("/", 1)[1] for path in table if path.startswith("lora/") and path != "lora/scale"}
-    assert len(names) == 2 * sum(map(is_matrix, table)) + 2 * 3
-    assert table["lora/source_embedding/embedding/rows"] == (None, "fsdp")
-    assert table["lora/output_kernel/rows"] == (None, "fsdp") and table["lora/output_kernel/ids"] == ()
+    assert len(names) == 2 * sum(map(is_matrix, table))
     query, output = "lora/decoder/layers_0/cross_attention/query", "lora/encoder/layers_0/feedforward/output"
     assert table[f"{query}/kernel/down"] == ("fsdp",) and table[f"{query}/kernel/up"] == (None, "tensor")
     assert table[f"{output}/kernel/down"] == ("tensor",) and table[f"{output}/kernel/up"] == (None, "fsdp")

@@ -140,9 +140,7 @@ def test_every_parameter_matches_one_rule_and_every_matrix_is_split():
             assert ("fsdp" in placement.spec) == matrix, (name, path)
             if matrix and "positions" not in path:
                 assert "tensor" in placement.spec, (name, path)
-    factors = {
-        pattern for pattern, _ in RULES if pattern.endswith(("/down", "/up", "/rows", "/ids", "/scale"))
-    }
+    factors = {pattern for pattern, _ in RULES if pattern.endswith(("/down", "/up", "/scale"))}
     assert used | factors == {pattern for pattern, _ in RULES}, "test_lora.py has models with factors"
 
 

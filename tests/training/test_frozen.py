@@ -10,7 +10,6 @@ from flaxformer_mt.config import LoraConfig, OptimConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.training.frozen import (
     check_patterns,
-    choose_tokens,
     describe_frozen,
     replace_trained,
     select_trained,
@@ -75,43 +74,12 @@ def test_low_rank_changes_that_do_not_fit_are_refused():
         (LoraConfig(rank=1, also_train=("*kernel",)), "both match 1 matrices, such as encoder/kernel"),
         (LoraConfig(rank=3), r"rank is 3, but encoder/kernel is a matrix of 2 x 2; give at most 2"),
         (LoraConfig(rank=1, targets=()), "targets is empty"),
-        (LoraConfig(rank=1, tokens=5), r"tokens is 5, but shared_embedding/embedding has 4 tokens; give"),
         (
             LoraConfig(rank=1, embedding_rank=3, targets=("*",)),
             r"embedding_rank is 3, but shared_embedding/embedding is a matrix of 4 x 2; give at most 2",
         ),
         (LoraConfig(rank=1, embedding_rank=2), r"targets \*/kernel match no table of embeddings"),
-        (
-            LoraConfig(rank=1, tokens=2, also_train=("*embedding",)),
-            "also_train has all tokens of shared_embedding/embedding; set optim.lora.tokens to 0",
-        ),
     ):
         with raises(UserError, match=message):
             check_patterns(PARAMS, OptimConfig(lora=lora))
     check_patterns(PARAMS, OptimConfig(lora=LoraConfig(rank=2, targets=("*",), also_train=("*norm",))))
-
-
-def test_tokens_with_changes_of_their_own_are_the_most_frequent_ones():
-    """Of each table's own side, or of both sides together; of equally frequent ones, those of lower ids."""
-    counts = np.array([0, 5, 2, 2, 9]), np.array([3, 0, 4, 8, 0])
-    table = np.zeros((5, 2), np.float32)
-    params = {
-        "source_embedding": {"embedding": table},
-        "target_embedding": {"embedding": table},
-        "output_kernel": table.T,
-        "positions": {"embedding": table},
-    }
-    chosen = choose_tokens(params, LoraConfig(rank=1, tokens=3), counts)
-    assert {path: ids.tolist() for path, ids in chosen.items()} == {
-        "source_embedding/embedding": [1, 2, 4],
-        "target_embedding/embedding": [0, 2, 3],
-        "output_kernel": [0, 2, 3],
-    }
-    shared = {"shared_embedding": {"embedding": table}}
-    (ids,) = choose_tokens(shared, LoraConfig(rank=1, tokens=2), counts).values()
-    assert ids.tolist() == [3, 4]
-    language_model = {"token_embedding": {"embedding": table}}
-    without_source = np.zeros(0, np.int64), counts[1]
-    (ids,) = choose_tokens(language_model, LoraConfig(rank=1, tokens=2), without_source).values()
-    assert ids.tolist() == [2, 3]
-    assert choose_tokens(params, LoraConfig(rank=1), counts) == {}
