@@ -339,7 +339,7 @@ def _find_in_lists(config: Config) -> Iterator[str]:
     for flag in config.parallel.xla_flags:
         if not re.fullmatch(r"xla_\w+=\S+", flag):
             yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
-    tagged = any(noise.tags for noise in _find_noises(data).values())
+    inline = any(noise.inline for noise in _find_noises(data).values())
     for field, weight_field, purpose, usual, remedy in (
         (
             *("data.alignments", "model.alignment.weight", "guided alignment", 0.1),
@@ -351,7 +351,7 @@ def _find_in_lists(config: Config) -> Iterator[str]:
         ),
     ):
         files, weight = attrgetter(field, weight_field)(config)
-        if any(files) and not weight and not (field == "data.alignments" and (data.terms or tagged)):
+        if any(files) and not weight and not (field == "data.alignments" and (data.terms or inline)):
             yield (
                 f"{field} is {','.join(files)}, but {weight_field} is 0, which means no {purpose}; set "
                 f"{weight_field}={usual}, or leave out {field}"
@@ -375,8 +375,8 @@ def _find_noises(data: DataConfig) -> dict[str, NoiseConfig]:
 def _noise_problems(config: Config) -> Iterator[str]:
     data, noises = config.data, _find_noises(config.data)
     for where, noise in noises.items():
-        if noise.tags and not any(data.alignments):
-            yield f"{where}.tags is {noise.tags}, but data.alignments names no file; make one with align"
+        if noise.inline and not any(data.alignments):
+            yield f"{where}.inline is {noise.inline}, but data.alignments names no file; make one with align"
     reasons: dict[tuple[str, ...], str] = {}
     if not data.source_language:
         reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"

@@ -34,8 +34,8 @@ MOST_LINES = 100
 # What changes in a run that computes in another way.
 _ROUNDING = "further updates are the same up to rounding"
 # Kinds of noise that need sources, and kinds that change targets.
-SOURCE_NOISE = ("lower_case", "typos", "tags")
-TARGET_NOISE = ("upper_case", "title_case", "end_punctuation", "random_text", "tags")
+SOURCE_NOISE = ("lower_case", "typos", "inline")
+TARGET_NOISE = ("upper_case", "title_case", "end_punctuation", "random_text", "inline")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class NoiseConfig:
     random_text: Annotated[float, between(0, 1)] = 0.0
     # Share of source words after which the same random words are added on both sides, to be copied: of those
     # that data.alignments aligns with a single word of the target, which is spelled differently.
-    tags: Annotated[float, between(0, 1)] = 0.0
+    inline: Annotated[float, between(0, 1)] = 0.0
 
     @property
     def active(self) -> bool:
@@ -65,7 +65,7 @@ class NoiseConfig:
     @property
     def moves(self) -> bool:
         """Whether words may be at other places than in the text."""
-        return bool(self.random_text or self.tags)
+        return bool(self.random_text or self.inline)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _MODIFIERS = {
     "RemoveEndPunct": "end_punctuation",
     "Typos": "typos",
     "Noise": "random_text",
-    "Tags": "tags",
+    "Tags": "inline",
 }
 # Their options, with the only values that they have here.
 _OPTIONS = {

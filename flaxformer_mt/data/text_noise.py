@@ -315,9 +315,9 @@ def move_words(
             moved[index] = Pair(" ".join(source), " ".join(words))
             if points is not None:
                 points[index] = np.array([(n, n) for n in range(len(source))], np.int32).reshape(-1, 2)
-        elif rates.tags and points is not None:
+        elif rates.inline and points is not None:
             chance = random.Random(seed << 32 | index)
-            moved[index], points[index] = add_words(moved[index], points[index], rates.tags, chance)
+            moved[index], points[index] = add_words(moved[index], points[index], rates.inline, chance)
     return moved, points
 
 

@@ -363,7 +363,7 @@ def test_firefox_curricula_run_as_they_are(tmp_path):
 
 
 FIREFOX_NOISE = NoiseConfig(
-    end_punctuation=0.2, random_text=0.0005, tags=0.005, upper_case=0.07, title_case=0.05, typos=0.05
+    end_punctuation=0.2, random_text=0.0005, inline=0.005, upper_case=0.07, title_case=0.05, typos=0.05
 )
 
 
@@ -396,7 +396,7 @@ def build_store(folder, noise):
 def test_a_store_has_added_words_and_their_links(tmp_path, monkeypatch):
     """The whole way: a file of alignments, words in the text, links between pieces, which are words here."""
     monkeypatch.setattr(text_noise, "make_words", lambda chance: ["wort1", "wort2"])
-    source, target, links = next(build_store(tmp_path, NoiseConfig(tags=1.0)))
+    source, target, links = next(build_store(tmp_path, NoiseConfig(inline=1.0)))
     added = ["wort1", "wort2"]
     sources = ["das", *added, "ist", *added, "wort0", "."]
     targets = ["this", *added, "is", *added, "wort0", "."]

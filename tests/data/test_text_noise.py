@@ -212,7 +212,7 @@ def test_random_words_follow_words_with_one_translation():
         assert linked == [*beside, ("42", "42"), ("Kuchen", "cake"), ("Kuchen", "I")]
     assert add_words(WORDS, links, 0.0, random.Random(1)) == (WORDS, links)
     outside = [np.array([(9, 1), (0, 9)])]  # other noise has dropped words
-    assert move([Pair("ich  mag", "I like")], outside, tags=1.0)[0] == [("ich  mag", "I like")]
+    assert move([Pair("ich  mag", "I like")], outside, inline=1.0)[0] == [("ich  mag", "I like")]
 
 
 def test_random_text_is_the_same_on_both_sides():
@@ -228,7 +228,7 @@ def test_random_text_is_the_same_on_both_sides():
 
 
 def test_words_move_by_the_seed_and_the_pair_alone():
-    rates = {"random_text": 0.2, "tags": 0.3}
+    rates = {"random_text": 0.2, "inline": 0.3}
     pairs, links = move(**rates)
     again, same = move(**rates)
     assert pairs == again and all(map(np.array_equal, links, same))
@@ -245,6 +245,6 @@ def test_words_move_by_the_seed_and_the_pair_alone():
         assert points[:, 0].max() < len(source) and points[:, 1].max() < len(target)
 
 
-def test_tags_without_alignments_are_refused():
-    with pytest.raises(UserError, match=r"data\.noise\.tags is 0\.1, but data\.alignments names no file"):
-        validate(Config().replace({"data.noise.tags": 0.1}))
+def test_inline_noise_without_alignments_are_refused():
+    with pytest.raises(UserError, match=r"data\.noise\.inline is 0\.1, but data\.alignments names no file"):
+        validate(Config().replace({"data.noise.inline": 0.1}))
