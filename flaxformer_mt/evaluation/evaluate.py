@@ -18,7 +18,7 @@ from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.errors import UserError, take_renamed, warn_user
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
@@ -241,7 +241,6 @@ def evaluate_run(
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
-    resampling = take_renamed(changes, "resamples", "resampling", resampling)
     run_dir, loading = open_copy(run_dir), replace(options or LoadOptions(), **changes)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")

@@ -17,7 +17,7 @@ from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
-from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation import score_breakdowns
 from flaxformer_mt.evaluation.comparison import ResamplingOptions
@@ -320,9 +320,6 @@ def test_an_evaluation_has_edits_lengths_and_if_asked_intervals(run_dir):
     assert (confidence["samples"], confidence["level"]) == (20, 95)
     for metric in ("bleu", "chrf", "ter"):
         assert confidence[metric]["ci"] > 0 and "|bs:20|seed:12345|" in confidence[metric]["signature"]
-    with pytest.warns(FlaxformerWarning, match="resamples= is now called resampling="):
-        again = evaluate_run(run_dir, **files, resamples=ResamplingOptions(20))
-    assert sure == again | {"seconds": sure["seconds"]}
     table = write_text(describe_evaluation(sure, name="mine"))
     assert f"{sure['ter']:.2f} ± {confidence['ter']['ci']:.2f}" in table and "source words" in table
     assert "±" not in write_text(describe_evaluation(light, name="mine"))

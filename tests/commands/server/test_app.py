@@ -19,9 +19,8 @@ from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, f
 from flaxformer_mt.commands.server.translations import DirectedModel, add_pivots, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.requests import EngineThread, Request
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import Annotations, Translation
 
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu"]
 
@@ -52,16 +51,16 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
     _, answer = serving.translate("<p><i>ba do</i><br>gu</p>", format="html")
     assert answer == {"translatedText": f"<p><i>{first}</i><br>{second}</p>"}
     marked = "ba <b>do fi</b> gu"
-    (expected,) = translator.translate([marked], n_best=2, annotations=Notes(markup=True))
+    (expected,) = translator.translate([marked], n_best=2, annotations=Annotations(markup=True))
     _, answer = serving.translate(f"<p>{marked}", format="html", alternatives=1)
     assert answer["translatedText"] == f"<p>{expected.text}" and "<b>" in expected.text
     assert answer["alternatives"] == [f"<p>{expected.alternatives[0].text}"]
 
 
 def test_alternatives_scores_alignments_and_attention(serving, translator):
-    notes = Notes(alignments="words", attention=True)
+    annotations = Annotations(alignments="words", attention=True)
     line = "ba do fi gu"
-    (expected,) = translator.translate([line], n_best=2, annotations=notes)
+    (expected,) = translator.translate([line], n_best=2, annotations=annotations)
     (other,) = expected.alternatives
     status, answer = serving.translate(line, alternatives=1, scores=True, alignments="words", attention=True)
     assert status == 200 and answer["translatedText"] == expected.text
