@@ -176,8 +176,7 @@ class EvaluationResult(TypedDict, total=False):
     paired: dict[str, Any]
     # For a multilingual model, the results of each direction; the scores above are then their means.
     directions: dict[str, "EvaluationResult"]
-    # With a glossary: the number of terms (`count`), and their shares that were `used` and in the
-    # `right_form`.
+    # With a glossary: the number of terms (`count`), and the share of them that was `used`.
     terms: dict[str, Any]
     # Numbers of sentences and of lines that were cut (`truncated`), duration, and search options.
     sentences: int
@@ -279,7 +278,7 @@ def evaluate_run(
         with_terms = replace(scored, languages=scored.languages | terms)
         report, evaluation = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
         if terms and references:
-            report["terms"] = score_terms(evaluation, terms["glossary"], scored.direction)
+            report["terms"] = score_terms(evaluation, terms["glossary"])
         rivals = translate_compared_systems(compared, scored, from_files, loading)
         if compared and references:
             lower = scoring["lowercase"]

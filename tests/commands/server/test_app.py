@@ -83,8 +83,7 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
     required = translator.translate(["ba do", "fi gu"], required=[["NU MI"], []])
     expected = "\n".join(one.text for one in required)
     assert "NU MI" in expected and expected != serving.translate(lines)[1]["translatedText"]
-    for fields in ({}, {"glossary_use": "constraint"}):
-        assert serving.translate(lines, glossary=terms, **fields) == (200, {"translatedText": expected})
+    assert serving.translate(lines, glossary=terms) == (200, {"translatedText": expected})
     status, answer = post_file(serving, "a.txt", lines.encode(), source="xx", target="yy", glossary=terms)
     assert status == 200, answer
     with urllib.request.urlopen(answer["translatedFileUrl"]) as response:
@@ -97,15 +96,6 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
         ({"glossary": "ba\t\ud800"}, "has a target term with the character '\\ud800'"),
         ({"glossary": {"ba": "NU"}}, "the field glossary is {'ba': 'NU'}; it must be text"),
         ({"glossary": ["ba\tNU"]}, "it must be text"),
-        (
-            {"glossary_use": "annotation"},
-            "glossary_use is annotation, but there is no field glossary",
-        ),
-        ({"glossary": terms, "glossary_use": "copy"}, "must be auto or annotation or constraint"),
-        (
-            {"glossary": terms, "glossary_use": "annotation"},
-            "cannot be used: the glossary is for annotation",
-        ),
     ]:
         status, answer = serving.translate("ba", **fields)
         assert status == 400 and named in answer["error"] and len(serving.take_log()) == 1, answer
