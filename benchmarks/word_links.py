@@ -38,8 +38,8 @@ from flaxformer_mt.corpus.toy.lexicon import ADJECTIVES, CITIES, FREQUENCIES, NA
 from flaxformer_mt.corpus.toy.toy_de_en import SIZES
 from flaxformer_mt.corpus.word_alignment import align_corpus
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.result import align_words
+from flaxformer_mt.translation.annotation import choose_watched
+from flaxformer_mt.translation.result import Annotations, align_words
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab.words import number_pieces
 
@@ -125,13 +125,15 @@ def measure_links(
     translator: Translator,
     pairs: Sequence[tuple[str, str]],
     known: Sequence[Sequence[tuple[int, int]]],
-    notes: Notes,
+    annotations: Annotations,
 ) -> dict[str, Any]:
     """Return the share of right links in the references, of those that are known."""
     vocabs = translator.vocabs
     ids = [(vocabs.source.tokenize(source), vocabs.target.tokenize(target)) for source, target in pairs]
     readings = translator.scorer.read_all(
-        [Pair(*both) for both in ids], params=translator.all_params, watched=notes.watched(translator.models)
+        [Pair(*both) for both in ids],
+        params=translator.all_params,
+        watched=choose_watched(annotations, translator.models),
     )
     right = total = 0
     for (source, target), (s, t), reading, links in zip(pairs, ids, readings, known, strict=True):
@@ -189,10 +191,10 @@ def measure_layers(
     """`measure_links` of `--alignments` as it is, and of the mean of all heads of each layer."""
     layers = range(translator.config.model.num_decoder_layers)
     shares = [
-        measure_links(translator, pairs, known, Notes(alignments="words", layer=layer))["share"]
+        measure_links(translator, pairs, known, Annotations(alignments="words", layer=layer))["share"]
         for layer in layers
     ]
-    return {**measure_links(translator, pairs, known, Notes(alignments="words")), "layers": shares}
+    return {**measure_links(translator, pairs, known, Annotations(alignments="words")), "layers": shares}
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 _DISTRIBUTION = "flaxformer-mt"
 _ROOT = Path(__file__).resolve().parents[1]
@@ -142,14 +141,6 @@ def describe_error(error: BaseException) -> str:
 def warn_user(message: str) -> None:
     """Issue a `FlaxformerWarning` that points to the library call that caused it."""
     warnings.warn(name_urls(message), FlaxformerWarning, stacklevel=3)
-
-
-def take_renamed(options: dict[str, Any], old: str, new: str, value: Any) -> Any:
-    """Return the value of the argument `new`, or of its former name in `options`, with a warning."""
-    if old not in options:
-        return value
-    warnings.warn(f"{old}= is now called {new}=; use the new name", FlaxformerWarning, stacklevel=3)
-    return options.pop(old)
 
 
 def suggest(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:

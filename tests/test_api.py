@@ -74,12 +74,6 @@ def test_the_examples_run(few_programs, tmp_path, monkeypatch, capfd):
     assert (tmp_path / "runs" / "imported" / "config.json").is_file()
 
 
-def test_a_former_name_of_an_option_is_accepted_with_a_warning():
-    with pytest.warns(flaxformer_mt.FlaxformerWarning, match="spread= is now called use_all_devices="):
-        assert not flaxformer_mt.LoadOptions(spread=False).use_all_devices
-    assert flaxformer_mt.LoadOptions().use_all_devices
-
-
 def test_importing_is_light():
     code = "import sys, flaxformer_mt; print(len(sys.modules), *{'jax', 'numpy', 'flax'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -49,7 +49,6 @@ DOORS = {
     "ray": "workers",
     "matplotlib": "evaluation",
     "tensorflow_datasets": "corpus",
-    "simplemma": "corpus",
     "tensorflow": None,
     "pickle": None,
 }

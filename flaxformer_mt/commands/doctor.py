@@ -56,7 +56,6 @@ EXTRAS = {
     "ray": ("translation on the machines of a Ray cluster", ("ray",)),
     "datasets": ("translation sets of the Hugging Face Hub", ("datasets",)),
     "languages": ("language identification", ("fasttext-predict",)),
-    "terms": ("lemmas of terms", ("simplemma",)),
     "wandb": ("records of training with Weights & Biases", ("wandb",)),
     "mlflow": ("records of training with MLflow", ("mlflow",)),
     "serve": ("the server", ("starlette", "uvicorn")),

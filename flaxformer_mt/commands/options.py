@@ -18,7 +18,6 @@ from flaxformer_mt.config.field_values import (
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import BATCH_NAMES
-from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.pair_table import PairRules
 
 # Marks an option of which each flag is one value: commas do not separate several.
@@ -254,13 +253,10 @@ class GlossaryOptions:
 
     # ---- requirements on translations ----
 
-    # File of terms, one per line: source term, tab, target term. Further columns are ignored, and lines that
-    # begin with # are comments. None: no glossary.
+    # File of terms, one per line: source term, tab, target term. Translations contain the target terms as
+    # they are written (needs beam search). Further columns are ignored, and lines that begin with # are
+    # comments. None: no glossary.
     glossary: str | None = None
-    # annotation: the model sees the translations next to the terms in the source, and inflects them (needs a
-    # model trained with data.terms). constraint: translations contain the terms exactly as the glossary has
-    # them (needs beam search). auto: annotation if the model was trained for it, else constraint.
-    glossary_use: Literal["auto", "annotation", "constraint"] = "auto"
 
 
 # Values of the flags that may be given without a value.
@@ -696,11 +692,7 @@ def read_glossary(options: EvaluateOptions | TranslateOptions) -> Any:
     """Return the `Glossary` that the flags name; None: none."""
     from flaxformer_mt.translation.glossary import Glossary
 
-    if options.glossary is None and options.glossary_use != "auto":
-        raise UserError(
-            f"--glossary_use={options.glossary_use} has no effect without --glossary=FILE; leave it out"
-        )
-    return None if options.glossary is None else Glossary.load(options.glossary, options.glossary_use)
+    return None if options.glossary is None else Glossary.load(options.glossary)
 
 
 def read_languages(options: EvaluateOptions | ScoreOptions | TranslateOptions) -> dict[str, str]:

@@ -175,14 +175,6 @@ _RULES: Rules = {
     "of; set vocab.sampling=0, or leave out data.teacher_scores": (
         lambda c: any(c.data.teacher_scores) and c.vocab.sampling
     ),
-    "{data.terms is}, which needs sources and word alignments: make them with align, and set "
-    "data.alignments=train.align": (
-        lambda c: c.data.terms and not (c.data.source_language and any(c.data.alignments))
-    ),
-    "{data.terms is}, but {vocab.kind} vocabularies have no symbols for terms; set it to 0, and use "
-    "translate --glossary with --glossary_use=constraint": (
-        lambda c: c.data.terms and c.vocab.kind == "pretrained"
-    ),
     "data.teacher_scores needs translations, but data.source_language is empty, which means a language "
     "model; leave out data.teacher_scores": lambda c: (
         any(c.data.teacher_scores) and not c.data.source_language
@@ -351,7 +343,7 @@ def _find_in_lists(config: Config) -> Iterator[str]:
         ),
     ):
         files, weight = attrgetter(field, weight_field)(config)
-        if any(files) and not weight and not (field == "data.alignments" and (data.terms or inline)):
+        if any(files) and not weight and not (field == "data.alignments" and inline):
             yield (
                 f"{field} is {','.join(files)}, but {weight_field} is 0, which means no {purpose}; set "
                 f"{weight_field}={usual}, or leave out {field}"

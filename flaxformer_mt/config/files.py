@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import stat
-import sys
 import tempfile
 import typing
 from pathlib import Path
@@ -58,8 +57,6 @@ def _load_config_file(path: str | Path) -> Config:
     if spec is None or spec.loader is None:
         raise UserError(f"config file {path} is not a Python file; it should define get_config() -> Config")
     module = importlib.util.module_from_spec(spec)
-    # Config files written for version 0.1 import load_config from `flaxformer_mt.config_files`, this module.
-    sys.modules.setdefault("flaxformer_mt.config_files", sys.modules[__name__])
     try:
         spec.loader.exec_module(module)
         if not callable(getattr(module, "get_config", None)):

@@ -1,11 +1,10 @@
 """How a run's model is loaded: options of the commands and of the API, which workers get by pickle."""
 
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from flaxformer_mt.config.schema import DTYPE_NAMES, Dtype, Quantization, SearchConfig
-from flaxformer_mt.errors import warn_user
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,3 @@ class LoadOptions:
     # --shortlist=FILE or as CTranslate2's vmap. Other subwords are not considered, which is faster on CPUs.
     # None: all subwords.
     shortlist: Path | str | None = None
-    # Former name of use_all_devices.
-    spread: InitVar[bool | None] = None
-
-    def __post_init__(self, spread: bool | None) -> None:
-        if spread is not None:
-            warn_user("spread= is now called use_all_devices=; use the new name")
-            object.__setattr__(self, "use_all_devices", spread)

@@ -201,10 +201,6 @@ class DataConfig:
     # without a folder, such as train.align, is looked up in text_dir. Several sets have one file each,
     # separated by commas.
     alignments: tuple[str, ...] = ()
-    # Share of training pairs whose sources have the lemmas of the translations next to some words, found by
-    # data.alignments, so that the model learns to inflect the terms of translate --glossary; 0.1 is usual. 0:
-    # none.
-    terms: Annotated[float, between(0, 1)] = 0.0
     # File of a teacher's scores of the training targets (word-level distillation), which `distil` writes with
     # --teacher_scores; a name without a folder, such as train.scores, is looked up in text_dir. Several sets
     # have one file each, separated by commas.

@@ -22,7 +22,6 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.symbols import TERM_MARKS
 from flaxformer_mt.vocab.words import SPACE_BYTES, number_pieces
 
 if TYPE_CHECKING:
@@ -245,8 +244,7 @@ def _number_words(
         starts = begins[pieces]
         starts[:1] = True
         count = len(split_words(text))
-        simple = count == len(text.split()) and TERM_MARKS[0] not in text
-        if int(starts.sum()) == count and simple and not unclear[pieces].any():
+        if int(starts.sum()) == count == len(text.split()) and not unclear[pieces].any():
             numbers.append(np.cumsum(starts) - 1)
         else:
             numbers.append(np.array(number_pieces(vocab, pieces, text), np.int64))

@@ -1,4 +1,4 @@
-"""The token stores of the epochs: one for all, or with sampling, noise or terms a new one for each."""
+"""The token stores of the epochs: one for all, or with sampling or noise a new one for each."""
 
 import threading
 from collections.abc import Callable, Collection
@@ -49,14 +49,14 @@ class EpochStores:
         self._own_root = own_root or self._root
         self.sampling, self._seed = sampling, seed
         self._noise, self._unused = noise or TextNoise(NoiseConfig()), unused
-        self.varies = varies or bool(sampling) or self._noise.active
+        self.varies = varies or bool(sampling) or self._noise.rates.active
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._stores: dict[int, TokenStore] = {}
         self.base = self._build(0, self._pairs, self._noise, pool=pool, count=count)
 
     def store(self, epoch: int) -> TokenStore:
         """Build the store if missing; all but the base and the last two requested are removed."""
-        if epoch == 0 or not (self.sampling or self._noise.active):
+        if epoch == 0 or not (self.sampling or self._noise.rates.active):
             return self.base
         return self._keep(epoch, lambda: self._build(epoch, self._pairs, self._noise))
 
@@ -66,7 +66,7 @@ class EpochStores:
         With subword sampling or noise it has nothing else, and a pair drawn twice has two drawings.
         """
         noise = self._noise._replace(rates=rates)
-        if not self.sampling and not noise.active and not self._noise.active:
+        if not self.sampling and not rates.active and not self._noise.rates.active:
             return self.base, drawn
         pairs = self._pairs.select(np.sort(drawn))
         store = self._keep(epoch, lambda: self._build(epoch, pairs, noise, self._own_root))
@@ -93,7 +93,7 @@ class EpochStores:
     def _build(
         self, epoch: int, pairs: Pairs, noise: TextNoise, root: Path | None = None, **more: Any
     ) -> TokenStore:
-        active = noise if noise.active else None
+        active = noise if noise.rates.active else None
         store = TokenStore.build(
             pairs,
             self._vocabs,

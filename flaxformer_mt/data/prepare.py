@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from flaxformer_mt.corpus.mixture_weights import describe_shares
 from flaxformer_mt.corpus.reader import Pairs, Split, cache_dir, has_split, read_pairs
 from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.corpus.side_checks import describe_side_problems, find_side_problems
-from flaxformer_mt.corpus.terms import find_lemmatizer
 from flaxformer_mt.data.batching import plan_epoch, plan_summary
 from flaxformer_mt.data.buckets import make_training_shapes
 from flaxformer_mt.data.corpus_diagnostics import find_lost_text, find_overlap
@@ -25,7 +23,7 @@ from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.learned_shortlist import ShortlistRequest, write_shortlist
 from flaxformer_mt.data.text_noise import TextNoise
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import UserError, install_command, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import (
@@ -39,8 +37,7 @@ from flaxformer_mt.runs.target_lengths import TargetLengths, describe_target_len
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.unicode_text import CASES, find_case
 from flaxformer_mt.vocab import Vocabs, make_vocabs
-from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.symbols import TERM_MARKS, check_language_tags, check_tags, check_term_marks
+from flaxformer_mt.vocab.symbols import check_language_tags, check_tags
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 # Training lines whose sentences and letter cases are counted.
@@ -99,14 +96,11 @@ def prepare(
         if context := train_pairs.context:
             for vocab in (vocabs.source, vocabs.target)[: 1 + context.target]:
                 find_separator(vocab)
-        check_term_marks(vocabs.source, config.data.terms)
     noises = [config.data.noise, *(stage.noise for stage in read_stages(config.data))]
     if any(noise.moves for noise in noises) and (train_pairs.tags or any(train_pairs.target_tags)):
         raise UserError(
-            "noise of the kinds random_text and tags would move the tags of languages; set their rates to 0"
+            "noise of the kinds random_text and inline would move the tags of languages; set their rates to 0"
         )
-    languages = tuple(dict.fromkeys(target for _, target in train_pairs.languages))
-    _warn_of_forms(config.data.terms, languages)
     if run_dir is not None and is_first():
         publish(run_dir)
     tags = (part.get("tag", "") for part in train_pairs.report["parts"])
@@ -119,10 +113,10 @@ def prepare(
             config.vocab.sampling,
             config.seed,
             # Noise leaves tags and the symbols of the vocabulary as they are.
-            noise=TextNoise(config.data.noise, tuple(symbols), config.data.terms, languages),
+            noise=TextNoise(config.data.noise, tuple(symbols)),
             varies=any(stage.noise.active for stage in read_stages(config.data)),
             own_root=own_store,
-            # With data.terms, alignments may be there for the sake of the text alone.
+            # With data.noise.tags, alignments may be there for the sake of the text alone.
             unused=() if config.model.alignment.weight else ("alignment",),
             pool=pool,
             count=count,
@@ -153,16 +147,6 @@ def prepare(
     line = None if lengths is None else TargetLengths(lengths["ratio"], lengths["offset"])
     several = None if lengths is None else lengths["several_sentences"]
     return Prepared(vocabs, train, valid_pairs, valid, held_out.get("test"), report, line, several)
-
-
-def _warn_of_forms(share: float, languages: Sequence[str]) -> None:
-    """Warn of languages without lemmas, if sources get translations of terms."""
-    without = ", ".join(language for language in languages if not find_lemmatizer(language))
-    if share and without and is_first():
-        warn_user(
-            f"data.terms is {share}, but there are no lemmas of {without}, so that terms get the forms of "
-            f"targets; simplemma has lemmas of many languages: {install_command(extra='terms')}"
-        )
 
 
 def _learn_lengths(
@@ -215,8 +199,6 @@ def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
 
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
     symbols = [*config.vocab.symbols, *([SEPARATOR] if config.data.context else [])]
-    if config.data.terms:  # the space before a mark, unless it begins a term, is part of its piece
-        symbols += [TERM_MARKS[0], *(SPACE + mark for mark in TERM_MARKS[1:])]
     vocab = dataclasses.replace(config.vocab, symbols=tuple(dict.fromkeys(symbols)))
     if run_dir is not None and (run_dir / "vocab").is_dir():
         open_run(run_dir, config)

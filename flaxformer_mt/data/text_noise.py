@@ -1,4 +1,4 @@
-"""Noise and terms in the text of training pairs, as a function of the seed and the number of the line.
+"""Noise in the text of training pairs, as a function of the seed and the number of the line.
 
 Before the vocabulary. The noise is that of OpusTrainer's modifiers; its own code
 needs SentencePiece 0.1.99, and draws from the random numbers that all threads of a process share.
@@ -19,12 +19,10 @@ import numpy as np
 
 from flaxformer_mt.config import NoiseConfig
 from flaxformer_mt.corpus.pairs import Pair
-from flaxformer_mt.corpus.terms import annotate_pair, find_lemmatizer
 from flaxformer_mt.unicode_text import WORD, split_words
 
 # Part of the key of a token store: raise it when the same seed gives other text.
 _FORMAT = 2
-_TERMS_FORMAT = 1
 # The kinds in the order in which they are applied, each with its column of the random numbers of a line. The
 # other columns are drawn too, so that a seed gives the same text as in earlier versions.
 _KINDS = {"end_punctuation": 0, "lower_case": 2, "title_case": 3, "upper_case": 4, "typos": 5}
@@ -42,42 +40,15 @@ _DOTTED = re.compile("(?:tr|tur|az|aze|crh|tt|tat|kk|kaz)(?:[_-].*)?", re.IGNORE
 
 
 class TextNoise(NamedTuple):
-    """The noise of a training set: its rates, and the symbols and tags that it never changes.
-
-    terms: the share of pairs that get translations of terms, in these target languages.
-    """
+    """The noise of a training set: its rates, and the symbols and tags that it never changes."""
 
     rates: NoiseConfig
     symbols: tuple[str, ...] = ()
-    terms: float = 0.0
-    target_languages: tuple[str, ...] = ()
-
-    @property
-    def active(self) -> bool:
-        return self.rates.active or bool(self.terms)
 
     @property
     def identity(self) -> list[Any]:
         """JSON values that change whenever the changed text may."""
-        lemmas = [language for language in self.target_languages if find_lemmatizer(language)]
-        terms = [_TERMS_FORMAT, self.terms, lemmas] if self.terms else []
-        return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols), *terms]
-
-    def annotate(
-        self, pairs: Sequence[Pair], links: Sequence[np.ndarray], *, seed: int, languages: Iterable[str]
-    ) -> list[str]:
-        """Return the sources, some with translations beside terms, by the seed and the index of a pair alone.
-
-        Args:
-          links: the word alignment [K, 2] of each pair; `languages`: its target language.
-        """
-        drawn = np.random.default_rng(seed).random(len(pairs)) < self.terms
-        return [
-            annotate_pair(*pair, points.tolist(), random.Random(seed << 32 | index), language)
-            if drawn[index]
-            else pair.source
-            for index, (pair, points, language) in enumerate(zip(pairs, links, languages, strict=True))
-        ]
+        return [_FORMAT, dataclasses.asdict(self.rates), sorted(self.symbols)]
 
     def apply(
         self,

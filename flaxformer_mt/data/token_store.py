@@ -106,10 +106,6 @@ class TokenizeChunks:
         if any(self.target_tags):
             leads = [tag and f"{tag} " for tag in self.target_tags]
             targets = [leads[part] + target for part, target in zip(block.parts, targets, strict=True)]
-        if noise is not None and noise.terms:
-            pairs, links = list(map(Pair, sources, targets)), block.columns["alignment"]
-            targeted = (self.languages[part][1] for part in block.parts)
-            sources = noise.annotate(pairs, links, seed=fold(seed, block.number, 3), languages=targeted)
         ids: list[list[np.ndarray]] = [[], []]
         if self.has_source:
             ids[0] = self._tokenize(self.vocabs.source, sources, fold(seed, block.number, 0))

@@ -18,7 +18,7 @@ from flaxformer_mt.config import Config, TrainConfig
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.reader import read_pairs
-from flaxformer_mt.errors import UserError, take_renamed, warn_user
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.evaluation.comparison import (
     ComparedSystem,
     ResamplingOptions,
@@ -176,8 +176,7 @@ class EvaluationResult(TypedDict, total=False):
     paired: dict[str, Any]
     # For a multilingual model, the results of each direction; the scores above are then their means.
     directions: dict[str, "EvaluationResult"]
-    # With a glossary: the number of terms (`count`), and their shares that were `used` and in the
-    # `right_form`.
+    # With a glossary: the number of terms (`count`), and the share of them that was `used`.
     terms: dict[str, Any]
     # Numbers of sentences and of lines that were cut (`truncated`), duration, and search options.
     sentences: int
@@ -241,7 +240,6 @@ def evaluate_run(
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
-    resampling = take_renamed(changes, "resamples", "resampling", resampling)
     run_dir, loading = open_copy(run_dir), replace(options or LoadOptions(), **changes)
     source, reference = (None if file is None else str(file) for file in (source, reference))
     compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
@@ -280,7 +278,7 @@ def evaluate_run(
         with_terms = replace(scored, languages=scored.languages | terms)
         report, evaluation = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
         if terms and references:
-            report["terms"] = score_terms(evaluation, terms["glossary"], scored.direction)
+            report["terms"] = score_terms(evaluation, terms["glossary"])
         rivals = translate_compared_systems(compared, scored, from_files, loading)
         if compared and references:
             lower = scoring["lowercase"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
-from flaxformer_mt.corpus.terms import find_cores, find_lemmatizer
+from flaxformer_mt.corpus.word_alignment import MARKS
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.tables import Table, make_table
@@ -128,26 +128,21 @@ def score_by_length(translations: Translations, *, lowercase: bool, tokenize: st
     return rows
 
 
-def score_terms(translations: Translations, glossary: Glossary, direction: Direction) -> dict[str, Any]:
-    """Count the terms of the sources whose references have the target term, in any form of its lemmas.
-
-    used: the share of those that translations have in any form, right_form: in a form of the reference.
-    """
-    lemmatize, found = find_lemmatizer(direction.target) or str, list[tuple[bool, bool]]()
-
-    def find_forms(text: str, target: list[str]) -> set[str]:
-        words = [text[slice(*core)] for core in find_cores(text)]
-        spans = [words[start : start + len(target)] for start in range(len(words) - len(target) + 1)]
-        wanted = [*map(lemmatize, target)]
-        return {" ".join(span).lower() for span in spans if [*map(lemmatize, span)] == wanted}
-
+def score_terms(translations: Translations, glossary: Glossary) -> dict[str, Any]:
+    """Count the terms of the sources whose references have the target term, and the share `used` of them."""
+    found = list[bool]()
     texts = (translations.sources, translations.references, translations.hypotheses)
-    for source, *sides in zip(*texts, strict=True):
-        for term in glossary.find(source, direction.source):
-            expected, forms = (find_forms(side, split_words(term.target)) for side in sides)
-            found += [(bool(forms), bool(forms & expected))] if expected else []
-    shares = (fmean(column) for column in zip(*found, strict=True)) if found else (None, None)
-    return {"count": len(found), **dict(zip(("used", "right_form"), shares, strict=True))}
+    for source, reference, hypothesis in zip(*texts, strict=True):
+        for term in glossary.find(source):
+            if _has_term(reference, term.target):
+                found.append(_has_term(hypothesis, term.target))
+    return {"count": len(found), "used": fmean(found) if found else None}
+
+
+def _has_term(text: str, term: str) -> bool:
+    """Whether the words of the term are adjacent words of the text, which may have marks around them."""
+    words, wanted = [word.strip(MARKS) or word for word in split_words(text)], split_words(term)
+    return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
 
 
 def split_by_length(translations: Translations) -> dict[tuple[int, int | None], Translations]:

@@ -10,7 +10,6 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.result import (
-    NO_ANNOTATIONS,
     Annotations,
     Translation,
     align_pieces,
@@ -52,10 +51,6 @@ def choose_watched(annotations: Annotations, models: Sequence[ModelConfig]) -> t
     if layer is None:
         layer = max(-2, -min(model.num_decoder_layers for model in models))
     return (Watched(layer, annotations.head),)
-
-
-# The names of earlier versions.
-Notes, NO_NOTES = Annotations, NO_ANNOTATIONS
 
 
 def annotate(

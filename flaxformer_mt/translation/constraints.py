@@ -10,7 +10,6 @@ from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError, suggest
 from flaxformer_mt.search import Symbols
-from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.language_tags import LineTags
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.segmentation import SourcePart
@@ -28,19 +27,14 @@ def check_constraints(search: SearchConfig) -> None:
 
 
 def make_sentences(
-    request: Request,
-    parts: Sequence[SourcePart],
-    *,
-    vocab: Vocab,
-    tags: LineTags,
-    glossary: Glossary | None = None,
+    request: Request, parts: Sequence[SourcePart], *, vocab: Vocab, tags: LineTags
 ) -> tuple[list[Sentence], list[str]]:
     """Add constraints to the parts of a line: the sentences of its prefix, and its phrases to an only part.
 
     Returns also the phrases of a line in several parts: which part has which is found by searching. A target
     of the glossary belongs to the part that has its term, unless the term is divided.
     """
-    if not (request.prefix or request.required or vocab.num_forced or glossary):
+    if not (request.prefix or request.required or vocab.num_forced or request.glossary):
         return [Sentence(part.ids, stream=(request.seed, n)) for n, part in enumerate(parts)], []
     prefixes = share_prefix(request.prefix, len(parts), language=tags.target_language) if parts else []
     sentences = [
@@ -52,9 +46,9 @@ def make_sentences(
     ]
     name = f"line {request.seed}"
     phrases = [phrase for phrase in request.required if not is_blank(phrase)]
-    if glossary is not None:
+    if request.glossary is not None:
         whole, *targets = (
-            dict.fromkeys(term.target for term in glossary.find(text))
+            dict.fromkeys(term.target for term in request.glossary.find(text))
             for text in ("".join(part.content for part in parts), *(part.content for part in parts))
         )
         sentences = [

@@ -23,7 +23,6 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.corpus.documents import Context, check_context, tokenize_before
 from flaxformer_mt.corpus.sentence_split import split_sentences
-from flaxformer_mt.corpus.terms import write_terms
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
@@ -35,7 +34,6 @@ from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
 from flaxformer_mt.translation.constraints import check_constraints, make_sentences, require
-from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.guards import (
     NO_GUARDS,
     Guards,
@@ -212,13 +210,6 @@ class LineEngine(ABC):
             if request.annotations.markup:
                 marked[number] = take_out(request.text)
                 texts[number] = marked[number].text
-        glossaries = [request.glossary for request in requests]
-        annotated = [None if self._constrains(one) else one for one in glossaries]
-
-        def annotate(line: int, text: str) -> str:
-            glossary = annotated[line]
-            return write_terms(text, glossary.find(text, tags.source_language)) if glossary else text
-
         parts = read_sources(
             texts,
             vocab=self.vocabs.source,
@@ -228,7 +219,6 @@ class LineEngine(ABC):
             starts=[None if one.annotations.markup else one.sentence_starts for one in requests],
             language=tags.source_language,
             tags=tags.find(texts, first_line=first),
-            annotate=annotate if any(annotated) else None,
             letter_case=LetterCase(self._guards.cases, self.vocabs.source, tags.source_language),
             # Their translations have text as it is given.
             unchanged=[
@@ -270,10 +260,7 @@ class LineEngine(ABC):
     def _make_line(
         self, request: Request, parts: list[SourcePart], tags: LineTags, marked: MarkedLine | None = None
     ) -> Line:
-        glossary = request.glossary if self._constrains(request.glossary) else None
-        sentences, phrases = make_sentences(
-            request, parts, vocab=self.vocabs.target, tags=tags, glossary=glossary
-        )
+        sentences, phrases = make_sentences(request, parts, vocab=self.vocabs.target, tags=tags)
         annotations = request.annotations
         if annotations.markup:
             annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
@@ -290,19 +277,10 @@ class LineEngine(ABC):
     def _check(self, request: Request) -> None:
         if request.n_best != 1:
             check_n_best(self.config.search, request.n_best)
-        if request.required or self._constrains(request.glossary):
+        if request.required or request.glossary is not None:
             check_constraints(self.config.search)
         if request.context:
             check_context(self.config.data, "a context")
-
-    def _constrains(self, glossary: Glossary | None) -> bool:
-        """Whether translations are to contain terms as they are; otherwise the model sees them."""
-        if glossary is not None and glossary.use == "annotation" and not self.config.data.terms:
-            raise UserError(
-                "the glossary is for annotation, but the model was trained without (data.terms is 0); use it "
-                "as a constraint (--glossary_use=constraint), or train with data.terms=0.1"
-            )
-        return glossary is not None and (glossary.use == "constraint" or not self.config.data.terms)
 
     def _read_pairs(self, requests: list[Request], tags: LineTags) -> list[Line]:
         """Read requests of the same languages with given targets."""
@@ -502,7 +480,7 @@ class LineEngine(ABC):
             joined = join_parts(text, parts, translations, annotations=line.annotations, **how)
         if len(parts) != 1:  # no search knows all phrases
             phrases = [one for one in request.required if not is_blank(one)]
-            if request.glossary is not None and self._constrains(request.glossary):
+            if request.glossary is not None:
                 phrases += [term.target for term in request.glossary.find(text)]
             joined = check_phrases(joined, phrases) if phrases else joined
         if not joined.satisfied:

@@ -6,33 +6,34 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
-from flaxformer_mt.corpus.terms import Term, find_lemmatizer
 from flaxformer_mt.corpus.word_alignment import MARKS
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import STANDARD, open_lines
 from flaxformer_mt.unicode_text import WORD, is_blank, lacks_spaces, split_words
-from flaxformer_mt.vocab.symbols import TERM_MARKS
 
-GlossaryUse = Literal["auto", "annotation", "constraint"]
 # What is a word in a text without spaces: a run of ASCII characters, or any other character.
 _UNSPACED = re.compile(r"[!-~]+|[^ \t]")
 
 
+class Term(NamedTuple):
+    """The characters `start` to `end` of a source, and their translation."""
+
+    start: int
+    end: int
+    target: str
+
+
 @dataclass(frozen=True)
 class Glossary:
-    """Source terms and their translations, and how they are used."""
+    """Source terms and their translations, which the output contains exactly as they are written."""
 
     # Pairs of a source term and its translation.
     terms: tuple[tuple[str, str], ...]
-    # annotation: the model sees the translations next to the terms in the source, and inflects them.
-    # constraint: the output contains the translations exactly as the glossary has them. auto: annotation if
-    # the model was trained for it, else constraint.
-    use: GlossaryUse = "auto"
 
     @classmethod
-    def read(cls, lines: Iterable[str], name: str, use: GlossaryUse = "auto") -> "Glossary":
+    def read(cls, lines: Iterable[str], name: str) -> "Glossary":
         """Read lines of a source term, a tab and a target term; lines that begin with # are comments.
 
         Further columns are ignored.
@@ -61,13 +62,13 @@ class Glossary:
                 )
         if not found:
             raise UserError(f"{name} has no terms; write lines of a source term, a tab and a target term")
-        return cls(tuple((source, target) for source, (target, _) in found.items()), use)
+        return cls(tuple((source, target) for source, (target, _) in found.items()))
 
     @classmethod
-    def load(cls, path: str | Path, use: GlossaryUse = "auto") -> "Glossary":
+    def load(cls, path: str | Path) -> "Glossary":
         """Read a file, or standard input for `-`; see `read`."""
         with open_lines(str(path), invalid_utf8="refuse") as text:
-            return cls.read(text.lines, "standard input" if path == STANDARD else str(path), use)
+            return cls.read(text.lines, "standard input" if path == STANDARD else str(path))
 
     @classmethod
     def make(cls, given: "Glossary | Mapping[str, str] | str | Path") -> "Glossary":
@@ -76,33 +77,31 @@ class Glossary:
             return cls.read((f"{source}\t{target}" for source, target in given.items()), "the glossary")
         return given if isinstance(given, Glossary) else cls.load(given)
 
-    def find(self, text: str, language: str = "") -> list[Term]:
+    def find(self, text: str) -> list[Term]:
         """Return the terms in a text from left to right; of overlapping terms, the longest.
 
         A term is found between spaces and marks, as it is spelled; a term without capitals is also found with
-        capitals. With a language, words that have the lemma of the term are found, too.
+        capitals.
         """
         pattern = _UNSPACED if lacks_spaces([text]) else WORD
         words, found, first = [match.span() for match in pattern.finditer(text)], list[Term](), 0
         while first < len(words):
             for last in range(min(first + self._longest, len(words)) - 1, first - 1, -1):
-                if term := self._find_at(text, words[first][0], words[last][1], language):
+                if term := self._find_at(text, words[first][0], words[last][1]):
                     found.append(term)
                     first = last
                     break
             first += 1
         return found
 
-    def _find_at(self, text: str, start: int, end: int, language: str) -> Term | None:
+    def _find_at(self, text: str, start: int, end: int) -> Term | None:
         """Look up adjacent words, with as many as possible of the marks around them, as in C++."""
-        written, lemmatize = text[start:end], find_lemmatizer(language) if language else None
+        written = text[start:end]
         before, after = (len(written) - len(strip(MARKS)) for strip in (written.lstrip, written.rstrip))
         for first in range(start, min(start + before, end - 1) + 1):
             for stop in range(end, max(end - after, first + 1) - 1, -1):
                 form = " ".join(split_words(text[first:stop]))
                 target = self._targets.get(form) or self._targets.get(form.lower())
-                if target is None and lemmatize is not None:
-                    target = self._find_lemmas(language).get(_lemmatize(form, language))
                 if target is not None:
                     return Term(first, stop, target)
         return None
@@ -116,25 +115,9 @@ class Glossary:
         """The most words of a term."""
         return max(len(pattern.findall(source)) for source, _ in self.terms for pattern in (WORD, _UNSPACED))
 
-    def _find_lemmas(self, language: str) -> dict[str, str]:
-        """Targets by lemmas of terms; a single word must be a lemma itself, so that `dogs` finds no `dog`."""
-        made: dict[str, dict[str, str]] = self.__dict__.setdefault("_by_lemma", {})
-        if language not in made:
-            several = {term: target for term, target in self.terms if " " in term}
-            made[language] = {_lemmatize(term, language): target for term, target in several.items()}
-            made[language] |= self._targets
-        return made[language]
-
-
-def _lemmatize(words: str, language: str) -> str:
-    lemmatize = find_lemmatizer(language) or str
-    return " ".join(map(lemmatize, words.split(" ")))
-
 
 def _check(term: str, where: str) -> None:
     if not term:
         raise UserError(f"{where} that is empty; write a source term, a tab and a target term")
     if odd := [letter for letter in term if unicodedata.category(letter) in ("Cc", "Cs")]:
         raise UserError(f"{where} with the character {odd[0]!r}; remove it")
-    if mark := next((mark for mark in TERM_MARKS if mark in term), None):
-        raise UserError(f"{where} with {mark}, which the model has for the terms themselves; remove it")

@@ -81,7 +81,7 @@ class Request:
             values = self.annotations._asdict().items()
             fields["annotations"] = {name: value for name, value in values if value != defaults[name]}
         if self.glossary is not None:
-            fields["glossary"] = dataclasses.asdict(self.glossary)
+            fields["glossary"] = self.glossary.terms
         return fields
 
     @classmethod
@@ -93,8 +93,7 @@ class Request:
         if "annotations" in fields:
             fields["annotations"] = Annotations(**fields["annotations"])
         if "glossary" in fields:
-            terms, use = fields["glossary"]["terms"], fields["glossary"]["use"]
-            fields["glossary"] = Glossary(tuple((source, target) for source, target in terms), use)
+            fields["glossary"] = Glossary(tuple((source, target) for source, target in fields["glossary"]))
         return cls(**fields)
 
 

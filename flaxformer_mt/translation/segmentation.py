@@ -124,11 +124,6 @@ _UNSPACED = (
 )
 
 
-# A function of the index of a line, and the text of a part of it.
-Annotate = Callable[[int, str], str]
-_Write = Callable[["SourcePart", str], str]
-
-
 class SourcePart(NamedTuple):
     """A sentence to translate: a part of the line with index `line`."""
 
@@ -142,8 +137,6 @@ class SourcePart(NamedTuple):
     added_pieces: int = 0
     tag: str = ""
     tag_pieces: int = 0
-    # The text of the ids, if translations are written beside terms; "": the part as it is.
-    annotated: str = ""
     # Ids of all this; the last one is eos.
     ids: np.ndarray = np.zeros(0, np.int32)
     # Whether `ids` contain only the beginning of the part.
@@ -158,7 +151,7 @@ class SourcePart(NamedTuple):
     @property
     def text(self) -> str:
         """The text of `ids` without added tags: the part with the line's own tags."""
-        return self.annotated or self.tag + self.content
+        return self.tag + self.content
 
     @property
     def num_pieces(self) -> int:
@@ -188,7 +181,6 @@ def read_sources(
     sentences: bool = False,
     language: str = "",
     tags: Sequence[str] | None = None,
-    annotate: Annotate | None = None,
     starts: Sequence[tuple[int, ...] | None] = (),
     letter_case: LetterCase = AS_IT_IS,
     unchanged: Container[int] = (),
@@ -204,15 +196,9 @@ def read_sources(
       language: of the lines, see `split_sentences`.
       tags: language tags to put before all parts of each line, each followed by a space and one piece of the
         vocabulary, as in ">>fr<< "; None: none.
-      annotate: writes translations beside terms, given the index of a line and the text of a part of it.
       starts: where the sentences of each line start; None: they have to be found.
       letter_case: changes the letter case of sentences, but not in the lines with the indices `unchanged`.
     """
-
-    def write(part: SourcePart, text: str) -> str:
-        text = letter_case.lower(text, part.case)
-        return text if annotate is None else annotate(part.line, text)
-
     count = functools.cache(lambda tags: len(vocab.tokenize(tags)) - 1)  # without eos
     units: list[SourcePart] = []
     for index, line in enumerate(lines):
@@ -231,13 +217,13 @@ def read_sources(
         find = (lambda text: "") if index in unchanged else letter_case.find
         units += (one._replace(case=find(one.content)) for one in whole.divide(texts, continues=False))
     parts: list[SourcePart] = []
-    for unit in _tokenize(units, vocab, write):
+    for unit in _tokenize(units, vocab, letter_case):
         if len(unit.ids) <= longest:
             parts.append(unit)
         elif long_lines == "split":
-            fits = functools.partial(_fits, unit, vocab, longest, write)
+            fits = functools.partial(_fits, unit, vocab, longest, letter_case)
             texts = split_text(unit.content, fits, language=language)
-            smaller = _tokenize(unit.divide(texts, continues=True), vocab, write)
+            smaller = _tokenize(unit.divide(texts, continues=True), vocab, letter_case)
             parts += [_cut(one, vocab, longest) for one in smaller]
         else:
             parts.append(_cut(unit, vocab, longest))
@@ -249,21 +235,21 @@ def read_sources(
     return parts
 
 
-def _tokenize(parts: Sequence[SourcePart], vocab: Vocab, write: _Write) -> list[SourcePart]:
+def _tokenize(parts: Sequence[SourcePart], vocab: Vocab, letter_case: LetterCase) -> list[SourcePart]:
     """Return the parts that are not blank with their ids; normalization may empty a text."""
     parts = [part for part in parts if not is_blank(part.content)]
-    texts = [part.tag + write(part, part.content.strip()) for part in parts]
-    parts = [
-        part if part.case or text == part.tag + part.content.strip() else part._replace(annotated=text)
-        for part, text in zip(parts, texts, strict=True)
-    ]
-    all_ids = vocab.tokenize_all([part.added + text for part, text in zip(parts, texts, strict=True)])
+    all_ids = vocab.tokenize_all([_write(part, part.content.strip(), letter_case) for part in parts])
     read = [part._replace(ids=ids) for part, ids in zip(parts, all_ids, strict=True)]
     return [part for part in read if part.num_pieces > part.tag_pieces]
 
 
-def _fits(part: SourcePart, vocab: Vocab, longest: int, write: _Write, text: str) -> bool:
-    return len(vocab.tokenize(part.added + part.tag + write(part, text))) <= longest
+def _fits(part: SourcePart, vocab: Vocab, longest: int, letter_case: LetterCase, text: str) -> bool:
+    return len(vocab.tokenize(_write(part, text, letter_case))) <= longest
+
+
+def _write(part: SourcePart, text: str, letter_case: LetterCase) -> str:
+    """Return what the model reads of a text of a part, its tags included."""
+    return part.added + part.tag + letter_case.lower(text, part.case)
 
 
 def _cut(part: SourcePart, vocab: Vocab, longest: int) -> SourcePart:

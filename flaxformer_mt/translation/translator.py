@@ -22,7 +22,7 @@ from flaxformer_mt.corpus.documents import Documents, check_context
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, TokenScorer
-from flaxformer_mt.errors import UserError, take_renamed, warn_user
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.bfloat16 import cast_kernels
 from flaxformer_mt.kernels.int8 import quantize_matrix
 from flaxformer_mt.model.lora import matrix_axes
@@ -393,7 +393,6 @@ class Translator:
             constraints cannot be met, or the model reads each line alone and `documents` are given.
         """
         each = [lines] if isinstance(lines, str) else lines
-        annotations = take_renamed(search, "notes", "annotations", annotations)
         stream = self.translate_stream(
             each,
             n_best=n_best,
@@ -446,7 +445,6 @@ class Translator:
         """
         if isinstance(lines, str):
             raise UserError("translate_stream takes lines, but got one string; call translate with it")
-        annotations = take_renamed(search, "notes", "annotations", annotations)
         translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")

@@ -9,9 +9,6 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.vocabulary import Vocab
 
-# Around a term of a source, and before and after its translation: `<term> Hund <means> dog </term>`.
-TERM_MARKS = ("<term>", "<means>", "</term>")
-
 
 class Segmenter(Protocol):
     """A vocabulary that turns text into pieces."""
@@ -45,15 +42,6 @@ def check_tags(vocab: Segmenter, parts: Iterable[Mapping[str, Any]]) -> None:
                 f"several pieces; train a vocabulary with --config.vocab.symbols={tag}, or make the pairs "
                 "anew with --tag= for none"
             )
-
-
-def check_term_marks(vocab: Segmenter, share: float) -> None:
-    """Raise UserError if data.terms is above 0, and the vocabulary of the sources splits a mark."""
-    if share and (split := [mark for mark in TERM_MARKS if not is_one_piece(vocab, mark)]):
-        raise UserError(
-            f"data.terms is {share}, but the source vocabulary splits {split[0]} into pieces; make a "
-            "new one (leave out vocab.source_model; with --init, give --new_vocab), or set data.terms=0"
-        )
 
 
 def check_language_tags(vocab: Vocab, tags: Iterable[str]) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab.model_file import SPACE
-from flaxformer_mt.vocab.symbols import TERM_MARKS
 from flaxformer_mt.vocab.vocabulary import Vocab
 
 # The pieces of a space that is no piece itself: in a vocabulary of words, before a word that it lacks.
@@ -14,34 +13,12 @@ SPACE_BYTES = [f"<0x{byte:02X}>" for byte in SPACE.encode()]
 
 
 def number_pieces(vocab: Vocab, ids: np.ndarray, text: str) -> list[int]:
-    """Index of the word of each piece of a text, whose ids are without eos.
-
-    A term with the translation beside it counts as the words of the term.
-    """
+    """Index of the word of each piece of a text, whose ids are without eos."""
 
     def cut(words: list[str]) -> list[list[str]]:
         return [vocab.pieces(tokens[:-1]) for tokens in vocab.tokenize_all(words)]
 
-    numbers = find_words(vocab.pieces(ids), text, cut)
-    if TERM_MARKS[0] in text:
-        without_translations = _skip_translations(split_words(text))
-        return [without_translations[number] for number in numbers]
-    return numbers
-
-
-def _skip_translations(words: Sequence[str]) -> list[int]:
-    """Index of each word in the text without marks and translations of terms.
-
-    `(<term> New York <means> NYC </term>) is` has the words 0 0 1 1 1 1 2: `(New York) is`.
-    """
-    term, means, end = TERM_MARKS
-    number, numbers, is_translation, is_begun = -1, list[int](), False, False
-    for word in words:
-        number += not (is_begun or is_translation or word == means)
-        numbers.append(number)
-        is_translation = (is_translation or word == means) and not word.startswith(end)
-        is_begun = word.endswith(term)
-    return numbers
+    return find_words(vocab.pieces(ids), text, cut)
 
 
 def find_words(pieces: Sequence[str], text: str, cut: Callable[[list[str]], list[list[str]]]) -> list[int]:

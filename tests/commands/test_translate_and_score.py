@@ -25,8 +25,7 @@ from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.text_io import lines as lines_module
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
-from flaxformer_mt.translation.annotation import Notes
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import Annotations, Translation
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import make_vocabs
@@ -403,7 +402,7 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monk
     whole = [*command, "--output=out", "--json", "--window=2"]
     assert main(whole) == 0
     first, second = (Translator.load(run, warn=lambda message: None) for run in (tiny_run, then))
-    found = first.translate(lines, then=second, annotations=Notes(alignments="words"))
+    found = first.translate(lines, then=second, annotations=Annotations(alignments="words"))
     described = list(map(json.loads, read_lines("out")))
     assert [one["text"] for one in described] == [one.text for one in found] and found[0].tokens
     assert described[0]["score"] == pytest.approx(found[0].score, abs=1e-4) != 0

@@ -135,12 +135,12 @@ def test_the_name_of_a_run_may_have_a_checkpoint_and_the_name_of_a_folder_an_at(
         assert recipes.split_checkpoint(name) == found
 
 
-def test_config_files_of_version_0_1_load_unchanged(tmp_path):
+def test_a_config_file_may_change_a_recipe(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "import dataclasses\n"
         "from flaxformer_mt.config import Config\n"
-        "from flaxformer_mt.config_files import load_config\n"
+        "from flaxformer_mt.config.files import load_config\n"
         "def get_config() -> Config:\n"
         f"    return dataclasses.replace(load_config({str(CONFIGS[0])!r}), seed=77)\n",
         encoding="utf-8",

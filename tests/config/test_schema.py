@@ -249,11 +249,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             },
             ["data.noise.upper_case is 0.1", "changes targets, of which data.teacher_scores has scores"],
         ),
-        ({"data.terms": 0.1}, ["data.terms is 0.1", "word alignments", "data.alignments=train.align"]),
-        (
-            {"data.terms": 0.1, "data.alignments": ("a",), "vocab.kind": "pretrained"},
-            ["data.terms is 0.1, but vocab.kind pretrained vocabularies have no symbols for terms"],
-        ),
         (
             {"train.rdrop_weight": 5.0, "model.dropout_rate": 0.0},
             ["train.rdrop_weight is 5.0", "dropout rates are 0", "model.dropout_rate=0.3"],
@@ -392,7 +387,7 @@ NEGATIVE = {"search.coverage_layer", "model.alignment.layer"}
 ZERO = {
     "data.clean.min_script_share",
     "data.clean.min_language_probability",
-    *("data.valid_pairs", "data.test_pairs", "data.context", "data.terms"),
+    *("data.valid_pairs", "data.test_pairs", "data.context"),
     *("data.batch_pairs", "data.loader_threads", "data.prefetch", "vocab.sampling"),
     *(
         f"data.noise.{name}"

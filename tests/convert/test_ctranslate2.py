@@ -26,8 +26,8 @@ from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import make_model
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.requests import Request
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
@@ -420,6 +420,6 @@ def test_language_tags_are_single_pieces_there_too(vocabs_of, tmp_path):
     assert pieces[:2] == ["\u2581>>fr<<", "\u2581<from:en>"]
     assert [names.index(piece) for piece in pieces] == vocabs.source.tokenize(line)[:-1]
     engine = CTranslate2Engine(folder)
-    engine.submit(Request(line, id="line", annotations=Notes(attention=True)))
+    engine.submit(Request(line, id="line", annotations=Annotations(attention=True)))
     ((_, found),) = engine.step()
     assert list(found.source_pieces) == pieces

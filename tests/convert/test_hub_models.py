@@ -437,8 +437,8 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
 
 def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     from flaxformer_mt.commands.server.translations import direct
-    from flaxformer_mt.translation.annotation import NO_NOTES, Notes
     from flaxformer_mt.translation.requests import EngineThread
+    from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
     from flaxformer_mt.translation.scorer import Scorer
 
     weights = FORMAT.read(folders / "nllb", ImportOverrides())
@@ -447,11 +447,11 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     config = dataclasses.replace(weights.config, search=search, data=data)
     translator = Translator(config, weights.params, weights.vocabs, long_lines="split")
     tags = weights.vocabs.target.tags
-    notes = Notes(token_log_probs=True, alignments="words")
+    annotations = Annotations(token_log_probs=True, alignments="words")
     line = "der Hund"
     lines = [line, f"{LINES[0]} {LINES[1]} {LINES[2]}"]
     with pytest.warns(match="line 2: longer than data.max_source_length 12 tokens"):
-        short, long = translator.translate(lines, annotations=notes)
+        short, long = translator.translate(lines, annotations=annotations)
     assert short.tokens[0] == tags["eng_Latn"] and short.token_log_probs[0] == 0
     assert sum(short.token_log_probs) == pytest.approx(short.log_prob, abs=1e-4)
     words = len(short.text.split())
@@ -468,7 +468,7 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     thread = EngineThread(translator.engine(arriving=True), "de-en")
     try:
         model = direct(thread, config.data)["de", "en"]
-        answer = model.submit(line, n_best=1, annotations=NO_NOTES).result(timeout=300)
+        answer = model.submit(line, n_best=1, annotations=NO_ANNOTATIONS).result(timeout=300)
         assert answer.tokens == short.tokens
     finally:
         thread.stop()

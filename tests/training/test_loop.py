@@ -34,7 +34,6 @@ from flaxformer_mt.training.state import TrainState, init_state
 from flaxformer_mt.training.train_log import TrainingLog
 from flaxformer_mt.training.validation import Validation
 from flaxformer_mt.vocab import load_vocabs
-from flaxformer_mt.vocab.symbols import TERM_MARKS, is_one_piece
 
 # What a library warns of reaches the user's terminal.
 pytestmark = pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
@@ -305,33 +304,6 @@ def test_documents_killed_and_resumed_equal_undisturbed(base, tmp_path):
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
     stores = [*Path(config.data.cache_dir).glob("tokens/*/source.values")]
     assert stores, "token stores are kept"
-
-
-def test_terms_are_drawn_again_as_they_were_before_a_kill(base, tiny_text, tmp_path):
-    """Killed in the second epoch, whose terms are not those of the first."""
-    sources = (tiny_text / "train.xx").read_text(encoding="utf-8").split("\n")[:-1]
-    lengths = [len(line.split()) for line in sources]
-    links = [" ".join(f"{word}-{size - 1 - word}" for word in range(size)) for size in lengths]
-    (tmp_path / "train.align").write_text("\n".join(links) + "\n", encoding="utf-8")
-    data = {"terms": 0.5, "alignments": (str(tmp_path / "train.align"),), "max_source_length": 24}
-    config = change(
-        base,
-        data=data | {"batch_tokens": 192},
-        train={"steps": 12, "log_every": 4, "checkpoint_every": 5, "evaluate_every": 100},
-        search={"method": "greedy", "beam_size": 1},
-    )
-    with warns(FlaxformerWarning, match="data.terms is 0.5, but there are no lemmas of yy"):
-        fit(config, tmp_path / "undisturbed")
-    save_config(config, tmp_path / "config.json")
-    run_dir = tmp_path / "run"
-    assert run_killed(run_dir, tmp_path / "config.json", "update", 11).returncode == -signal.SIGKILL
-    assert 5 in Checkpoints(run_dir).steps() and not (run_dir / "report.json").exists()
-    with warns(FlaxformerWarning, match="no lemmas"):
-        fit(config, run_dir)
-    assert_same_run(run_dir, tmp_path / "undisturbed")
-    assert read_config(run_dir / "config.json").data.terms == 0.5
-    vocab = load_vocabs(run_dir / "vocab").source
-    assert all(is_one_piece(vocab, mark) for mark in TERM_MARKS)
 
 
 @pytest.mark.parametrize(

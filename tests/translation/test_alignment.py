@@ -9,7 +9,7 @@ import pytest
 
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
 from flaxformer_mt.decoding.forced_decoding import Watched
-from flaxformer_mt.translation.annotation import Notes, choose_watched
+from flaxformer_mt.translation.annotation import choose_watched
 from flaxformer_mt.translation.result import (
     Annotations,
     Translation,
@@ -66,26 +66,26 @@ def test_every_source_word_is_aligned_and_marks_count_little_where_markup_is_pla
 def test_alignments_come_from_the_head_that_has_learned_them():
     guided = ModelConfig(num_decoder_layers=3, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=2))
     other = dataclasses.replace(guided, alignment=GuidedAlignmentConfig(weight=0.1, layer=-3, head=1))
-    notes = Notes(alignments="words")
-    assert choose_watched(notes, [guided]) == choose_watched(notes, [guided, guided]) == (Watched(-3, 2),)
+    words = Annotations(alignments="words")
+    assert choose_watched(words, [guided]) == choose_watched(words, [guided, guided]) == (Watched(-3, 2),)
     # Not without training, nor of models that differ, nor against what is asked for.
     assert (
-        choose_watched(notes, [ModelConfig()])
-        == choose_watched(notes, [guided, other])
+        choose_watched(words, [ModelConfig()])
+        == choose_watched(words, [guided, other])
         == (Watched(-2, None),)
     )
-    assert choose_watched(notes._replace(layer=1), [guided]) == (Watched(1, None),)
-    assert choose_watched(notes._replace(head=0), [guided]) == (Watched(-2, 0),)
-    assert choose_watched(Notes(), [guided]) == ()
+    assert choose_watched(words._replace(layer=1), [guided]) == (Watched(1, None),)
+    assert choose_watched(words._replace(head=0), [guided]) == (Watched(-2, 0),)
+    assert choose_watched(Annotations(), [guided]) == ()
     # The head that is asked for by its numbers is the one that has learned.
     reading = dataclasses.replace(guided, alignment=dataclasses.replace(guided.alignment, step="read"))
     learned = (Watched(-3, 2, reading=True),)
     assert (
-        choose_watched(notes, [reading])
-        == choose_watched(notes._replace(layer=0, head=2), [reading])
+        choose_watched(words, [reading])
+        == choose_watched(words._replace(layer=0, head=2), [reading])
         == learned
     )
-    assert choose_watched(notes._replace(layer=0, head=1), [reading]) == (Watched(0, 1),)
+    assert choose_watched(words._replace(layer=0, head=1), [reading]) == (Watched(0, 1),)
 
 
 def test_pairs_are_written_source_first_in_the_order_of_the_target():

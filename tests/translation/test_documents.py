@@ -215,9 +215,9 @@ def test_translations_just_made_are_read_in_windows_of_any_size(translator):
 
 
 def test_annotations_are_of_the_line_alone(translator, source_only):
-    notes = Annotations(token_log_probs=True, alignments="words", attention=True)
+    annotations = Annotations(token_log_probs=True, alignments="words", attention=True)
     for each in (translator, source_only):
-        found = each.translate(LINES, documents=True, annotations=notes, n_best=2)
+        found = each.translate(LINES, documents=True, annotations=annotations, n_best=2)
         for line, one in zip(LINES, found, strict=True):
             for hypothesis in one.n_best:
                 assert len(hypothesis.token_log_probs) == len(hypothesis.tokens)

@@ -1,43 +1,21 @@
-"""Glossaries: which words are terms, both ways to use them, and what is wrong with a file."""
+"""Glossaries: which words are terms, how translations have them, and what is wrong with a file."""
 
 import dataclasses
 import io
 import sys
 
-import numpy as np
 import pytest
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.config import Config, VocabConfig
+from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation import glossary as glossary_module
-from flaxformer_mt.translation.annotation import Annotations, add_attention
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.requests import Request
-from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
-from flaxformer_mt.vocab import make_vocabs
-from flaxformer_mt.vocab.symbols import TERM_MARKS
-
-FORMS = {
-    "Hunden": "Hund",
-    "Hundes": "Hund",
-    "roten": "rot",
-    "rote": "rot",
-    "Karten": "Karte",
-    "Hunde": "Hund",
-}
 
 
-@pytest.fixture
-def lemmas(monkeypatch):
-    found = {"de": lambda word: FORMS.get(word, word)}
-    monkeypatch.setattr(glossary_module, "find_lemmatizer", found.get)
-
-
-def find(terms: dict[str, str], text: str, language: str = "") -> list[tuple[str, str]]:
-    return [(text[term.start : term.end], term.target) for term in Glossary.make(terms).find(text, language)]
+def find(terms: dict[str, str], text: str) -> list[tuple[str, str]]:
+    return [(text[term.start : term.end], term.target) for term in Glossary.make(terms).find(text)]
 
 
 def test_terms_are_whole_words_as_they_are_written():
@@ -64,22 +42,13 @@ def test_terms_are_whole_words_as_they_are_written():
     assert find({"猫": "cat"}, "a 熊猫 b and much more text in Latin letters") == []
 
 
-def test_words_with_the_lemma_of_a_term_are_terms_if_a_language_is_given(lemmas):
-    terms = {"Hund": "dog", "Rote Karte": "red card", "rote Karte": "red card", "Katzen": "cats"}
-    text = "Des Hundes, mit Hunden; die roten Karten. Katze"
-    assert find(terms, text) == []
-    assert find(terms, text, "de") == [("Hundes", "dog"), ("Hunden", "dog"), ("roten Karten", "red card")]
-    assert find({"Hunde": "dogs"}, "Hund Hunden Hunde", "de") == [("Hunde", "dogs")]
-    assert find(terms, "Hunden", "fr") == []
-
-
 def test_files_have_comments_and_more_columns(tmp_path):
     file = tmp_path / "terms.tsv"
     file.write_bytes("\ufeff# comment\r\n\r\nHund \tdog\tnoun\r\nNew  York\t NYC\nHund\tdog\n".encode())
     assert Glossary.load(file) == Glossary((("Hund", "dog"), ("New York", "NYC")))
     assert Glossary.make(str(file)) == Glossary.make({"Hund": "dog", "New York": "NYC"})
-    glossary = Glossary.load(file, "constraint")
-    assert Glossary.make(glossary) is glossary and glossary.use == "constraint"
+    glossary = Glossary.load(file)
+    assert Glossary.make(glossary) is glossary
 
 
 WRONG = {
@@ -101,8 +70,6 @@ WRONG = {
     "UTF-16": ("Hund\tdog\n".encode("utf-16"), "terms.tsv is in UTF-16LE, not in UTF-8"),
     "a zero byte": ("Hund\tdo\0g\n", "line 1, has a target term with the character '\\x00'"),
     "a bell": ("Hund\tdog\x07\n", "line 1, has a target term with the character '\\x07'"),
-    "a mark in a target": ("Hund\tdog </term>\n", "line 1, has a target term with </term>"),
-    "a mark in a source": ("<means>\tdog\n", "line 1, has a source term with <means>"),
 }
 
 
@@ -129,8 +96,6 @@ def test_a_wrong_glossary_is_one_line_with_its_place(name, untrained, capfd):
     [
         (["--glossary=none.tsv"], "input none.tsv does not exist"),
         (["--glossary=."], "is a folder"),
-        (["--glossary_use=annotation"], "--glossary_use=annotation has no effect without --glossary"),
-        (["--glossary=x", "--glossary_use=copy"], "--glossary_use is 'copy'"),
         (["--glossary=-", "--input=-"], "only one of --input, --prefix, --required and --glossary"),
     ],
 )
@@ -163,8 +128,6 @@ def test_a_constraint_is_what_required_phrases_are(translator):
 
 
 def test_what_cannot_be_done_with_a_glossary_is_named(translator, translator_with):
-    with pytest.raises(UserError, match=r"trained without \(data.terms is 0\); use it as a constraint"):
-        translator.translate(LINES, glossary=Glossary((("Hund", "dog"),), "annotation"))
     with pytest.raises(UserError, match="need plain beam search, but search.method is greedy"):
         translator_with("greedy").translate(["eine Katze"], glossary=TERMS)
     with pytest.raises(UserError, match="line 1 has .* tokens of prefix and required phrases"):
@@ -174,66 +137,3 @@ def test_what_cannot_be_done_with_a_glossary_is_named(translator, translator_wit
         short.translate(["Hund"], glossary={"Hund": "the old cat drinks milk today " * 4})
     with pytest.raises(UserError, match="the glossary, line 2, has a source term that is empty"):
         translator.translate(LINES, glossary={"Hund": "dog", "": "cat"})
-
-
-@pytest.fixture(scope="module")
-def annotating(tmp_path_factory, config, make_params):
-    """An engine of a model trained with terms, which is not searched; its parts have up to 20 tokens."""
-    words = [Request(" ".join(TEXT)) for _ in range(9)]
-    symbols = (TERM_MARKS[0], *(f"\u2581{mark}" for mark in TERM_MARKS[1:]))
-    settings = VocabConfig(size=330, symbols=symbols)
-    pairs = [type("Pair", (), {"source": one.text, "target": one.text}) for one in words]
-    vocabs = make_vocabs(settings, pairs, tmp_path_factory.mktemp("vocab"))
-    data = dataclasses.replace(config.data, terms=0.1, max_source_length=20)
-    return Translator(dataclasses.replace(config, data=data), {}, vocabs, keep_programs=False)
-
-
-TEXT = ["der Hund schläft", "die alte Katze trinkt Milch", "dog dogs cat milk"]
-
-
-def read(translator, text, **fields):
-    (line,) = translator.engine().read([Request(text, **fields)])
-    return line
-
-
-def test_a_model_that_was_trained_with_terms_sees_them(annotating, lemmas):
-    glossary = Glossary.make({"Hund": "dog", "Katze": "cat"})
-    line = read(annotating, "der Hund.", glossary=glossary)
-    (part,) = line.parts
-    vocab = annotating.vocabs.source
-    assert part.content == "der Hund." and part.text == "der <term> Hund <means> dog </term>."
-    assert part.ids.tolist() == vocab.tokenize(part.text) and not line.sentences[0].required
-    assert (
-        read(annotating, "mit Hunden", glossary=glossary)
-        .parts[0]
-        .text.endswith("<term> Hunden <means> dog </term>")
-    )
-    plain = read(annotating, "der alte Mann", glossary=glossary).parts[0]
-    assert plain.ids.tolist() == read(annotating, "der alte Mann").parts[0].ids.tolist()
-    constraint = read(annotating, "der Hund.", glossary=dataclasses.replace(glossary, use="constraint"))
-    assert constraint.parts[0].text == "der Hund." and len(constraint.sentences[0].required) == 1
-
-
-def test_lines_with_terms_that_are_too_long_are_split_and_keep_all_terms(annotating):
-    text = "der Hund schläft, die Katze trinkt, der Hund trinkt, die Katze schläft"
-    line = read(annotating, text, glossary=Glossary.make({"Hund": "dog", "Katze": "cat"}))
-    assert len(line.parts) > 1 and "".join(part.content for part in line.parts) == text
-    assert sum(part.text.count("<means>") for part in line.parts) == 4
-    assert all(len(part.ids) <= 20 and not part.cut for part in line.parts)
-
-
-def test_alignments_count_the_words_of_the_line_as_it_was(annotating):
-    """A target word that attends to the translation of a term is aligned with the term."""
-    line = read(annotating, "der Hund schläft", glossary=Glossary.make({"Hund": "dog"}))
-    (part,), vocab = line.parts, annotating.vocabs
-    target = vocab.target.tokenize("dog milk")
-    pieces = vocab.source.pieces(part.ids)
-    attention = np.zeros((len(target), len(part.ids)), np.float32)
-    dog = next(n for n, piece in enumerate(pieces) if n > pieces.index("\u2581<means>") and "d" in piece)
-    last = len(pieces) - 2
-    words = vocab.target.tokenize("dog")[:-1]
-    attention[: len(words), dog] = 1
-    attention[len(words) :, last] = 1
-    hypothesis = Translation("dog milk", 0.0, 0.0, tuple(target))
-    found = add_attention(part, hypothesis, attention, Annotations(alignments="words"), vocab)
-    assert found.alignment == ((1, 0), (2, 1))

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from flaxformer_mt.translation import engine as engine_module
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.guards import (
     Guards,
     LetterCase,
@@ -17,7 +16,7 @@ from flaxformer_mt.translation.guards import (
     repeats_itself,
 )
 from flaxformer_mt.translation.requests import Request
-from flaxformer_mt.translation.result import FAILED, Translation
+from flaxformer_mt.translation.result import FAILED, Annotations, Translation
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.unicode_text import CASES, find_case
 
@@ -157,9 +156,8 @@ def test_capitals_are_translated_in_sentence_case_and_put_back(guarded, shared_t
     translator, warnings = guarded(Guards(ALL.cases))
     plain = ["Anna!", "Milch! Katze!", "<b>Milch!</b>"]
     lines = ["ANNA!", "Milch! KATZE!", "<b>MILCH!</b>"]
-    aligned, marked = Notes(alignments="words", token_log_probs=True), Notes(markup=True)
-    notes = (aligned, aligned, marked)
-    for line, usual, asked in zip(lines, plain, notes, strict=True):
+    aligned, marked = Annotations(alignments="words", token_log_probs=True), Annotations(markup=True)
+    for line, usual, asked in zip(lines, plain, (aligned, aligned, marked), strict=True):
         (found,) = translator.translate([line], n_best=3, annotations=asked)
         (expected,) = shared_translator.translate([usual], n_best=3, annotations=asked)
         assert [one.tokens for one in found.n_best] == [one.tokens for one in expected.n_best]

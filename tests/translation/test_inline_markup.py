@@ -8,8 +8,8 @@ import pytest
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.inline_markup import put_back, take_out
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
 TAG = re.compile(r"<(/?)(\w+)(/?)>|\{\d+\}")
@@ -197,7 +197,7 @@ def test_translator_and_command_put_tags_into_every_hypothesis(tiny_run, tiny_te
     check_balanced(found[1].text)
     assert found[2].text == "<br/>"
     with pytest.raises(UserError, match="pieces"):
-        translator.translate(lines, markup=True, annotations=Notes(alignments="pieces"))
+        translator.translate(lines, markup=True, annotations=Annotations(alignments="pieces"))
     (tmp_path / "in").write_text(f"{first}\n")
     flags = [f"--run={tiny_run}", f"--input={tmp_path / 'in'}", "--markup"]
     assert main(["translate", *flags]) == 0

@@ -9,8 +9,8 @@ from flaxformer_mt.config import DataConfig, VocabConfig
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.decoding.forced_decoding import PairScore
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.vocab import make_vocabs
 
@@ -77,9 +77,9 @@ def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator
     translator.scorer.vocabs = vocabs
     lines = ["the dog", "", ">>de<< dog", "sees", "dog sees", "the dog sees the dog. " * 3]
     tagged = [f">>fr<< {line}" if line and line[0] != ">" else line for line in lines]
-    notes = Notes(alignments="words", attention=True)
-    given = translator.translate(lines, target_language="fr", annotations=notes)
-    own = translator.translate(tagged, annotations=notes)
+    annotations = Annotations(alignments="words", attention=True)
+    given = translator.translate(lines, target_language="fr", annotations=annotations)
+    own = translator.translate(tagged, annotations=annotations)
     for one, other in zip(given, own, strict=True):
         assert (one.text, one.tokens, one.parts) == (other.text, other.tokens, other.parts)
         assert one.score == other.score or not one.tokens

@@ -8,9 +8,9 @@ from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation import engine as line_engine
 from flaxformer_mt.translation import segmentation
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot, join_alignments
 from flaxformer_mt.translation.requests import Request
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
 LINES = ["der Hund", "Wir lesen.  Der Hund.\tAnna!", "", "Milch"]
@@ -33,8 +33,8 @@ def second(config, other_params, vocabs, shared_translator):
 def sentences(shared_translator, second):
     """Returns all ways of each sentence through three hypotheses of both models."""
 
-    def translate(texts, **notes):
-        asked, whole = Notes(alignments="words", **notes), second(split_sentences="never")
+    def translate(texts, **annotations):
+        asked, whole = Annotations(alignments="words", **annotations), second(split_sentences="never")
         found = []
         for one in shared_translator.translate(texts, n_best=3, annotations=asked):
             own = whole.translate([each.text for each in one.n_best], n_best=3, annotations=asked)
@@ -69,7 +69,7 @@ def test_each_sentence_goes_through_both_models_and_is_split_once(
 
 def test_the_n_best_are_those_of_the_best_sums(shared_translator, second, sentences):
     (found,) = shared_translator.translate(
-        ["der Hund"], n_best=3, then=second(), annotations=Notes(alignments="words")
+        ["der Hund"], n_best=3, then=second(), annotations=Annotations(alignments="words")
     )
     (ways,) = sentences(["der Hund"])
     best = {}
@@ -84,7 +84,7 @@ def test_alignments_and_markup_pass_through_the_pivot(shared_translator, second,
     assert join_alignments(((0, 1), (1, 0), (2, 0)), ((0, 0), (1, 1), (5, 2))) == ((1, 0), (2, 0), (0, 1))
     then = second()
     plain, marked = ("Wir lesen.  Der Hund.", "Wir <b>lesen.</b>  Der {0}Hund.")
-    (aligned,) = shared_translator.translate([plain], then=then, annotations=Notes(alignments="words"))
+    (aligned,) = shared_translator.translate([plain], then=then, annotations=Annotations(alignments="words"))
     (first, onward), (other, last) = (ways[0] for ways in sentences(["Wir lesen.", "Der Hund."]))
     count = len(onward.text.split())
     second_half = join_alignments(other.alignment, last.alignment)
@@ -121,7 +121,7 @@ def test_requests_of_an_engine_of_two(shared_translator, second):
     kind = described.pop("device_kind")
     assert described.pop("then") | {"device_kind": kind} == then.engine().describe()
     with pytest.raises(UserError, match="alignments of pieces"):
-        engine.submit(Request("a", annotations=Notes(alignments="pieces")))
+        engine.submit(Request("a", annotations=Annotations(alignments="pieces")))
     with pytest.raises(UserError, match="cannot be scored"):
         engine.submit(Request("a", target="b"))
 

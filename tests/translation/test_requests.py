@@ -63,7 +63,7 @@ def test_a_request_travels_as_json_and_pickle():
         *("a", "id", 7, "b", "p", ("x", "y"), 3, "de", "en"),
         Annotations(alignments="pieces", layer=-1),
         *(4, ("c", "d"), ("e",)),
-        Glossary((("Hund", "dog"),), "annotation"),
+        Glossary((("Hund", "dog"),)),
         (0, 2),
     )
     assert all(getattr(full, field.name) != field.default for field in dataclasses.fields(Request))

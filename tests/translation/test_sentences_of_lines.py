@@ -8,8 +8,8 @@ import pytest
 
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import require, share_prefix
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
 SENTENCES = ["Der Hund.", "Anna!", "Wir lesen."]  # of at most 12 tokens
@@ -41,12 +41,14 @@ def translator(shared_translator, monkeypatch):
 
 @pytest.fixture(scope="module")
 def alone(shared_translator):
-    notes = Notes(token_log_probs=True, alignments="words")
-    return shared_translator.translate(SENTENCES, n_best=3, annotations=notes)
+    annotations = Annotations(token_log_probs=True, alignments="words")
+    return shared_translator.translate(SENTENCES, n_best=3, annotations=annotations)
 
 
 def test_each_sentence_is_translated_as_if_it_were_alone(translator, alone):
-    found = translator.translate(LINES, n_best=3, annotations=Notes(token_log_probs=True, alignments="words"))
+    found = translator.translate(
+        LINES, n_best=3, annotations=Annotations(token_log_probs=True, alignments="words")
+    )
     assert len({one.text for one in alone}) == 3 and all(one.text for one in alone)
     for line, one, numbers, spaces in zip(LINES, found, PARTS, SPACES, strict=True):
         if numbers is None:
@@ -141,9 +143,9 @@ def test_tags_around_sentences_stay_around_them(translator, alone):
 
 
 def test_a_language_tag_begins_every_sentence(translator):
-    notes = Notes(alignments="words")
+    annotations = Annotations(alignments="words")
     lines = ["<2de> Milch!", "<2de> Anna!", "<2de> Milch! Anna!"]
-    first, second, found = translator.translate(lines, annotations=notes)
+    first, second, found = translator.translate(lines, annotations=annotations)
     assert found.tokens == first.tokens + second.tokens != translator.translate(["Milch! Anna!"])[0].tokens
     # The second sentence's words are the third of the line, and its tag is that of the line.
     moved = [({0: 0, 1: 2}[i], j + len(first.text.split())) for i, j in second.alignment]

@@ -19,15 +19,15 @@ from flaxformer_mt.config.files import save_config
 from flaxformer_mt.decoding.compiled_programs import StatePrograms
 from flaxformer_mt.decoding.engine import TokenBudget
 from flaxformer_mt.decoding.forced_decoding import Pair
-from flaxformer_mt.errors import FlaxformerWarning, UserError
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import open_resumable
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.constraints import make_sentence
+from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.segmentation import read_sources
 from flaxformer_mt.translation.translator import Translation, Translator, place_models
 
@@ -234,8 +234,8 @@ def test_characters_that_end_lines_become_spaces(translator, monkeypatch):
 def test_characters_that_nobody_sees_change_nothing_but_the_count_of_words(translator):
     plain = ["der kleine Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
     marked = ["\ufeffder kl\u00adeine \u2060Hund", "die\u200e \u200b Katze\u202c .", *plain[2:]]
-    notes = Notes(alignments="words", token_log_probs=True)
-    expected, found = (translator.translate(lines, n_best=2, annotations=notes) for lines in (plain, marked))
+    asked = Annotations(alignments="words", token_log_probs=True)
+    expected, found = (translator.translate(lines, n_best=2, annotations=asked) for lines in (plain, marked))
     assert found[0] == expected[0]
     # The zero-width space between spaces is a word of the line, which nothing is aligned with.
     moved = tuple((i + (i > 0), j) for i, j in expected[1].alignment)
@@ -739,14 +739,14 @@ def test_the_n_best_of_a_long_line_are_the_best_sums(translator):
     assert found.tokens == translator.translate([LONG])[0].tokens
 
 
-# ---- notes ----
+# ---- annotations ----
 
 
 def test_notes_are_those_of_the_translations(translator):
-    lines, both = [*SENTENCES, "", LONG], Notes(token_log_probs=True, alignments="words")
+    lines, both = [*SENTENCES, "", LONG], Annotations(token_log_probs=True, alignments="words")
     plain = translator.translate(lines, n_best=3)
     noted = translator.translate(lines, n_best=3, annotations=both)
-    pieces = translator.translate(lines, n_best=3, annotations=Notes(alignments="pieces"))
+    pieces = translator.translate(lines, n_best=3, annotations=Annotations(alignments="pieces"))
     assert all(t.token_log_probs is None and t.alignment is None for t in plain)
     for line, one, two, three in zip(lines, plain, noted, pieces, strict=True):
         for bare, with_notes, by_pieces in zip(one.n_best, two.n_best, three.n_best, strict=True):
@@ -764,12 +764,9 @@ def test_notes_are_those_of_the_translations(translator):
 
 def test_alignments_of_a_layer_or_head_there_is_not(translator):
     with pytest.raises(UserError, match="alignment layer is 1, but the decoder has 1 layers; give 0 to 0"):
-        translator.translate(["Hund"], annotations=Notes(alignments="words", layer=1))
-    with (
-        pytest.raises(UserError, match="alignment head is 2, but the decoder has 2 heads; give 0 to 1"),
-        pytest.warns(FlaxformerWarning, match="notes= is now called annotations="),
-    ):
-        translator.translate(["Hund"], notes=Notes(alignments="words", head=2))
+        translator.translate(["Hund"], annotations=Annotations(alignments="words", layer=1))
+    with pytest.raises(UserError, match="alignment head is 2, but the decoder has 2 heads; give 0 to 1"):
+        translator.translate(["Hund"], annotations=Annotations(alignments="words", head=2))
 
 
 def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch):

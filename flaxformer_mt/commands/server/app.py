@@ -48,7 +48,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
     "/translate_file": (
         "Translate a file",
         ("file", "source", "target"),
-        ("documents", "glossary", "glossary_use", "api_key"),
+        ("documents", "glossary", "api_key"),
         {"translatedFileUrl": "http://127.0.0.1:5000/download_file/0123456789abcdef.en.txt"},
     ),
     "/download_file/{name}": ("Fetch a translated file, as often as it is kept", (), (), None),

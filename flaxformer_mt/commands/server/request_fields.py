@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from flaxformer_mt.errors import UserError, first_line
-from flaxformer_mt.translation.glossary import Glossary, GlossaryUse
+from flaxformer_mt.translation.glossary import Glossary
 
 Model = TypeVar("Model")
 # ISO 639-1 code -> English name.
@@ -71,12 +71,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "glossary": dict(
         _TEXT, description="Terms, one per line: source term, tab, target term. In a form, it may be a file."
     ),
-    "glossary_use": dict(
-        _TEXT,
-        enum=["auto", "annotation", "constraint"],
-        default="auto",
-        description="How terms are translated: inflected by the model, exactly, or as the model was trained.",
-    ),
 }
 _TEXTS = "The text, or a list of texts. Each line has a translation."
 _FILE = "A text (.txt) or a document (.html, .htm) in UTF-8."
@@ -107,7 +101,6 @@ class TextRequest:
     # None: by the models that can.
     documents: bool | None = None
     glossary: Glossary | None = None
-    glossary_use: GlossaryUse = "auto"
 
     @property
     def describes(self) -> bool:
@@ -173,15 +166,13 @@ def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
     source, target = _read_language(fields, "source"), _read_language(fields, "target")
     options: dict[str, Any] = {name: _read_option(fields, name) for name in OPTIONS}
-    options["glossary"] = _read_glossary(options["glossary"], options["glossary_use"])
+    options["glossary"] = _read_glossary(options["glossary"])
     return TextRequest(texts, several, source, target, **options)
 
 
-def _read_glossary(text: str | None, use: GlossaryUse) -> Glossary | None:
-    if text is None and use != "auto":
-        raise Refusal(400, f"the field glossary_use is {use}, but there is no field glossary")
+def _read_glossary(text: str | None) -> Glossary | None:
     try:
-        return None if text is None else Glossary.read(text.split("\n"), "the field glossary", use)
+        return None if text is None else Glossary.read(text.split("\n"), "the field glossary")
     except UserError as error:
         raise Refusal(400, str(error)) from error
 

@@ -19,9 +19,8 @@ from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, f
 from flaxformer_mt.commands.server.translations import DirectedModel, add_pivots, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.annotation import Notes
 from flaxformer_mt.translation.requests import EngineThread, Request
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import Annotations, Translation
 
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu"]
 
@@ -52,16 +51,16 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
     _, answer = serving.translate("<p><i>ba do</i><br>gu</p>", format="html")
     assert answer == {"translatedText": f"<p><i>{first}</i><br>{second}</p>"}
     marked = "ba <b>do fi</b> gu"
-    (expected,) = translator.translate([marked], n_best=2, annotations=Notes(markup=True))
+    (expected,) = translator.translate([marked], n_best=2, annotations=Annotations(markup=True))
     _, answer = serving.translate(f"<p>{marked}", format="html", alternatives=1)
     assert answer["translatedText"] == f"<p>{expected.text}" and "<b>" in expected.text
     assert answer["alternatives"] == [f"<p>{expected.alternatives[0].text}"]
 
 
 def test_alternatives_scores_alignments_and_attention(serving, translator):
-    notes = Notes(alignments="words", attention=True)
+    annotations = Annotations(alignments="words", attention=True)
     line = "ba do fi gu"
-    (expected,) = translator.translate([line], n_best=2, annotations=notes)
+    (expected,) = translator.translate([line], n_best=2, annotations=annotations)
     (other,) = expected.alternatives
     status, answer = serving.translate(line, alternatives=1, scores=True, alignments="words", attention=True)
     assert status == 200 and answer["translatedText"] == expected.text
@@ -84,8 +83,7 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
     required = translator.translate(["ba do", "fi gu"], required=[["NU MI"], []])
     expected = "\n".join(one.text for one in required)
     assert "NU MI" in expected and expected != serving.translate(lines)[1]["translatedText"]
-    for fields in ({}, {"glossary_use": "constraint"}):
-        assert serving.translate(lines, glossary=terms, **fields) == (200, {"translatedText": expected})
+    assert serving.translate(lines, glossary=terms) == (200, {"translatedText": expected})
     status, answer = post_file(serving, "a.txt", lines.encode(), source="xx", target="yy", glossary=terms)
     assert status == 200, answer
     with urllib.request.urlopen(answer["translatedFileUrl"]) as response:
@@ -98,15 +96,6 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
         ({"glossary": "ba\t\ud800"}, "has a target term with the character '\\ud800'"),
         ({"glossary": {"ba": "NU"}}, "the field glossary is {'ba': 'NU'}; it must be text"),
         ({"glossary": ["ba\tNU"]}, "it must be text"),
-        (
-            {"glossary_use": "annotation"},
-            "glossary_use is annotation, but there is no field glossary",
-        ),
-        ({"glossary": terms, "glossary_use": "copy"}, "must be auto or annotation or constraint"),
-        (
-            {"glossary": terms, "glossary_use": "annotation"},
-            "cannot be used: the glossary is for annotation",
-        ),
     ]:
         status, answer = serving.translate("ba", **fields)
         assert status == 400 and named in answer["error"] and len(serving.take_log()) == 1, answer
