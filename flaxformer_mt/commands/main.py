@@ -107,7 +107,6 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         reference=options.reference,
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
-        comet=options.comet,
         glossary=read_glossary(options),
         scorers=define_scorers(options.scorer, timeout=options.scorer_timeout),
         tune_rerank=options.tune_rerank,

@@ -332,9 +332,6 @@ class EvaluateOptions(
     paired: Literal["bootstrap", "approximate"] | None = None
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
-    # Checkpoint (.ckpt) of a COMET model, to compute this learned metric too; needs the program comet-score.
-    # None: no COMET.
-    comet: str | None = None
     # Find the --rerank_weight that gives the best score by this metric, such as bleu or chrf, instead of an
     # evaluation. Needs --rerank; use --split=valid. None: evaluate.
     tune_rerank: str | None = None

@@ -56,12 +56,10 @@ from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.scoring.metrics import (
     Scores,
     choose_score_options,
-    define_scorer,
     find_metric,
     score_sentences,
     score_translations,
 )
-from flaxformer_mt.scoring.outside_scorers import check_comet, score_comet
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
@@ -204,7 +202,6 @@ def evaluate_run(
     tokenize: str | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resampling: ResamplingOptions | None = None,
-    comet: str | Path | None = None,
     scorers: Sequence[str] = (),
     tune_rerank: str | None = None,
     glossary: Glossary | Mapping[str, str] | str | Path | None = None,
@@ -232,7 +229,6 @@ def evaluate_run(
       against: other runs, or files of translations, of the same sentences.
       resampling: bootstrap samples for confidence intervals and significance tests. None: 1000
         samples with `against`, else none.
-      comet: checkpoint of a COMET model, for one more score. None: no COMET.
       scorers: names of further metrics, which `define_scorer` returns.
       tune_rerank: metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
       glossary: terms for the translations, see `Translator.translate`; the result then has `terms`.
@@ -253,9 +249,6 @@ def evaluate_run(
         )
     scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
-    comet_model, asked = check_comet(comet) if comet else None, scorers
-    if comet_model is not None:
-        scorers = [*scorers, define_scorer(functools.partial(score_comet, comet_model), name="comet")]
     terms = {} if glossary is None else {"glossary": Glossary.make(glossary)}
     sets = read_sets(
         config,
@@ -268,7 +261,7 @@ def evaluate_run(
     )
     if loading.use_all_devices:
         use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
-    decide_once(lambda: try_scorers(asked, "--scorer", with_references=bool(sets[0].references)))
+    decide_once(lambda: try_scorers(scorers, "--scorer", with_references=bool(sets[0].references)))
     if tune_rerank is not None:
         return cast(EvaluationResult, _tune_rerank(run_dir, loading, sets, tune_rerank, train))
     resampling = resampling or ResamplingOptions(1000 if compared else 0)
@@ -285,7 +278,6 @@ def evaluate_run(
         if compared and references:
             lower = scoring["lowercase"]
             save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
-        report |= {} if comet_model is None else {"comet_model": str(comet_model)}
         score = functools.partial(compare, evaluation, rivals, resampling, scorers=scorers, **scoring)
         report |= decide_once(score)
         report |= {"by_length": score_by_length(evaluation, **scoring)} if references else {}
