@@ -570,10 +570,10 @@ def _define_scorers(options: Any) -> None:
         raise UserError("--scorer_timeout has no effect without --scorer; leave it out")
     if isinstance(options, command_options.EvaluateOptions):
         return
-    fields = "--rerank, --mbr_utility, --metric or --clean_scores"
+    fields = "--rerank, --mbr, --metric or --clean_scores"
     places = [getattr(options, name, None) for name in re.findall(r"\w+", fields)]
     if config := getattr(options, "config", None):
-        fields = "train.best_metric, search.rerank, search.mbr_utility or data.clean.scores"
+        fields = "train.best_metric, search.rerank, search.mbr or data.clean.scores"
         places = [attrgetter(name)(config) for name in re.findall(r"\w+(?:[.]\w+)+", fields)]
     used = re.findall(r"[\w+-]+", repr(places))
     for name in define_scorers(options.scorer, timeout=options.scorer_timeout):

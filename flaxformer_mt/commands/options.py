@@ -69,7 +69,6 @@ def find_declaration(kind: type, name: str) -> type | None:
 
 
 # Any, because type checkers do not know the fields of classes made at run time.
-_EnsembleFlags: Any = make_flags(SearchConfig, "ensemble_mean")
 _EnsembleOptions: Any = take_fields(LoadOptions, "ensemble")
 CheckpointOptions: Any = take_fields(LoadOptions, "checkpoint")
 NonfiniteOptions: Any = take_fields(LoadOptions, "allow_nonfinite")
@@ -268,12 +267,8 @@ BARE_FLAGS = {"--alignments": "words"}
 
 
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
-_SearchFlags: Any = make_flags(
-    SearchConfig, *(field.name for field in fields(SearchConfig) if field.name != "ensemble_mean")
-)
-_ScoreFlags: Any = make_flags(
-    SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty", "coverage_layer"
-)
+_SearchFlags: Any = make_flags(SearchConfig, *(field.name for field in fields(SearchConfig)))
+_ScoreFlags: Any = make_flags(SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty")
 _GenerateFlags: Any = make_flags(
     SearchConfig, "beam_size", "temperature", "top_k", "top_p", "seed", "no_repeat_ngram"
 )
@@ -346,7 +341,6 @@ class TranslateOptions(
     ShortlistOptions,
     NonfiniteOptions,
     _EnsembleOptions,
-    _EnsembleFlags,
     EncodingOptions,
     LanguageOptions,
     GlossaryOptions,
@@ -506,7 +500,6 @@ class CorpusOptions(
     SearchModelOptions,
     NonfiniteOptions,
     _EnsembleOptions,
-    _EnsembleFlags,
     EncodingOptions,
 ):
     """Options of all commands that make training data."""

@@ -120,8 +120,9 @@ def evaluate_lines(
 def _describe_system(translator: Translator) -> str:
     search = translator.config.search
     beam = f", beam {search.beam_size}" if search.method == "beam" else ""
+    chosen = f", minimum Bayes risk with {search.mbr}" if search.mbr else ""
     checkpoint = name_checkpoint(translator.checkpoint, translator.step)
-    return f"checkpoint {checkpoint} ({search.method} search{beam})"
+    return f"checkpoint {checkpoint} ({search.method} search{beam}{chosen})"
 
 
 @contextlib.contextmanager
@@ -184,6 +185,8 @@ class EvaluationResult(TypedDict, total=False):
     method: str
     beam_size: int
     length_penalty: float
+    # With minimum Bayes risk: its utility.
+    mbr: str
     # For a language model: nats per token; `perplexity` is the exponential of this loss.
     loss: float
     perplexity: float

@@ -13,7 +13,18 @@ from flaxformer_mt.commands.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # "COMMAND --flag" -> what CHANGELOG.md calls it.
+_TRANSLATING = ("translate", "backtranslate", "distil")
+_SECOND_WAYS = {
+    "allow_unknown": (*_TRANSLATING, "evaluate"),
+    "coverage_layer": (*_TRANSLATING, "evaluate", "score"),
+    "ensemble_mean": _TRANSLATING,
+    "mbr_candidates": (*_TRANSLATING, "evaluate"),
+    "mbr_utility": (*_TRANSLATING, "evaluate"),
+}
 GONE: dict[str, str] = {"evaluate --comet": "--comet"}
+for _name, _commands in _SECOND_WAYS.items():
+    GONE |= {f"{command} --{_name}": _name for command in _commands}
+    GONE |= {f"{command} --config.search.{_name}": _name for command in ("train", "show", "prepare", "align")}
 
 
 def read_old_flags() -> set[tuple[str, str]]:
