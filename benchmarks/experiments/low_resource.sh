@@ -31,4 +31,4 @@ done
 
 # Minimum Bayes risk; beam.txt is the test set translated with beam 5.
 python -m flaxformer_mt translate --run=runs/low --input=low/test.de --output=beam.txt
-python -m flaxformer_mt evaluate --run=runs/low --method=mbr --mbr_candidates=beam --beam_size=16 --against=beam.txt
+python -m flaxformer_mt evaluate --run=runs/low --mbr=chrf --beam_size=16 --against=beam.txt

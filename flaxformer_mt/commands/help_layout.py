@@ -146,7 +146,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def _spell_option(field: dataclasses.Field[Any]) -> str:
-    """How a flag is written: --run=PATH, --json, --allow_unknown[={True,False}]."""
+    """How a flag is written: --run=PATH, --json, --lowercase[={True,False}]."""
     flag, kind = f"--{field.name}", field.type
     if flag == "--help":
         return "-h, --help"

@@ -107,7 +107,6 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         reference=options.reference,
         lowercase=options.lowercase,
         tokenize=options.bleu_tokenize,
-        comet=options.comet,
         glossary=read_glossary(options),
         scorers=define_scorers(options.scorer, timeout=options.scorer_timeout),
         tune_rerank=options.tune_rerank,
@@ -571,10 +570,10 @@ def _define_scorers(options: Any) -> None:
         raise UserError("--scorer_timeout has no effect without --scorer; leave it out")
     if isinstance(options, command_options.EvaluateOptions):
         return
-    fields = "--rerank, --mbr_utility, --metric or --clean_scores"
+    fields = "--rerank, --mbr, --metric or --clean_scores"
     places = [getattr(options, name, None) for name in re.findall(r"\w+", fields)]
     if config := getattr(options, "config", None):
-        fields = "train.best_metric, search.rerank, search.mbr_utility or data.clean.scores"
+        fields = "train.best_metric, search.rerank, search.mbr or data.clean.scores"
         places = [attrgetter(name)(config) for name in re.findall(r"\w+(?:[.]\w+)+", fields)]
     used = re.findall(r"[\w+-]+", repr(places))
     for name in define_scorers(options.scorer, timeout=options.scorer_timeout):

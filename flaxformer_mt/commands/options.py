@@ -68,7 +68,6 @@ def find_declaration(kind: type, name: str) -> type | None:
 
 
 # Any, because type checkers do not know the fields of classes made at run time.
-_EnsembleFlags: Any = make_flags(SearchConfig, "ensemble_mean")
 _EnsembleOptions: Any = take_fields(LoadOptions, "ensemble")
 CheckpointOptions: Any = take_fields(LoadOptions, "checkpoint")
 NonfiniteOptions: Any = take_fields(LoadOptions, "allow_nonfinite")
@@ -264,12 +263,8 @@ BARE_FLAGS = {"--alignments": "words"}
 
 
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
-_SearchFlags: Any = make_flags(
-    SearchConfig, *(field.name for field in fields(SearchConfig) if field.name != "ensemble_mean")
-)
-_ScoreFlags: Any = make_flags(
-    SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty", "coverage_layer"
-)
+_SearchFlags: Any = make_flags(SearchConfig, *(field.name for field in fields(SearchConfig)))
+_ScoreFlags: Any = make_flags(SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty")
 _GenerateFlags: Any = make_flags(
     SearchConfig, "beam_size", "temperature", "top_k", "top_p", "seed", "no_repeat_ngram"
 )
@@ -328,9 +323,6 @@ class EvaluateOptions(
     paired: Literal["bootstrap", "approximate"] | None = None
     # Number of random trials of the test with --paired=approximate. None: 10000.
     trials: int | None = None
-    # Checkpoint (.ckpt) of a COMET model, to compute this learned metric too; needs the program comet-score.
-    # None: no COMET.
-    comet: str | None = None
     # Find the --rerank_weight that gives the best score by this metric, such as bleu or chrf, instead of an
     # evaluation. Needs --rerank; use --split=valid. None: evaluate.
     tune_rerank: str | None = None
@@ -345,7 +337,6 @@ class TranslateOptions(
     ShortlistOptions,
     NonfiniteOptions,
     _EnsembleOptions,
-    _EnsembleFlags,
     EncodingOptions,
     LanguageOptions,
     GlossaryOptions,
@@ -505,7 +496,6 @@ class CorpusOptions(
     SearchModelOptions,
     NonfiniteOptions,
     _EnsembleOptions,
-    _EnsembleFlags,
     EncodingOptions,
 ):
     """Options of all commands that make training data."""

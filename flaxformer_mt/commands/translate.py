@@ -28,7 +28,7 @@ from flaxformer_mt.commands.options import (
     read_languages,
 )
 from flaxformer_mt.config import DataConfig, SearchConfig
-from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
+from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
@@ -96,7 +96,7 @@ def describe_output(
         "inputs": sorted(inputs),
         "unique": options.unique,
         **({"documents": _digest(options.document_ids)} if options.documents else {}),
-        **({"scorer": options.scorer} if options.rerank or options.mbr_utility else {}),
+        **({"scorer": options.scorer} if options.rerank or options.mbr else {}),
         **languages,
     }
 
@@ -261,7 +261,7 @@ def translate_with_ctranslate2(options: TranslateOptions) -> None:
 
 
 # The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
-WITHOUT_EFFECT = ("coverage_layer", "diversity_strength", "length_bound", "ensemble_mean", "batch_tokens")
+WITHOUT_EFFECT = ("diversity_strength", "length_bound", "batch_tokens")
 
 
 def _find_search_changes(options: TranslateOptions) -> dict[str, Any]:
@@ -303,7 +303,6 @@ _METHOD_FLAGS = {
     "beam": (
         "beam_size",
         "coverage_penalty",
-        "coverage_layer",
         "stopping",
         "patience",
         "diversity_groups",
@@ -311,8 +310,7 @@ _METHOD_FLAGS = {
         "rerank",
         "rerank_weight",
     ),
-    "sample": ("temperature", "top_k", "top_p", "min_p", "seed"),
-    "mbr": ("mbr_candidates", "mbr_samples", "mbr_utility"),
+    "sample": ("temperature", "top_k", "top_p", "min_p", "seed", "mbr_samples"),
 }
 
 # The number of lines that are read before the first is written; these lines share batches.
@@ -511,14 +509,18 @@ def choose_search(options: SearchOptions | ScoreOptions | GenerateOptions) -> Se
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     search = dataclasses.replace(stored.search, **given)
     check_search(search, model=stored.model, where="--")
-    found_by = candidate_search(search)  # whose flags have an effect on mbr as well
     for method, method_flags in _METHOD_FLAGS.items():
-        for name in method_flags if method not in (search.method, found_by.method) else ():
+        for name in method_flags if method != search.method else ():
             if name in given and (name, given[name]) != ("beam_size", 1):
                 raise UserError(
                     f"--{name}={given[name]} has no effect on {search.method} search; give --method={method} "
                     f"or leave out --{name}"
                 )
+    if "mbr_samples" in given and not search.mbr:
+        raise UserError(
+            f"--mbr_samples={search.mbr_samples} has no effect without --mbr; give --mbr=chrf, or leave out "
+            "--mbr_samples"
+        )
     return search
 
 

@@ -244,14 +244,13 @@ _SEARCH_RULES: Rules = {
     "set it to 0": lambda c: c.search.coverage_penalty and _decoder_only(c),
     "{search.coverage_penalty is}, but with model.source_end=False no attention covers the end of a source; "
     "set it to 0": lambda c: c.search.coverage_penalty and not c.model.source_end,
-    "{search.coverage_layer is}, but {model.num_decoder_layers is}; it must be from {least} to {most}": (
-        lambda c: (
-            c.search.coverage_penalty
-            and _outside(c.search.coverage_layer, layers := c.model.num_decoder_layers, -layers)
-        )
-    ),
     "{search.beam_size} is not divisible by {search.diversity_groups}; the nearest multiple is {nearest}": (
-        lambda c: _searches_beams(c.search) and _nearest(c.search.beam_size, c.search.diversity_groups)
+        lambda c: c.search.method == "beam" and _nearest(c.search.beam_size, c.search.diversity_groups)
+    ),
+    "{search.mbr is}, but {search.method is}, which finds one translation, so that there is none to choose; "
+    "use sample or beam, or leave out mbr": lambda c: c.search.mbr and c.search.method == "greedy",
+    "{search.mbr is} and {search.rerank is}, but only one score can choose a translation; leave one out": (
+        lambda c: c.search.mbr and c.search.rerank
     ),
     "{search.rerank is}, but {search.method is}, which has no list of hypotheses to choose from; use beam "
     "search, or leave it out": lambda c: c.search.rerank and c.search.method != "beam",
@@ -276,8 +275,7 @@ def validate(config: Config) -> None:
 
 
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
-    # Without a model, every coverage_layer is one that it may have.
-    network = ModelConfig(num_decoder_layers=1 << 20) if model is None else model
+    network = ModelConfig() if model is None else model
     _refuse(search, lambda valid: _apply(_SEARCH_RULES, Config(model=network, search=valid), where), where)
 
 
@@ -382,31 +380,24 @@ def _noise_problems(config: Config) -> Iterator[str]:
 
 def search_width(options: SearchConfig, n_best: int) -> int:
     """W, the number of hypotheses of a sentence that are searched at a time."""
-    widths = {"greedy": 1, "beam": options.beam_size, "sample": n_best}
-    candidates = options.beam_size if _searches_beams(options) else options.mbr_samples
-    return (widths | {"mbr": candidates})[options.method]
+    samples = options.mbr_samples if options.mbr else n_best
+    return {"greedy": 1, "beam": options.beam_size, "sample": samples}[options.method]
 
 
 def candidate_search(search: SearchConfig) -> SearchConfig:
-    """Return the search that finds the candidates of the method mbr, or the hypotheses to be ranked again."""
+    """Return the search that finds the candidates of minimum Bayes risk, or the hypotheses to be reranked."""
     plain: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(MbrConfig)}
-    if search.method == "mbr":
-        plain["method"] = "beam" if search.mbr_candidates == "beam" else "sample"
     return dataclasses.replace(search, **plain)
-
-
-def _searches_beams(options: SearchConfig) -> bool:
-    return candidate_search(options).method == "beam"
 
 
 def check_n_best(options: SearchConfig, n_best: int, *, where: str = "") -> None:
     if n_best < 1:
         raise UserError(f"{where}n_best is {n_best}; it must be at least 1")
     width = max(1, search_width(options, n_best))
-    if n_best > width and options.method == "mbr":
+    if n_best > width and options.method == "sample":  # minimum Bayes risk
         raise UserError(
-            f"{where}n_best is {n_best}, but the search has {width} candidates to choose from; give 1 to "
-            f"{width}, or {where}{'beam_size' if _searches_beams(options) else 'mbr_samples'}={n_best}"
+            f"{where}n_best is {n_best}, but {where}mbr chooses among {where}mbr_samples={width}; give 1 to "
+            f"{width}, or {where}mbr_samples={n_best}"
         )
     if n_best > width:
         raise UserError(

@@ -715,13 +715,12 @@ class MbrConfig:
 
     # ---- minimum Bayes risk ----
 
-    # Minimum Bayes risk: candidates are random samples, or the beam_size hypotheses of beam search.
-    mbr_candidates: Literal["samples", "beam"] = "samples"
-    # Minimum Bayes risk: number of samples of each sentence, of which one is chosen.
+    # Choose the translation by minimum Bayes risk, with this utility: chrf, chrf++, ter, bleu, or what
+    # --scorer defines. Of the hypotheses of beam search, or of mbr_samples samples, the one is chosen that
+    # has the best mean score with all of them as references.
+    mbr: str = ""
+    # Minimum Bayes risk with method=sample: number of samples of each sentence, of which one is chosen.
     mbr_samples: Annotated[int, between(1, 4096)] = 32
-    # Minimum Bayes risk: score by which candidates are compared (chrf, bleu, chrf++, ter, or what --scorer
-    # defines). The chosen candidate has the best mean score with all candidates as references.
-    mbr_utility: str = "chrf"
     # ---- reranking ----
 
     # Name of a scorer of sources and translations, defined by --scorer, whose scores rank the hypotheses of
@@ -758,9 +757,8 @@ class SearchConfig(MbrConfig, LengthConfig):
 
     # ---- search ----
 
-    # Search method: beam search, greedy search (the most probable token at each step), random sampling, or
-    # minimum Bayes risk (mbr), which takes the candidate that is most similar to the other candidates.
-    method: Literal["beam", "greedy", "sample", "mbr"] = "beam"
+    # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
+    method: Literal["beam", "greedy", "sample"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
     beam_size: Annotated[int, at_least(1), USUAL, KnownAs("beam num_beams")] = 4
     # Exponent alpha of the length penalty, by which log-probabilities are divided. Larger values favor longer
@@ -772,11 +770,9 @@ class SearchConfig(MbrConfig, LengthConfig):
     length_penalty_kind: Literal["gnmt", "length"] = "gnmt"
     # ---- beam search ----
 
-    # Beam search: weight beta of the penalty for source tokens that receive little attention (coverage
-    # penalty, Wu et al. 2016, equation 14). 0: none.
+    # Beam search: weight beta of the penalty for source tokens that receive little attention in the last
+    # layer of the decoder (coverage penalty, Wu et al. 2016, equation 14). 0: none.
     coverage_penalty: Annotated[float, at_least(0)] = 0.0
-    # Beam search: decoder layer whose mean cross-attention gives the coverage. 0: first layer; -1: last.
-    coverage_layer: Annotated[int, between(-10_000, 10_000)] = -1
     # Beam search: exact stops when no unfinished hypothesis can still enter the result, inexact also when
     # patience * beam_size hypotheses are finished.
     stopping: Literal["exact", "inexact"] = "exact"
@@ -804,15 +800,9 @@ class SearchConfig(MbrConfig, LengthConfig):
 
     # No sequence of this number of tokens occurs twice in a translation. 0: repetition is allowed.
     no_repeat_ngram: Annotated[int, at_least(0), KnownAs("no_repeat_ngram_size block_ngram_repeat")] = 0
-    # Subwords of the target vocabulary, or token ids, that translations never contain. To suppress the comma
-    # by a flag, give its token id.
+    # Subwords of the target vocabulary, or token ids, that translations never contain, such as the unknown
+    # symbol, <unk>. To suppress the comma by a flag, give its token id.
     suppress: tuple[str, ...] = ()
-    # Whether a translation may contain the unknown symbol.
-    allow_unknown: bool = True
-    # ---- ensemble ----
-
-    # Ensembles: mean of the models' log-probabilities (geometric mean) or of their probabilities.
-    ensemble_mean: Literal["log_probs", "probs"] = "log_probs"
     # ---- memory ----
 
     # Maximum number of tokens searched at a time on each device: the source and all beams, padding included.

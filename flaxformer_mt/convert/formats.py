@@ -76,7 +76,7 @@ Outputs = Callable[[Batch], np.ndarray]
 def constraining_options(search: SearchConfig) -> list[str]:
     """Return the options of a search, with their values, that exclude or force translations in every beam."""
     default = SearchConfig()
-    names = ("suppress", "allow_unknown", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
+    names = ("suppress", "no_repeat_ngram", "min_length_ratio", "min_length_offset")
     values = {
         name: getattr(search, name) for name in names if getattr(search, name) != getattr(default, name)
     }

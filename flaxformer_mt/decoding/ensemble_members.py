@@ -71,10 +71,10 @@ class Members:
         def combine(method: str, *outputs: Any) -> NextLogits:
             members = []
             for number, (model, config) in enumerate(zip(models, configs, strict=True)):
-                layer = options.coverage_layer % config.num_decoder_layers if self.covers else None
+                layer = config.num_decoder_layers - 1 if self.covers else None
                 more = [output[number] for output in outputs]
                 members.append(_next_logits(model, self._variables[number], method, layer, *more))
-            return ensemble(members, mean=options.ensemble_mean) if several else members[0]
+            return ensemble(members) if several else members[0]
 
         self.read_prefix = combine("read_prefix")
         if common is None:

@@ -130,7 +130,7 @@ class TokenScorer:
     def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any], top_k: int = 0) -> list[PairScore]:
         """Return the scores of pairs in order; the score of a target without tokens is NaN."""
         covers = self.options.method == "beam" and self.options.coverage_penalty > 0
-        watched = (Watched(self.options.coverage_layer),) if covers else ()
+        watched = (Watched(-1),) if covers else ()
         readings = self.read_all(pairs, params=params, watched=watched, top_k=top_k)
         log_probs = np.array([reading.log_probs.sum(dtype=np.float64) for reading in readings])
         lengths = np.array([max(1, len(pair.target)) for pair in pairs], np.int32)
@@ -248,7 +248,7 @@ class TokenScorer:
         mean_attention: list[Array] = [
             jnp.stack(weights).mean(axis=0) for weights in zip(*attention, strict=True)
         ]
-        combined = logits[0] if len(logits) == 1 else average_logits(logits, self.options.ensemble_mean)
+        combined = logits[0] if len(logits) == 1 else average_logits(logits)
         chosen = jnp.take_along_axis(combined, batch.target_out[..., None], axis=-1)[..., 0]
         total = jax.nn.logsumexp(combined, axis=-1)
         top: tuple[Array, ...] = ()

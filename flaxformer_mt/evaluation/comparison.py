@@ -185,6 +185,7 @@ def describe_search(search: SearchConfig) -> dict[str, Any]:
         "method": search.method,
         "beam_size": 1 if search.method == "greedy" else search.beam_size,
         "length_penalty": search.length_penalty,
+        **({"mbr": search.mbr} if search.mbr else {}),
     }
 
 

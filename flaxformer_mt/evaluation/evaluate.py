@@ -56,12 +56,10 @@ from flaxformer_mt.runs.load_run import name_checkpoint
 from flaxformer_mt.scoring.metrics import (
     Scores,
     choose_score_options,
-    define_scorer,
     find_metric,
     score_sentences,
     score_translations,
 )
-from flaxformer_mt.scoring.outside_scorers import check_comet, score_comet
 from flaxformer_mt.text_io.throughput import Throughput
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
@@ -122,8 +120,9 @@ def evaluate_lines(
 def _describe_system(translator: Translator) -> str:
     search = translator.config.search
     beam = f", beam {search.beam_size}" if search.method == "beam" else ""
+    chosen = f", minimum Bayes risk with {search.mbr}" if search.mbr else ""
     checkpoint = name_checkpoint(translator.checkpoint, translator.step)
-    return f"checkpoint {checkpoint} ({search.method} search{beam})"
+    return f"checkpoint {checkpoint} ({search.method} search{beam}{chosen})"
 
 
 @contextlib.contextmanager
@@ -185,6 +184,8 @@ class EvaluationResult(TypedDict, total=False):
     method: str
     beam_size: int
     length_penalty: float
+    # With minimum Bayes risk: its utility.
+    mbr: str
     # For a language model: nats per token; `perplexity` is the exponential of this loss.
     loss: float
     perplexity: float
@@ -203,7 +204,6 @@ def evaluate_run(
     tokenize: str | None = None,
     against: Sequence[ComparedSystem | str | Path] = (),
     resampling: ResamplingOptions | None = None,
-    comet: str | Path | None = None,
     scorers: Sequence[str] = (),
     tune_rerank: str | None = None,
     glossary: Glossary | Mapping[str, str] | str | Path | None = None,
@@ -231,7 +231,6 @@ def evaluate_run(
       against: other runs, or files of translations, of the same sentences.
       resampling: bootstrap samples for confidence intervals and significance tests. None: 1000
         samples with `against`, else none.
-      comet: checkpoint of a COMET model, for one more score. None: no COMET.
       scorers: names of further metrics, which `define_scorer` returns.
       tune_rerank: metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
       glossary: terms for the translations, see `Translator.translate`; the result then has `terms`.
@@ -251,9 +250,6 @@ def evaluate_run(
         )
     scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
-    comet_model, asked = check_comet(comet) if comet else None, scorers
-    if comet_model is not None:
-        scorers = [*scorers, define_scorer(functools.partial(score_comet, comet_model), name="comet")]
     terms = {} if glossary is None else {"glossary": Glossary.make(glossary)}
     sets = read_sets(
         config,
@@ -266,7 +262,7 @@ def evaluate_run(
     )
     if loading.use_all_devices:
         use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
-    decide_once(lambda: try_scorers(asked, "--scorer", with_references=bool(sets[0].references)))
+    decide_once(lambda: try_scorers(scorers, "--scorer", with_references=bool(sets[0].references)))
     if tune_rerank is not None:
         return cast(EvaluationResult, _tune_rerank(run_dir, loading, sets, tune_rerank, train))
     resampling = resampling or ResamplingOptions(1000 if compared else 0)
@@ -283,7 +279,6 @@ def evaluate_run(
         if compared and references:
             lower = scoring["lowercase"]
             save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
-        report |= {} if comet_model is None else {"comet_model": str(comet_model)}
         score = functools.partial(compare, evaluation, rivals, resampling, scorers=scorers, **scoring)
         report |= decide_once(score)
         report |= {"by_length": score_by_length(evaluation, **scoring)} if references else {}

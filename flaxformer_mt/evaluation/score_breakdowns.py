@@ -61,7 +61,8 @@ def join_reports(name: str, reports: Mapping[str, Mapping[str, Any]]) -> dict[st
     metrics = find_metrics(first)
     means = {metric: fmean(report[metric] for report in reports.values()) for metric in metrics}
     sums = {field: sum(report[field] for report in reports.values()) for field in _SUMS}
-    same = {field: first[field] for field in ("checkpoint", "step", "method", "beam_size", "length_penalty")}
+    names = ("checkpoint", "step", "method", "beam_size", "length_penalty", "mbr")
+    same = {name: first[name] for name in names if name in first}
     return {
         "name": name,
         **same,

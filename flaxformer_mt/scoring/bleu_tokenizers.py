@@ -77,10 +77,9 @@ def find_tokenizer(texts: Sequence[str]) -> str:
     return "zh" if 2 * counts["CJK"] > counts.total() else "char"
 
 
-def choose_sentence_tokenizer(texts: Sequence[str], *, language: str = "") -> str:
-    """Return the tokenizer for BLEU of single sentences, by the language or else by the script."""
-    fitting = _find_fitting(language)
-    return _replace_missing(find_tokenizer(texts) if fitting == "13a" else fitting)
+def choose_sentence_tokenizer(texts: Sequence[str]) -> str:
+    """Return the tokenizer for BLEU of single sentences, by their script."""
+    return _replace_missing(find_tokenizer(texts))
 
 
 @functools.cache

@@ -62,7 +62,7 @@ _SCORED = 4096
 _RESERVED = frozenset(
     "loss accuracy perplexity seconds step time split name checkpoint method beam_size length_penalty cased "
     "lowercased sentences truncated bleu_detail signature by_length confidence against paired directions "
-    "scorers comet_model".split()
+    "scorers mbr".split()
 )
 
 

@@ -1,4 +1,4 @@
-"""Scorers from outside: programs that are kept running, functions in Python, and COMET's own program.
+"""Scorers from outside: programs that are kept running, and functions in Python.
 
 A program reads one JSON object per line (`source`, `hypothesis`, `reference` if there is one, and `left`, the
 number of lines that follow before it has to answer) and writes one number per line, the higher the better.
@@ -11,7 +11,6 @@ import json
 import math
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.errors import UserError, describe_error
@@ -31,7 +29,6 @@ ScoreTexts = Callable[[Sequence[str], Sequence[str], Sequence[str] | None], Sequ
 _AT_ONCE = 256
 # Seconds in which a program ends that has closed its output, and in which an answer too many is noticed.
 _ENDING, _SURPLUS = 2.0, 0.02
-_COMET = "comet-score"
 
 
 @dataclass(frozen=True)
@@ -197,43 +194,3 @@ def import_function(module: str, name: str) -> ScoreTexts:
     if not callable(function):
         raise UserError(f"scorer {module}:{name} is no function; name one of sources, hypotheses, references")
     return function
-
-
-def check_comet(model: str | Path) -> Path:
-    path = Path(model).expanduser()
-    if path.suffix != ".ckpt" or not path.is_file():
-        what = "is not a .ckpt file" if path.exists() else "does not exist"
-        raise UserError(
-            f"COMET model {path} {what}; give the checkpoint of a downloaded model, such as "
-            "wmt22-comet-da/checkpoints/model.ckpt"
-        )
-    if shutil.which(_COMET) is None:
-        raise UserError(
-            f"COMET needs the program {_COMET}, which is not installed; it requires numpy below 2, so "
-            "install it in an environment of its own: pipx install unbabel-comet"
-        )
-    return path
-
-
-def score_comet(
-    model: Path, sources: Sequence[str], hypotheses: Sequence[str], references: Sequence[str] | None
-) -> list[float]:
-    """The score of each sentence, on the CPU, by a program that loads the model anew.
-
-    The model is loaded by PyTorch with pickle: use only one that you trust.
-    """
-    with tempfile.TemporaryDirectory(prefix="comet-") as folder:
-        command = [_COMET, "--model", str(model.resolve()), "--gpus", "0", "--only_system", "--quiet"]
-        for flag, lines in {"-s": sources, "-t": hypotheses, "-r": references}.items():
-            if lines is None:
-                continue
-            file = Path(folder) / f"text{flag}"
-            file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="replace")
-            command += [flag, str(file)]
-        result = Path(folder) / "scores.json"
-        done = subprocess.run([*command, "--to_json", str(result)], capture_output=True, text=True)
-        if done.returncode or not result.is_file():
-            last = (done.stderr.strip() or done.stdout.strip() or "no message").split("\n")[-1]
-            raise UserError(f"{_COMET} ends with status {done.returncode}: {last}")
-        (segments,) = json.loads(result.read_text(encoding="utf-8")).values()
-    return [segment["COMET"] for segment in segments]

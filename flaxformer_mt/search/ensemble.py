@@ -1,7 +1,6 @@
 """Ensembles: one `next_logits` that averages the distributions of several models."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +23,11 @@ def ensemble_caches(caches: Sequence[Cache]) -> Cache:
     return Cache(per_beam, shared, first.index, first.ancestors, first.start_steps)
 
 
-def average_logits(logits: Sequence[Array], mean: Literal["log_probs", "probs"]) -> Array:
-    """Return unnormalized logits of the mean of log-probabilities or of probabilities of several models.
+def average_logits(logits: Sequence[Array]) -> Array:
+    """Return unnormalized logits of several models: the means of their log-probabilities.
 
-    The mean of log-probabilities is a geometric mean, which the search normalizes to a distribution: a token
-    that one member excludes is excluded. The mean of probabilities keeps every token to which any member
-    gives probability.
+    This is a geometric mean of probabilities, which the search normalizes to a distribution: a token that one
+    member excludes is excluded.
 
     Raises:
       UserError: the members' vocabularies differ in size.
@@ -41,12 +39,10 @@ def average_logits(logits: Sequence[Array], mean: Literal["log_probs", "probs"])
             "combine models that share one vocabulary"
         )
     log_probs = jnp.stack([jax.nn.log_softmax(each.astype(jnp.float32), axis=-1) for each in logits])
-    if mean == "log_probs":
-        return log_probs.mean(axis=0)
-    return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))
+    return log_probs.mean(axis=0)
 
 
-def ensemble(members: Sequence[NextLogits], *, mean: Literal["log_probs", "probs"]) -> NextLogits:
+def ensemble(members: Sequence[NextLogits]) -> NextLogits:
     """Return `next_logits` over `ensemble_caches`: the logits of all members, see `average_logits`."""
 
     def next_logits(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
@@ -55,6 +51,6 @@ def ensemble(members: Sequence[NextLogits], *, mean: Literal["log_probs", "probs
             logits, after = member(tokens, cache._replace(per_beam=per_beam, shared=shared))
             member_logits.append(logits)
             caches.append(after)
-        return average_logits(member_logits, mean), ensemble_caches(caches)
+        return average_logits(member_logits), ensemble_caches(caches)
 
     return next_logits

@@ -83,9 +83,8 @@ def search(
 
     Meant to run under `jax.jit`, compiled together with the model.
 
-    The options that concern other parts of decoding (max_length_*, min_length_*, suppress, allow_unknown,
-    seed, batch_tokens, ensemble_mean) have no effect here: the caller turns them into lines, symbols and
-    next_logits.
+    The options that concern other parts of decoding (max_length_*, min_length_*, suppress, seed,
+    batch_tokens) have no effect here: the caller turns them into lines and symbols.
 
     Args:
       next_logits: returns the logits [B, W, V] after the last tokens [B, W], and the cache extended by one

@@ -24,6 +24,10 @@ def check_constraints(search: SearchConfig) -> None:
             f"required phrases need plain beam search, but search.method is {search.method} with "
             f"search.diversity_groups {search.diversity_groups}; set them to beam and 1"
         )
+    if search.mbr:
+        raise UserError(
+            f"required phrases need plain beam search, but search.mbr is {search.mbr}; leave out search.mbr"
+        )
 
 
 def make_sentences(
@@ -102,7 +106,7 @@ def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: s
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
-    """Return the symbols of a search, with the ids that search.suppress and allow_unknown exclude."""
+    """Return the symbols of a search, with the ids that search.suppress excludes."""
     pieces = vocab.pieces(range(vocab.size))
     suppressed = {_find_token(pieces, name) for name in search.suppress}
     if vocab.eos_id in suppressed:
@@ -110,8 +114,6 @@ def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:
             f"search.suppress contains the end symbol (id {vocab.eos_id}), which ends every translation; "
             "remove it, or raise search.min_length_offset for longer translations"
         )
-    if not search.allow_unknown and vocab.unk_id >= 0:
-        suppressed.add(vocab.unk_id)
     # Pieces that begin a word contain the space before it.
     word_starts = tuple(number for number, piece in enumerate(pieces) if piece.startswith("\u2581"))
     never = tuple(sorted(suppressed))

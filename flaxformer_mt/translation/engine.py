@@ -625,7 +625,7 @@ class JaxEngine(LineEngine):
                 (line.parts[number].content, one, line.request.n_best)
                 for ((line, number, _), _), one in zip(found, translations, strict=True)
             ],
-            self.config,
+            self.config.search,
         )
         return [(part, one) for (part, _), one in zip(found, ranked, strict=True)]
 

@@ -7,33 +7,30 @@ of beam search by their probabilities.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.scoring.bleu_tokenizers import choose_sentence_tokenizer, make_bleu
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.scoring.metrics import find_metric, need_no_references, score_sentences
 from flaxformer_mt.search import search_width
 from flaxformer_mt.translation.result import Translation, rank
 
 _CHRF_ORDERS = range(1, 7)
-_BLEU_ORDERS = range(1, 5)
 _RECALL_WEIGHT = 4  # beta squared
 
 
-def _count_overlaps(bags: Sequence[Iterable[Hashable]]) -> tuple[np.ndarray, np.ndarray]:
+def _count_overlaps(bags: Sequence[Iterable[str]]) -> tuple[np.ndarray, np.ndarray]:
     """Count the elements of each of N bags [N], and those that two bags share [N, N].
 
     An element that two bags have 2 and 3 times is shared twice. The k-th occurrence of an element is a
     feature of its own, so that bags are rows of zeros and ones.
     """
-    features: dict[tuple[Hashable, int], int] = {}
+    features: dict[tuple[str, int], int] = {}
     places: list[list[int]] = []
     for bag in bags:
-        seen: Counter[Hashable] = Counter()
+        seen: Counter[str] = Counter()
         places.append([])
         for element in bag:
             seen[element] += 1
@@ -44,8 +41,8 @@ def _count_overlaps(bags: Sequence[Iterable[Hashable]]) -> tuple[np.ndarray, np.
     return np.array(list(map(len, places))), (matrix @ matrix.T).astype(np.int64)
 
 
-def _ngrams(sequence: Any, order: int) -> list[Any]:
-    return [sequence[start : start + order] for start in range(len(sequence) - order + 1)]
+def _ngrams(text: str, order: int) -> list[str]:
+    return [text[start : start + order] for start in range(len(text) - order + 1)]
 
 
 def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
@@ -66,58 +63,31 @@ def score_chrf(texts: Sequence[str]) -> Float[np.ndarray, "N N"]:
     return 100 * np.divide(score, below, out=np.zeros(shape), where=below > 0)
 
 
-def score_bleu(texts: Sequence[str], *, tokenize: str = "13a") -> Float[np.ndarray, "N N"]:
-    """Return the sentence BLEU of each text, from 0 to 100, with each text as its reference.
-
-    Uses sacreBLEU's tokenizer `tokenize`, exponential smoothing, and the orders that the hypothesis has.
-    """
-    tokenizer = make_bleu(False, tokenize).tokenizer
-    words = [tuple(tokenizer(text.rstrip()).split()) for text in texts]
-    lengths = np.array(list(map(len, words)))
-    shape = (len(texts), len(texts))
-    log_sum, orders, smoothing = np.zeros(shape), np.zeros(shape), np.ones(shape)
-    any_shared = np.zeros(shape, bool)
-    for order in _BLEU_ORDERS:
-        sizes, shared = _count_overlaps([_ngrams(text, order) for text in words])
-        total = np.broadcast_to(sizes[:, None], shape)
-        counted, found = total > 0, shared > 0
-        smoothing = np.where(counted & ~found, smoothing * 2, smoothing)
-        precision = np.where(found, shared, 1 / smoothing) / np.maximum(total, 1)
-        log_sum += np.where(counted, np.log(100 * precision), 0.0)
-        orders += counted
-        any_shared = any_shared | found
-    short = lengths[:, None] < lengths[None, :]
-    ratio = lengths[None, :] / np.maximum(lengths, 1)[:, None]
-    brevity = np.where(short, np.exp(1 - np.where(short, ratio, 1.0)), 1.0)
-    return np.where(any_shared, brevity * np.exp(log_sum / np.maximum(orders, 1)), 0.0)
-
-
 def check_choice(search: SearchConfig) -> None:
     """Raise UserError for names of scorers that nothing defines, or that cannot rerank."""
-    if search.method == "mbr":
-        find_metric(search.mbr_utility, "search.mbr_utility")
+    if search.mbr:
+        find_metric(search.mbr, "search.mbr")
     if search.rerank:
         need_no_references(search.rerank, find_metric(search.rerank, "search.rerank"), "search.rerank")
 
 
 def count_candidates(search: SearchConfig, n_best: int) -> int:
     """Return how many hypotheses of a sentence the search must find for the n best."""
-    return search_width(search, n_best) if search.method == "mbr" or search.rerank else n_best
+    return search_width(search, n_best) if search.mbr or search.rerank else n_best
 
 
-def rank_candidates(found: Sequence[tuple[str, Translation, int]], config: Config) -> list[Translation]:
-    """Return the translation of each source as the best of n_best of its hypotheses, or mbr's candidates.
+def rank_candidates(found: Sequence[tuple[str, Translation, int]], search: SearchConfig) -> list[Translation]:
+    """Return the translation of each source as the best of n_best of its hypotheses or samples.
 
     Args:
       found: source, best hypothesis with its alternatives, and n_best of each sentence. Scorers from outside
         are asked once for all.
     """
-    search = config.search
     chosen = {number: best.n_best for number, (_, best, _) in enumerate(found) if best.tokens}
-    if search.method == "mbr":
-        by_probability = search.mbr_candidates == "beam"
+    if search.mbr:
+        by_probability = search.method == "beam"
         utilities = compare_texts(
-            [(found[n][0], distinct_texts(candidates)) for n, candidates in chosen.items()], config
+            [(found[n][0], distinct_texts(candidates)) for n, candidates in chosen.items()], search.mbr
         )
         for (number, candidates), matrix in zip(list(chosen.items()), utilities, strict=True):
             chosen[number] = tuple(choose_candidates(candidates, matrix, by_probability=by_probability))
@@ -138,23 +108,19 @@ def _rescore(hypothesis: Translation, score: float, weight: float | None) -> Tra
     return dataclasses.replace(hypothesis, score=total, alternatives=())
 
 
-def compare_texts(
-    groups: Sequence[tuple[str, Sequence[str]]], config: Config
-) -> list[Float[np.ndarray, "N N"]]:
+def compare_texts(groups: Sequence[tuple[str, Sequence[str]]], name: str) -> list[Float[np.ndarray, "N N"]]:
     """Return the utilities of the texts of each source: at row i, column j of text i with reference j.
 
-    BLEU has train.bleu_tokenize; with auto the tokenizer of the target language, or of the texts' script.
+    BLEU has the tokenizer that the script of a source's texts needs.
     """
-    name, tokenize = config.search.mbr_utility, config.train.bleu_tokenize
     if name == "chrf":
         return [score_chrf(texts) for _, texts in groups]
-    if name == "bleu":
-        language = config.data.target_language if tokenize == "auto" else ""
-        fitting = [
-            choose_sentence_tokenizer(texts, language=language) if tokenize == "auto" else tokenize
-            for _, texts in groups
-        ]
-        return [score_bleu(texts, tokenize=one) for (_, texts), one in zip(groups, fitting, strict=True)]
+    if find_metric(name, "search.mbr").scorer is None:
+        return [_score_pairs([group], name)[0] for group in groups]
+    return _score_pairs(groups, name)
+
+
+def _score_pairs(groups: Sequence[tuple[str, Sequence[str]]], name: str) -> list[Float[np.ndarray, "N N"]]:
     rows = [(source, one, other) for source, texts in groups for one in texts for other in texts]
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
     scores = iter(score_sentences(name, *columns))

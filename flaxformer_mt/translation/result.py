@@ -134,7 +134,7 @@ class Translation:
 
     text: str
     # Log-probability divided by the length penalty, less the coverage penalty; hypotheses are ranked by it.
-    # With search.method=mbr, the expected utility from 0 to 100.
+    # With search.mbr, the expected utility from 0 to 100.
     # NaN for a blank line, which is not searched.
     score: float
     log_prob: float

@@ -40,7 +40,7 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     assert sum(map(bool, texts)) > 30, "a model of 48 updates may say nothing to a line"
     capfd.readouterr()
     for flags, message in (
-        (["--method=mbr"], "search.method=mbr: CTranslate2 does not have this"),
+        (["--mbr=chrf"], "--mbr has no effect"),
         (["--method=beam", "--coverage_penalty=0.3"], "search.coverage_penalty=0.3"),
         (["--method=sample", "--min_p=0.2"], "search.min_p=0.2"),
         (["--mbr_samples=9"], "--mbr_samples has no effect"),

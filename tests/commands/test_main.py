@@ -239,7 +239,7 @@ def fail(capfd, *arguments) -> str:
         ("translate --run=gone --scoers", "unknown flag --scoers; did you mean --scores?"),
         (
             "translate --run=gone --method=bean",
-            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample, mbr)",
+            "--method is 'bean'; did you mean beam? (allowed: beam, greedy, sample)",
         ),
         (
             "train --config.optim.learning_rate -1",
@@ -397,10 +397,10 @@ def test_the_number_of_lines_is_kept(capfd, monkeypatch, run_dir, translator, da
 
 def test_all_options_of_a_search_are_flags(monkeypatch, run_dir, translator):
     feed(monkeypatch, b"")
-    flags = ["--method=sample", "--top_p=0.9", "--seed=7", "--suppress=a,12", "--allow_unknown=false"]
+    flags = ["--method=sample", "--top_p=0.9", "--seed=7", "--suppress=a,12"]
     assert main(["translate", f"--run={run_dir}", "--checkpoint=last", *flags]) == 0
     assert translator.loaded[:2] == (run_dir, "last")
-    expected = {"method": "sample", "top_p": 0.9, "seed": 7, "suppress": ("a", "12"), "allow_unknown": False}
+    expected = {"method": "sample", "top_p": 0.9, "seed": 7, "suppress": ("a", "12")}
     assert translator.loaded[2] == dataclasses.replace(Config().search, **expected)
     missing = {f.name for f in dataclasses.fields(SearchConfig)} - {
         f.name for f in dataclasses.fields(TranslateOptions)

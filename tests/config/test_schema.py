@@ -383,7 +383,7 @@ def has_rate(hint: object) -> bool:
 
 
 # Fields that take -1, 0 or 1e30; every other number of the config refuses it.
-NEGATIVE = {"search.coverage_layer", "model.alignment.layer"}
+NEGATIVE = {"model.alignment.layer"}
 ZERO = {
     "data.clean.min_script_share",
     "data.clean.min_language_probability",
@@ -450,7 +450,7 @@ def test_every_number_is_held_to_its_bounds():
         whole = kind in (int, int | None)
         values = [
             *((value, False) for value in (math.nan, math.inf, -math.inf, "1", True)),
-            *((-1, name in NEGATIVE), (0, name in {"seed", "search.coverage_layer"} | ZERO)),
+            *((-1, name in NEGATIVE), (0, name in {"seed"} | ZERO)),
             *((1e30, name in HUGE), (10**30, name in HUGE), (0.5, None if not whole else False)),
         ]
         for value, taken in values:
@@ -476,7 +476,7 @@ def test_whole_numbers_beyond_all_floats_are_refused():
 def test_choices_are_checked_as_well():
     with pytest.raises(UserError, match=r"model.norm is 'leyer'; did you mean layer\? \(allowed: layer,"):
         validate(Config(model=ModelConfig(norm="leyer")))
-    with pytest.raises(UserError, match=r"^--method is 'bean'; .* \(allowed: beam, greedy, sample, mbr\)$"):
+    with pytest.raises(UserError, match=r"^--method is 'bean'; .* \(allowed: beam, greedy, sample\)$"):
         check_search(SearchConfig(method="bean"), where="--")
 
 

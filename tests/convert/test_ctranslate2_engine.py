@@ -91,7 +91,7 @@ def our_search(folder, tiny_run):
     [
         {"no_repeat_ngram": 1},
         {"suppress": ("\u2581",)},
-        {"suppress": ("30", "34"), "allow_unknown": False},
+        {"suppress": ("30", "34", "<unk>")},
         {"min_length_offset": 20, "max_length_offset": 24},
         {"min_length_ratio": 1.5, "max_length_ratio": 3.0},
     ],
@@ -156,7 +156,7 @@ def test_arguments_of_a_beam_search(folder):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"method": "mbr"}, "search.method=mbr"),
+        ({"mbr": "chrf"}, "search.mbr=chrf"),
         ({"coverage_penalty": 0.2}, "search.coverage_penalty=0.2"),
         ({"diversity_groups": 2, "beam_size": 4}, "search.diversity_groups=2"),
         ({"method": "sample", "min_p": 0.1}, "search.min_p=0.1"),
@@ -171,10 +171,10 @@ def test_options_that_it_lacks_are_refused_by_name(folder, options, named):
 def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
     """A new option must be looked at here too."""
     passed = {"method", "beam_size", "length_penalty", "length_penalty_kind", "stopping", "patience", "seed"}
-    passed |= {"temperature", "top_k", "top_p", "no_repeat_ngram", "suppress", "allow_unknown"}
+    passed |= {"temperature", "top_k", "top_p", "no_repeat_ngram", "suppress"}
     passed |= {"min_length_ratio", "min_length_offset", "max_length_ratio", "max_length_offset"}
     refused = {"coverage_penalty", "diversity_groups", "min_p"}
-    refused |= {field.name for field in dataclasses.fields(MbrConfig)}  # by the method
+    refused |= {field.name for field in dataclasses.fields(MbrConfig)}
     assert {field.name for field in dataclasses.fields(SearchConfig)} == passed | refused | {*WITHOUT_EFFECT}
 
 

@@ -72,8 +72,7 @@ def test_options_of_theirs_come_in(vocab, tmp_path):
         stopping="inexact",
         no_repeat_ngram=3,
         min_length_offset=5,
-        suppress=(piece, vocab.pieces([8])[0]),
-        allow_unknown=False,
+        suppress=(*vocab.pieces([3]), piece, *vocab.pieces([8])),
         diversity_groups=2,
         diversity_strength=0.25,
     )
@@ -125,8 +124,7 @@ def test_ours_go_out_and_come_back(vocab, tmp_path):
         beam_size=3,
         length_penalty_kind="length",
         stopping="inexact",
-        suppress=tuple(vocab.pieces([6, 9])),
-        allow_unknown=False,
+        suppress=tuple(vocab.pieces([3, 6, 9])),
         no_repeat_ngram=2,
         min_length_offset=4,
     )
@@ -152,10 +150,9 @@ def test_ours_that_no_file_can_hold_are_named():
     ]
     assert lost_options(dataclasses.replace(search, method="greedy")) == ["search.min_length_ratio=0.5"]
     assert constraining_options(SearchConfig()) == []
-    search = SearchConfig(suppress=("a", "b"), allow_unknown=False, no_repeat_ngram=3, min_length_offset=2)
+    search = SearchConfig(suppress=("a", "b"), no_repeat_ngram=3, min_length_offset=2)
     assert constraining_options(search) == [
         "search.suppress=a,b",
-        "search.allow_unknown=False",
         "search.no_repeat_ngram=3",
         "search.min_length_offset=2",
     ]

@@ -111,7 +111,7 @@ def test_search_options_are_in_marians_terms(tmp_path):
             {"beam-size": 6, "normalize": 0.5, "max-length-factor": 5, "word-penalty": 0, "allow-unk": True},
         ),
         ({"method": "greedy", "length_penalty_kind": "length"}, {"beam-size": 1, "normalize": 0.6}),
-        ({"allow_unknown": False}, {"allow-unk": False}),
+        ({"suppress": ("<unk>",)}, {"allow-unk": False}),
     ]:
         changed = dataclasses.replace(search, **changes)
         own = dataclasses.replace(weights, config=dataclasses.replace(weights.config, search=changed))
@@ -121,8 +121,8 @@ def test_search_options_are_in_marians_terms(tmp_path):
         stored = read_search(folder)
         assert {name: stored[name] for name in expected} == expected
         assert stored["vocabs"] == ["vocab.spm"] * 2 and stored["relative-paths"]
-    lost = FORMAT.lost_options(SearchConfig(method="mbr", suppress=("x",), allow_unknown=False))
-    assert lost == ["search.suppress=x", "search.method=mbr"]
+    lost = FORMAT.lost_options(SearchConfig(method="sample", mbr="chrf", suppress=("x", "<unk>")))
+    assert lost == ["search.suppress=x", "search.mbr=chrf", "search.method=sample"]
 
 
 def test_a_start_symbol_that_is_no_zero_is_refused(tmp_path):

@@ -184,7 +184,7 @@ def step_by_step(self, params, sources, n_best):
 @pytest.mark.parametrize(
     ("options", "required"),
     [
-        ({"coverage_penalty": 0.3, "no_repeat_ngram": 2, "ensemble_mean": "probs"}, ((5, 6), (9,), (17, 3))),
+        ({"coverage_penalty": 0.3, "no_repeat_ngram": 2}, ((5, 6), (9,), (17, 3))),
         pytest.param({"method": "sample", "temperature": 2.0}, (), marks=pytest.mark.slow),
     ],
     ids=["ensemble", "samples"],

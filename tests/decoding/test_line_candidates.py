@@ -73,7 +73,7 @@ def assert_same(found, expected):
     ("fields", "constraints", "architecture"),
     [
         (
-            {"min_length_ratio": 0.7, "no_repeat_ngram": 2, "ensemble_mean": "probs"},
+            {"min_length_ratio": 0.7, "no_repeat_ngram": 2},
             {"required": ((17, 9), (5,))},
             "encoder_decoder",
         ),

@@ -93,21 +93,18 @@ FREE = {
     "search.stopping": "inexact",
     "search.length_bound": "limit",
     "search.suppress": ["a"],
-    "search.allow_unknown": False,
-    "search.ensemble_mean": "probs",
     "search.batch_tokens": 99,
     "search.top_p": 0.5,
     "search.min_p": 0.5,
-    "search.mbr_candidates": "beam",
+    "search.mbr": "bleu",
     "search.mbr_samples": 3,
-    "search.mbr_utility": "bleu",
     "search.rerank": "a",
     "search.rerank_weight": 0.5,
     "train.compile_ahead": "none",
 } | {
     f"search.{name}": 3
     for name in (
-        *("beam_size", "coverage_layer", "diversity_groups", "top_k", "seed", "no_repeat_ngram"),
+        *("beam_size", "diversity_groups", "top_k", "seed", "no_repeat_ngram"),
         *("min_length_offset", "max_length_offset", "length_penalty", "coverage_penalty", "patience"),
         *("diversity_strength", "temperature", "min_length_ratio", "max_length_ratio"),
     )

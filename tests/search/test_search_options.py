@@ -355,21 +355,19 @@ def test_inexact_stopping_ends_when_enough_have_ended(patience, steps):
 NARROW = SearchConfig(beam_size=3)
 
 
-@functools.partial(jax.jit, static_argnums=2, compiler_options=QUICK)
-def search_ensemble(tables, lines, mean):
+@functools.partial(jax.jit, compiler_options=QUICK)
+def search_ensemble(tables, lines):
     cache = ensemble_caches([start_cache(table, 3) for table in tables])
-    members = ensemble([next_logits] * len(tables), mean=mean)
+    members = ensemble([next_logits] * len(tables))
     return search(members, cache, lines, options=NARROW, symbols=SYMBOLS, max_length=LONGEST, n_best=3)
 
 
-@pytest.mark.parametrize("mean", ["log_probs", "probs"])
-def test_an_ensemble_is_one_model_of_the_mean(mean):
+def test_an_ensemble_is_one_model_of_the_mean():
     one, two = make_tables(2, 9, seed=12), make_tables(2, 9, seed=13)
     tables = [np.concatenate([one, one]), np.concatenate([one, two])]
-    found = jax.device_get(search_ensemble(tables, limits(6, 6, 6, 6), mean))
+    found = jax.device_get(search_ensemble(tables, limits(6, 6, 6, 6)))
     logs = [np.apply_along_axis(log_softmax, -1, table) for table in (one, two)]
-    together = np.mean(logs, axis=0) if mean == "log_probs" else np.log(np.mean(np.exp(logs), axis=0))
-    expected = run(np.concatenate([one, together]), limits(6, 6, 6, 6), options=NARROW, n_best=3)
+    expected = run(np.concatenate([one, np.mean(logs, axis=0)]), limits(6, 6, 6, 6), options=NARROW, n_best=3)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.scores[:2], expected.scores[:2], rtol=1e-5)  # of a model and itself
     np.testing.assert_allclose(found.scores[2:], expected.scores[2:], rtol=1e-4)
@@ -377,7 +375,7 @@ def test_an_ensemble_is_one_model_of_the_mean(mean):
 
 def test_an_ensemble_has_one_vocabulary():
     with pytest.raises(UserError, match="vocabularies of 7 and 8 entries"):
-        search_ensemble([make_tables(2, 7, seed=1), make_tables(2, 8, seed=1)], limits(6, 6), "probs")
+        search_ensemble([make_tables(2, 7, seed=1), make_tables(2, 8, seed=1)], limits(6, 6))
 
 
 def test_a_search_in_segments_of_what_is_left_is_the_search():
@@ -473,10 +471,7 @@ def test_options_that_cannot_be_are_named(fields, words):
         Search(next_logits, options, SYMBOLS, max_length=4)
 
 
-def test_coverage_needs_a_layer_that_there_is():
-    options = SearchConfig(coverage_penalty=0.2, coverage_layer=6)
-    with pytest.raises(UserError, match="coverage_layer is 6, but model.num_decoder_layers is 6"):
-        check_search(options, model=ModelConfig())
+def test_coverage_needs_cross_attention():
     with pytest.raises(UserError, match="no cross-attention to measure coverage by"):
         check_search(SearchConfig(coverage_penalty=0.2), model=ModelConfig(architecture="decoder_only"))
 

@@ -30,14 +30,9 @@ SENTENCES = ["der Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]
 SEARCHES = {
     "beam": (1, 0, {}),
     "greedy": (1, 0, {"method": "greedy", "length_penalty": 0.5, "length_penalty_kind": "length"}),
-    "coverage": (2, 0, {"coverage_penalty": 0.4, "coverage_layer": 0}),
+    "coverage": (2, 0, {"coverage_penalty": 0.4}),
     "sample": (1, 0, {"method": "sample", "temperature": 1.5, "top_k": 20}),
-    "sampled_ensemble": (
-        1,
-        1,
-        {"method": "sample", "temperature": 1.5, "top_k": 20, "ensemble_mean": "probs"},
-    ),
-    "ensemble": (1, 1, {"ensemble_mean": "log_probs"}),
+    "ensemble": (1, 1, {}),
 }
 
 
@@ -150,5 +145,4 @@ def suppressed(found_by_beam):
 @pytest.fixture(scope="session")
 def greedy_translator(translator_with, suppressed, vocabs):
     piece, other = suppressed
-    options = {"suppress": (vocabs.target.pieces([piece])[0], str(other)), "allow_unknown": False}
-    return translator_with("greedy", **options)
+    return translator_with("greedy", suppress=(vocabs.target.pieces([piece])[0], str(other), "<unk>"))

@@ -10,16 +10,16 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from flaxformer_mt import define_scorer
-from flaxformer_mt.config import Config, SearchConfig, TrainConfig
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring import metrics
+from flaxformer_mt.scoring.metrics import score_sentences
 from flaxformer_mt.translation.minimum_bayes_risk import (
     choose_candidates,
     compare_texts,
     distinct_texts,
     rank_candidates,
-    score_bleu,
     score_chrf,
 )
 from flaxformer_mt.translation.result import Translation
@@ -37,43 +37,29 @@ TEXTS = [
 ]
 
 
-def test_candidates_without_spaces_are_compared_by_characters():
-    texts = ["ทำงานหนักมาก", "ทำงานหนักมากๆ", "ไม่มีใคร"]
-    config = Config(search=SearchConfig(method="mbr", mbr_utility="bleu"))
-    for tokenize, name in (("auto", "char"), ("13a", "13a")):
-        chosen = dataclasses.replace(config, train=TrainConfig(bleu_tokenize=tokenize))
-        metric = BLEU(tokenize=name, effective_order=True)
+def test_bleu_of_candidates_has_the_tokenizer_that_their_script_needs():
+    """Whatever the candidates of other sentences are."""
+    groups = {
+        "char": ["ทำงานหนักมาก", "ทำงานหนักมากๆ", "ไม่มีใคร"],
+        "zh": ["总数为 1234567。", "总数为 1234568。", "共 1234567 个。"],
+        "13a": ["a b c", "a b d"],
+    }
+    found = compare_texts([("", texts) for texts in groups.values()], "bleu")
+    for (tokenize, texts), matrix in zip(groups.items(), found, strict=True):
+        metric = BLEU(tokenize=tokenize, effective_order=True)
         wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
-        np.testing.assert_allclose(compare_texts([("", texts)], chosen)[0], wanted, rtol=1e-9)
-    english = [metric.sentence_score("a b c", [other]).score for other in ("a b c", "a b d")]
-    (found,) = compare_texts([("", ["a b c", "a b d"])], config)
-    np.testing.assert_allclose(found[0], english, rtol=1e-9)
+        np.testing.assert_array_equal(matrix, wanted)
 
 
-def test_candidates_are_compared_as_their_language_needs():
-    """Chinese has sacreBLEU's zh, by the code of the target language or by the script of the candidates."""
-    texts = ["总数为 1234567。", "总数为 1234568。", "共 1234567 个。"]
-    metric = BLEU(tokenize="zh", effective_order=True)
-    wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
-    config = Config(search=SearchConfig(method="mbr", mbr_utility="bleu"))
-    for code in ("zh_TW", "", "xx"):
-        chosen = dataclasses.replace(config, data=dataclasses.replace(config.data, target_language=code))
-        np.testing.assert_allclose(compare_texts([("", texts)], chosen)[0], wanted, rtol=1e-9)
-
-
-def test_utilities_are_the_sentence_scores_of_sacrebleu():
+def test_chrf_of_candidates_is_the_sentence_score_of_sacrebleu():
     draw = random.Random(2)
     texts = [
         *TEXTS,
         *(" ".join(draw.choices(["aa", "ab", "b,", "ba."], k=draw.randrange(12))) for _ in range(9)),
     ]
-    chrf, bleu = CHRF(), BLEU(effective_order=True)
-    for metric, found in ((chrf, score_chrf(texts)), (bleu, score_bleu(texts))):
-        wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
-        if metric is chrf:
-            np.testing.assert_array_equal(found, wanted)
-        else:
-            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    metric = CHRF()
+    wanted = [[metric.sentence_score(one, [other]).score for other in texts] for one in texts]
+    np.testing.assert_array_equal(score_chrf(texts), wanted)
 
 
 def make(text, log_prob):
@@ -106,8 +92,8 @@ def test_translations_are_chosen_among_the_samples_or_hypotheses(tiny_run):
         return Translator.load(tiny_run, search=search, use_all_devices=False).translate(lines, n_best=n_best)
 
     samples = translate(5, method="sample")
-    chosen = translate(1, method="mbr", mbr_samples=5)
-    several = translate(3, method="mbr", mbr_samples=5, mbr_utility="bleu")
+    chosen = translate(1, method="sample", mbr="chrf", mbr_samples=5)
+    several = translate(3, method="sample", mbr="bleu", mbr_samples=5)
     for one, other, drawn in zip(chosen, several, samples, strict=True):
         texts = [hypothesis.text for hypothesis in drawn.n_best]
         if not drawn.tokens:
@@ -118,25 +104,29 @@ def test_translations_are_chosen_among_the_samples_or_hypotheses(tiny_run):
         assert one.text == texts[int(np.argmax(np.round(expected, 9)))]
         scores = [hypothesis.score for hypothesis in other.n_best]
         assert scores == sorted(scores, reverse=True) and len({h.text for h in other.n_best}) == len(scores)
-        assert scores[0] == pytest.approx(score_bleu(texts).mean(axis=1).max())
+        bleu = [[score_sentences("bleu", [""], [a], [b])[0] for b in texts] for a in texts]
+        assert scores[0] == pytest.approx(np.mean(bleu, axis=1).max())
     beams = translate(3, method="beam")
-    chosen = translate(1, method="mbr", mbr_candidates="beam")
+    chosen = translate(1, method="beam", mbr="chrf")
     assert all(one.text in [h.text for h in beam.n_best] for one, beam in zip(chosen, beams, strict=True))
 
 
 def test_wrong_numbers_and_flags_are_refused(tiny_run, capsys):
     from flaxformer_mt.commands.main import main
 
-    with pytest.raises(
-        UserError, match=r"n_best is 33, but the search has 32 candidates.* or mbr_samples=33"
-    ):
-        check_n_best(SearchConfig(method="mbr"), 33)
+    with pytest.raises(UserError, match=r"n_best is 33, but mbr chooses among mbr_samples=32; .*=33"):
+        check_n_best(SearchConfig(method="sample", mbr="chrf"), 33)
+    samples = ["--method=sample", "--mbr=chrf"]
     for flags, message in (
-        (["--method=mbr", "--mbr_samples=0"], "--mbr_samples is 0; it must be from 1"),
-        (["--method=mbr", "--beam_size=8"], "--beam_size=8 has no effect on mbr search"),
-        (["--mbr_samples=8"], "--mbr_samples=8 has no effect on beam search; give --method=mbr"),
-        (["--method=mbr", "--mbr_candidates=beam", "--top_k=3"], "--top_k=3 has no effect on mbr search"),
-        (["--method=mbr", "--n_best=40"], "--n_best is 40, but the search has 32 candidates"),
+        ([*samples, "--mbr_samples=0"], "--mbr_samples is 0; it must be from 1"),
+        ([*samples, "--beam_size=8"], "--beam_size=8 has no effect on sample search"),
+        (["--mbr=chrf", "--mbr_samples=8"], "--mbr_samples=8 has no effect on beam search; give --method="),
+        (["--method=sample", "--mbr_samples=8"], "--mbr_samples=8 has no effect without --mbr"),
+        (["--mbr=chrf", "--top_k=3"], "--top_k=3 has no effect on beam search"),
+        ([*samples, "--n_best=40"], "--n_best is 40, but --mbr chooses among --mbr_samples=32"),
+        (["--mbr=chrf", "--n_best=40"], "--n_best is 40, but beam search with beam_size 2 keeps 2"),
+        (["--mbr=chrf", "--method=greedy"], "--mbr is chrf, but --method is greedy, which finds one"),
+        (["--mbr=chrf", "--rerank=chrf"], "--mbr is chrf and --rerank is chrf, but only one score"),
     ):
         assert main(["translate", f"--run={tiny_run}", "--input=/dev/null", *flags]) == 2
         (line,) = capsys.readouterr().err.strip().split("\n")
@@ -152,14 +142,12 @@ def test_any_metric_is_a_utility_and_scorers_from_outside_are_asked_once(monkeyp
         return [len(set(source) & set(one) & set(other)) for source, one, other in rows]
 
     monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
-    search = SearchConfig(method="mbr", mbr_utility=define_scorer(overlap))
     groups = [("abc", ["ab", "bc", "x"]), ("d", ["d"])]
-    first, second = compare_texts(groups, Config(search=search))
+    first, second = compare_texts(groups, define_scorer(overlap))
     assert calls == [10] and second.tolist() == [[1]]
     assert first.tolist() == [[2, 1, 0], [1, 2, 0], [0, 0, 0]]
-    plus = Config(search=SearchConfig(method="mbr", mbr_utility="chrf++"))
     wanted = [[CHRF(word_order=2).sentence_score(a, [b]).score for b in TEXTS] for a in TEXTS]
-    np.testing.assert_array_equal(compare_texts([("", TEXTS)], plus)[0], wanted)
+    np.testing.assert_array_equal(compare_texts([("", TEXTS)], "chrf++")[0], wanted)
 
 
 def test_a_scorer_ranks_hypotheses_alone_or_with_the_model(monkeypatch):
@@ -170,7 +158,7 @@ def test_a_scorer_ranks_hypotheses_alone_or_with_the_model(monkeypatch):
     found = [("x", best, 2), ("y", blank, 1), ("z", make("d", -3.0), 1)]
 
     def ranked(**options):
-        first, second, third = rank_candidates(found, Config(search=SearchConfig(**options)))
+        first, second, third = rank_candidates(found, SearchConfig(**options))
         assert second is blank or second.text == ""
         return [(one.text, one.score) for one in first.n_best], third.score
 
@@ -216,7 +204,7 @@ def test_translations_are_reranked_and_wrong_scorers_are_one_line(tiny_run, tmp_
         (["--scorer"], "--scorer has no value"),
         (["--scorer_timeout=5"], "--scorer_timeout has no effect without --scorer"),
         (["--scorer_timeout=0", scorer], "--scorer_timeout is 0.0; it must be above 0"),
-        (["--method=mbr", "--mbr_utility=chfr"], "search.mbr_utility names the score 'chfr'"),
+        (["--mbr=chfr"], "search.mbr names the score 'chfr'"),
         (["--rerank=size", "--scorer=size=false"], "scorer size (false) ended with status 1 after 0 of "),
     ):
         metrics._OTHERS.pop("size", None)

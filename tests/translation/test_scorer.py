@@ -71,13 +71,8 @@ def test_scores_of_translations_are_those_that_the_search_found(
         assert all(one.score < more.score for one, more in zip(scored, plain, strict=True))
 
 
-@pytest.mark.parametrize("name", ["ensemble", "sampled_ensemble"])
-def test_an_ensemble_scores_as_it_searches(name, translator_with, params, other_params, vocabs):
-    """By the mean of log-probabilities with beam search, by that of probabilities with sampling."""
-    translator = translator_with(name)
-    assert (
-        translator.config.search.ensemble_mean == {"ensemble": "log_probs", "sampled_ensemble": "probs"}[name]
-    )
+def test_an_ensemble_scores_as_it_searches(translator_with, params, other_params, vocabs):
+    translator = translator_with("ensemble")
     hypotheses = [one for t in translator.translate(SENTENCES, n_best=3) for one in t.n_best]
     sources = [vocabs.source.tokenize(line) for line in SENTENCES for _ in range(3)]
     pairs = [Pair(source, one.tokens) for source, one in zip(sources, hypotheses, strict=True)]

@@ -329,7 +329,7 @@ def test_greedy_is_beam_one_and_suppressed_pieces_do_not_occur(
     free = {token for t in translator.translate(SENTENCES) for token in t.tokens}
     assert set(suppressed) <= free
     suppress = greedy_translator.config.search.suppress
-    beam = translator_with("beam", beam_size=1, suppress=suppress, allow_unknown=False)
+    beam = translator_with("beam", beam_size=1, suppress=suppress)
     found = {"greedy": greedy_translator.translate(SENTENCES), "beam": beam.translate(SENTENCES)}
     assert [t.tokens for t in found["greedy"]] == [t.tokens for t in found["beam"]]
     for method, one in (("greedy", greedy_translator), ("beam", beam)):
@@ -676,10 +676,6 @@ def test_an_ensemble_has_one_vocabulary(config, params, vocabs, make_vocabularie
         ({"suppress": ("nothing-like-it",)}, "search.suppress contains 'nothing-like-it'"),
         ({"suppress": ("999",)}, "search.suppress contains '999'"),
         ({"suppress": ("</s>",)}, "contains the end symbol"),
-        (
-            {"coverage_penalty": 1.0, "coverage_layer": 1},
-            "coverage_layer is 1, but model.num_decoder_layers is 1",
-        ),
         ({"length_penalty_kind": "wu"}, "length_penalty_kind is 'wu'"),
         ({"diversity_groups": 2}, "beam_size 3 is not divisible by search.diversity_groups 2"),
     ],
@@ -696,6 +692,8 @@ def test_constraints_that_cannot_be_met_are_named(config, params, vocabs, transl
         UserError, match="required phrases need plain beam search, but search.method is greedy"
     ):
         translator_with("greedy").translate(["Hund"], required=[["dog"]])
+    with pytest.raises(UserError, match="required phrases need plain beam search, but search.mbr is chrf"):
+        translator_with("beam", mbr="chrf").translate(["Hund"], required=[["dog"]])
     model = dataclasses.replace(config.model, positions="learned", max_positions=16)
     short = Translator(dataclasses.replace(config, model=model), params, vocabs)
     with pytest.raises(UserError, match="line 2 has .* tokens of prefix and required phrases"):

@@ -43,8 +43,8 @@ def _missing_options(search: SearchConfig) -> list[str]:
     lacks.
     """
     missing = []
-    if search.method == "mbr":
-        missing.append("search.method=mbr")
+    if search.mbr:
+        missing.append(f"search.mbr={search.mbr}")
     if search.rerank:
         missing.append(f"search.rerank={search.rerank}")
     if search.method == "beam" and search.coverage_penalty:  # its own is of another layer

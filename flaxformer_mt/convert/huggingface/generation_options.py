@@ -98,8 +98,8 @@ def lost_options(search: SearchConfig) -> list[str]:
     lost = []
     if search.rerank:
         lost.append(f"search.rerank={search.rerank}")
-    if search.method == "mbr":
-        lost.append("search.method=mbr")
+    if search.mbr:
+        lost.append(f"search.mbr={search.mbr}")
     if search.min_length_ratio:
         lost.append(f"search.min_length_ratio={search.min_length_ratio:g}")
     if search.method == "beam":
@@ -155,7 +155,7 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
     if samples and beams > 1:
         ignored.append("do_sample is true with several beams, which are searched without sampling")
     default = SearchConfig()
-    suppressed, allows_unknown, sequences = _suppressed(settings, vocab)
+    suppressed, sequences = _suppressed(settings, vocab)
     if sequences:
         ignored.append(f"bad_words_ids has {sequences} sequences of several tokens")
     # An end before `min_length` is forbidden; `min_new_tokens` does not count the end symbol.
@@ -174,15 +174,14 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
         min_p=number("min_p", 0),
         no_repeat_ngram=int(number("no_repeat_ngram_size", 0)),
         suppress=suppressed,
-        allow_unknown=allows_unknown,
         min_length_offset=int(shortest),
         max_length_offset=max(default.max_length_offset, int(shortest)),
     )
     return search, ignored
 
 
-def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...], bool, int]:
-    """Forbidden pieces, whether the unknown symbol is allowed, and the number of forbidden sequences."""
+def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...], int]:
+    """Forbidden pieces, and the number of forbidden sequences."""
     words = [[word] if isinstance(word, int) else list(word) for word in settings.get("bad_words_ids") or []]
     words += [[token] for token in settings.get("suppress_tokens") or []]
     # The search never selects pad and bos, and transformers does not forbid the end symbol either.
@@ -190,5 +189,4 @@ def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...]
     single = {int(word[0]) for word in words if len(word) == 1} - always
     if outside := sorted(token for token in single if not 0 <= token < vocab.size):
         raise ValueError(f"bad_words_ids has {outside[0]}, but the vocabulary has {vocab.size} ids")
-    pieces = vocab.pieces(sorted(single - {vocab.unk_id}))
-    return tuple(pieces), vocab.unk_id not in single, sum(len(word) > 1 for word in words)
+    return tuple(vocab.pieces(sorted(single))), sum(len(word) > 1 for word in words)

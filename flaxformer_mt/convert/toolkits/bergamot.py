@@ -69,7 +69,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         path = folder / f"{kind}.{pair}.spm"
         path.write_bytes(content)
         entry[kind] = _describe(path)
-    search = marian.make_search(weights.config)
+    search = marian.make_search(weights)
     entry["config"] = {name: search[name] for name in ("beam-size", "normalize", "word-penalty", "allow-unk")}
     entry["config"] |= {
         "skip-cost": search["beam-size"] == 1,

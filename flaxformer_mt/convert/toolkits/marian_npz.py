@@ -15,6 +15,7 @@ import math
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.convert.toolkits.marian_network import OUTPUT, compute_log_probs
 from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.shapes import Batch
+from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.model_file import read_pieces
 
@@ -233,7 +235,7 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         (folder / name).write_bytes(model)
     arrays: dict[str, Any] = {**files.arrays, OPTIONS: encode_options(files.options)}
     np.savez(folder / _MODEL, **arrays)
-    search = {"relative-paths": True, "models": [_MODEL], "vocabs": names} | make_search(weights.config)
+    search = {"relative-paths": True, "models": [_MODEL], "vocabs": names} | make_search(weights)
     (folder / "decoder.yml").write_text(yaml.safe_dump(search, sort_keys=False))
     write_own(weights, folder, _NAME)
 
@@ -249,26 +251,28 @@ def find_marian_problems(config: Config) -> list[str]:
     return problems
 
 
-def make_search(config: Config) -> dict[str, Any]:
+def make_search(weights: Weights) -> dict[str, Any]:
     """Return the search options in Marian's terms, which divides by a power of the length.
 
     Its limit of lengths is a multiple of the source's. It is no shorter than ours for sources of four tokens.
     """
-    search = config.search
+    search, vocab = weights.config.search, weights.vocabs.target
     factor = 1.0 if search.length_penalty_kind == "length" else TYPICAL_LENGTH / (5 + TYPICAL_LENGTH)
     return {
         "beam-size": search.beam_size if search.method == "beam" else 1,
         "normalize": round(search.length_penalty * factor, 6),
         "word-penalty": 0,
         "max-length-factor": math.ceil(search.max_length_ratio + search.max_length_offset / 4),
-        "allow-unk": search.allow_unknown,
+        "allow-unk": vocab.unk_id not in make_symbols(vocab, search).never,
     }
 
 
 def list_lost(search: SearchConfig) -> list[str]:
-    lost = [option for option in formats.constraining_options(search) if "allow_unknown" not in option]
+    others = tuple(name for name in search.suppress if name != _UNK[0])  # the unknown symbol is in the files
+    lost = formats.constraining_options(replace(search, suppress=others))
     lost += [f"search.rerank={search.rerank}"] if search.rerank else []
-    return lost + [f"search.method={search.method}"] * (search.method in ("sample", "mbr"))
+    lost += [f"search.mbr={search.mbr}"] if search.mbr else []
+    return lost + ["search.method=sample"] * (search.method == "sample")
 
 
 def open_model(
