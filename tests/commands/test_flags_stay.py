@@ -13,7 +13,7 @@ from flaxformer_mt.commands.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 # "COMMAND --flag" -> what CHANGELOG.md calls it.
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {"plot --positions": "plot --positions"}
 
 
 def read_old_flags() -> set[tuple[str, str]]:
