@@ -284,17 +284,8 @@ def _average(options: command_options.AverageOptions) -> object:
 
 
 def _plot(options: command_options.PlotOptions) -> object:
-    from flaxformer_mt.commands.plot import plot, plot_encoding
+    from flaxformer_mt.commands.plot import plot
 
-    if options.positions is not None:
-        flags = [name for name in ("run", "source", "checkpoint") if getattr(options, name)]
-        if flags:
-            raise UserError(
-                f"--positions plots an encoding without a run; leave out --{' and --'.join(flags)}"
-            )
-        return plot_encoding(options.positions, options.output)
-    if options.run is None:
-        raise UserError("--run is missing; give --run=DIR, or --positions=WIDTH to plot without a run")
     return plot(options.run, source=options.source, output=options.output, checkpoint=options.checkpoint)
 
 

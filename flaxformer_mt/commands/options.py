@@ -467,15 +467,13 @@ class AverageOptions(NonfiniteOptions):
 
 @dataclass(frozen=True)
 class PlotOptions(CheckpointOptions):
-    """Plots position encodings and metrics of a run, and attention weights of a sentence, as PNG files."""
+    """Plots the training of a run, and the attention weights of a sentence, as PNG files."""
 
     # Run directory to plot.
-    run: RunPath | None = None
-    # Width of a sinusoidal position encoding to plot without a run.
-    positions: int | None = None
+    run: RunPath
     # Source sentence to translate and plot the attention of. Empty: no attention plots.
     source: str = ""
-    # Folder for the PNG files. None: RUN/plots, or plots without a run.
+    # Folder for the PNG files. None: RUN/plots.
     output: Annotated[Path | None, _Output] = None
 
 

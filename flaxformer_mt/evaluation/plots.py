@@ -1,4 +1,4 @@
-"""Figures from arrays: position tables, training curves, scores and attention weights; as PNG, or in a page.
+"""Figures from arrays: training curves, scores and attention weights; as PNG, or in a page.
 
 Figures are made without pyplot, which would need a display and keep every figure in memory.
 """
@@ -7,7 +7,6 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,15 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_DOTS_PER_INCH = 150
-
-# Attention figures: the most heads of a figure, the inches that a label needs, the least inches of a head,
-# the most inches of all heads along one axis, and the most characters of a label.
-_MAX_HEADS = 32
+# Attention figures: the inches that a label needs, the least inches of a head, and the most inches of all
+# heads along one axis.
 _LABEL_INCHES = 0.14
 _MIN_HEAD_INCHES = 1.4
-_MAX_INCHES = 28.0
-_MAX_LABEL_LENGTH = 20
+_MAX_INCHES = 56.0
 
 # More points of a curve could not be told apart.
 _MOST_POINTS = 300
@@ -45,68 +40,6 @@ _SHIPPED_FONT = "DejaVu Sans"
 Curve = tuple[Sequence[int], Sequence[float]]
 
 
-class TokenAxis(NamedTuple):
-    """One axis of a matrix of attention weights: its title, and the piece of each token."""
-
-    name: str
-    pieces: Sequence[str]
-
-
-def save_figure(figure: "Figure", path: Path, *, title: str = "") -> None:
-    """As a PNG file, with a title above the figure."""
-    if title:
-        figure.suptitle(title, fontsize=10, parse_math=False)
-    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH)
-
-
-# ---- positions ----
-
-
-def draw_position_curves(
-    tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
-) -> "Figure":
-    """Plot four columns of tables [P, D] over positions: 4 to 7, or of more than 20 such frequencies."""
-    figure = _make_figure(15, 5 * len(tables))
-    for number, (name, table) in enumerate(tables.items(), start=1):
-        axes = figure.add_subplot(len(tables), 1, number)
-        positions = np.arange(first_position, first_position + len(table))
-        width = table.shape[1]
-        firsts = [2 * (max(width, 20) * share // 20) for share in (2, 3)]
-        columns = [index for first in firsts for index in (first, first + 1) if index < width]
-        for index in columns if width > 4 else range(width):
-            axes.plot(positions, table[:, index], label=f"{column} {index}")
-        axes.set(xlabel="position", ylabel="value", title=name if len(tables) > 1 else "")
-        axes.margins(x=0.01)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return figure
-
-
-def draw_position_tables(
-    tables: Mapping[str, np.ndarray], *, first_position: int = 0, column: str = "dimension"
-) -> "Figure":
-    """Draw tables [P, D] as images, positions down and columns across; 0 is white."""
-    figure = _make_figure(10, 6 * len(tables))
-    for number, (name, table) in enumerate(tables.items(), start=1):
-        axes = figure.add_subplot(len(tables), 1, number)
-        largest = float(np.abs(table).max()) or 1.0
-        rows, width = table.shape
-        image = axes.imshow(
-            table,
-            cmap="RdBu_r",
-            vmin=-largest,
-            vmax=largest,
-            aspect="auto",
-            interpolation="nearest",
-            extent=(-0.5, width - 0.5, first_position + rows - 0.5, first_position - 0.5),
-        )
-        _whole_numbers(axes.xaxis)
-        _whole_numbers(axes.yaxis)
-        axes.set(xlabel=column, ylabel="position", title=name if len(tables) > 1 else "")
-        figure.colorbar(image, ax=axes, label="value", pad=0.02)
-    return figure
-
-
 # ---- training ----
 
 
@@ -117,35 +50,24 @@ def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> C
     return steps, [math.nan if values[step] is None else values[step] for step in steps]
 
 
-def draw_training(panels: Mapping[str, Mapping[str, Curve]]) -> "Figure":
+def draw_training(panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> "Figure":
     """Draw panels below each other over the same steps, each with its curves by the name of the data set.
 
-    Panels and curves without a finite value are left out; a non-finite value is a gap.
+    A value that is not finite is a gap.
     """
-    drawn = {name: {label: c for label, c in curves.items() if _finite(c)} for name, curves in panels.items()}
-    drawn = {name: curves for name, curves in drawn.items() if curves}
-    figure = _make_figure(10, max(2.4 * len(drawn), 3))
-    shared = None
-    for number, (name, curves) in enumerate(drawn.items(), start=1):
-        axes = figure.add_subplot(len(drawn), 1, number, sharex=shared)
-        shared = shared or axes
+    figure = _make_figure(10, max(2.4 * len(panels), 3), title)
+    rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, curves) in zip(rows, panels.items(), strict=True):
         for label, (steps, values) in curves.items():
             marker = "." if len(steps) <= 100 else ""
             axes.plot(steps, values, label=label, marker=marker, linewidth=1.2)
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
-        if number == len(drawn):
-            axes.set_xlabel("step")
-            _whole_numbers(axes.xaxis)
-        else:
-            axes.tick_params(labelbottom=False)
+    rows[-1].set_xlabel("step")
+    rows[-1].locator_params("x", integer=True)
     figure.align_ylabels()
     return figure
-
-
-def _finite(curve: Curve) -> bool:
-    return bool(np.isfinite(np.asarray(curve[1], np.float64)).any())
 
 
 # ---- charts of a page ----
@@ -249,136 +171,6 @@ def _write_svg(axes: Any) -> str:
 # ---- attention ----
 
 
-def draw_attention(
-    layers: Sequence[np.ndarray],
-    *,
-    queries: TokenAxis,
-    memory: TokenAxis,
-    boundary: int | None = None,
-    darkest: float | None = None,
-) -> dict[str, "Figure"]:
-    """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
-
-    All layers share one figure, "", with one row per layer. If it would have too many heads, or no space for
-    the labels, each layer has its own figure: "layer_0", "layer_1", ... All figures have the same color
-    scale: white is 0, and the darkest color is `darkest`, or the largest weight. On both axes, lines are
-    drawn before the token `boundary`, the first of a second text.
-    """
-    heads = layers[0].shape[0]
-    titled = [
-        [(f"layer {number}, head {head}", weights[head]) for head in range(heads)]
-        for number, weights in enumerate(layers)
-    ]
-    one_grid = _Grid(queries, memory, rows=len(layers), columns=heads)
-    if len(layers) == 1 or len(layers) * heads > _MAX_HEADS or not one_grid.fits_labels:
-        columns = math.ceil(math.sqrt(heads))
-        grid = _Grid(queries, memory, rows=math.ceil(heads / columns), columns=columns)
-        figures = {f"layer_{number}" if len(layers) > 1 else "": row for number, row in enumerate(titled)}
-    else:
-        grid, figures = one_grid, {"": [panel for row in titled for panel in row]}
-    if darkest is None:
-        darkest = max(float(weights.max()) for weights in layers)
-    return {name: grid.draw(panels, darkest, boundary) for name, panels in figures.items()}
-
-
-class _Grid:
-    """Heads in rows and columns; all have the same labels, which only the left and bottom heads show."""
-
-    def __init__(self, queries: TokenAxis, memory: TokenAxis, *, rows: int, columns: int) -> None:
-        self._queries, self._memory = queries, memory
-        self._rows, self._columns = rows, columns
-        # The size of one head, in inches.
-        self._height = self._inches(len(queries.pieces), rows)
-        self._width = self._inches(len(memory.pieces), columns)
-        # Every n-th piece has a label.
-        self._query_step = math.ceil(len(queries.pieces) * _LABEL_INCHES / self._height)
-        self._memory_step = math.ceil(len(memory.pieces) * _LABEL_INCHES / self._width)
-
-    @property
-    def fits_labels(self) -> bool:
-        return self._query_step == self._memory_step == 1
-
-    def draw(
-        self, panels: Sequence[tuple[str, np.ndarray]], largest: float, boundary: int | None
-    ) -> "Figure":
-        families, missing = _choose_fonts({*"".join(self._queries.pieces), *"".join(self._memory.pieces)})
-        labels = [[_spell(p, missing) for p in side.pieces] for side in (self._queries, self._memory)]
-        figure = _make_figure(self._columns * self._width + 2.5, self._rows * (self._height + 0.3) + 1.5)
-        all_axes = []
-        for number, (title, weights) in enumerate(panels):
-            axes = figure.add_subplot(self._rows, self._columns, number + 1)
-            all_axes.append(axes)
-            image = axes.imshow(
-                weights, cmap="Blues", vmin=0, vmax=largest, aspect="auto", interpolation="nearest"
-            )
-            axes.set_title(title, fontsize=8)
-            style: Any = {"fontsize": 7, "fontfamily": families, "parse_math": False}
-            ticks = range(0, len(labels[0]), self._query_step)
-            axes.set_yticks(ticks, labels[0][:: self._query_step], **style)
-            ticks = range(0, len(labels[1]), self._memory_step)
-            axes.set_xticks(ticks, labels[1][:: self._memory_step], rotation=90, **style)
-            axes.tick_params(
-                length=0,
-                labelleft=number % self._columns == 0,
-                labelbottom=number + self._columns >= len(panels),  # nothing is below it
-            )
-            if boundary is not None:
-                axes.axhline(boundary - 0.5, color="tab:orange", linewidth=0.8)
-                axes.axvline(boundary - 0.5, color="tab:orange", linewidth=0.8)
-        figure.supylabel(self._queries.name, fontsize=9)
-        figure.supxlabel(self._memory.name, fontsize=9)
-        figure.colorbar(image, ax=all_axes, label="weight", pad=0.02, shrink=0.8)
-        return figure
-
-    @staticmethod
-    def _inches(pieces: int, panels: int) -> float:
-        return min(max(pieces * _LABEL_INCHES, _MIN_HEAD_INCHES), _MAX_INCHES / panels)
-
-
-def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Font families with glyphs for the characters; also the characters without a glyph."""
-    from matplotlib import font_manager
-
-    missing = {character for character in characters if character.isprintable()}
-    installed = {entry.name for entry in font_manager.fontManager.ttflist}
-    families = []
-    for family in [_SHIPPED_FONT, *sorted(installed - {_SHIPPED_FONT})]:
-        if not missing:
-            break
-        if "Last Resort" in family:  # its glyph of every character is a box
-            continue
-        path = font_manager.findfont(font_manager.FontProperties(family=family))
-        glyphs = {c for c in missing if ord(c) in font_manager.get_font(path).get_charmap()}
-        if glyphs:
-            families.append(family)
-            missing -= glyphs
-    return families, missing | {character for character in characters if not character.isprintable()}
-
-
-def _spell(piece: str, missing: set[str]) -> str:
-    """A label of limited length, with characters in `missing` as U+1F415."""
-    spelled = "".join(f"U+{ord(c):04X}" if c in missing else c for c in piece)
-    return spelled if len(spelled) <= _MAX_LABEL_LENGTH else spelled[: _MAX_LABEL_LENGTH - 1] + "…"
-
-
-# ---- shared by all figures ----
-
-
-def _make_figure(width: float, height: float) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _whole_numbers(axis: Any) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(integer=True))
-
-
 class AttentionMaps(NamedTuple):
     """Attention weights, one array [B, H, Q, M] per layer from the first to the last; rows sum to 1.
 
@@ -407,3 +199,86 @@ def attention_maps(model: nn.Module, params: Any, batch: Batch) -> AttentionMaps
 def _weights(stack: dict[str, Any], attention: str) -> list[Array]:
     layers = [stack[f"layers_{number}"] for number in range(len(stack))]
     return [layer[attention]["attention_weights"][0] for layer in layers if attention in layer]
+
+
+class TokenAxis(NamedTuple):
+    """One axis of a matrix of attention weights: its title, and the piece of each token."""
+
+    name: str
+    pieces: Sequence[str]
+
+
+def draw_attention(
+    layers: Sequence[np.ndarray], *, queries: TokenAxis, memory: TokenAxis, title: str
+) -> "Figure":
+    """Draw the weights [H, Q, M] of each layer as images, queries down and attended tokens across.
+
+    A row of images is a layer, a column is a head. White is 0, and the darkest color is 1.
+    """
+    rows, columns = len(layers), len(layers[0])
+    height, query_step = _divide(len(queries.pieces), rows)
+    width, memory_step = _divide(len(memory.pieces), columns)
+    families, missing = _choose_fonts({*"".join(queries.pieces), *"".join(memory.pieces)})
+    style: Any = {"fontsize": 7, "fontfamily": families, "parse_math": False}
+    figure = _make_figure(columns * width + 2.5, rows * (height + 0.3) + 1.5, title)
+    all_axes = figure.subplots(rows, columns, squeeze=False)
+    for (layer, head), axes in np.ndenumerate(all_axes):
+        image = axes.imshow(
+            layers[layer][head], cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+        )
+        axes.set_title(f"layer {layer}, head {head}", fontsize=8)
+        axes.set(xticks=[], yticks=[])
+    ticks = range(0, len(queries.pieces), query_step)
+    for axes in all_axes[:, 0]:
+        axes.set_yticks(ticks, [_spell(queries.pieces[tick], missing) for tick in ticks], **style)
+    ticks = range(0, len(memory.pieces), memory_step)
+    for axes in all_axes[-1]:
+        axes.set_xticks(ticks, [_spell(memory.pieces[tick], missing) for tick in ticks], rotation=90, **style)
+    for axes in all_axes.flat:
+        axes.tick_params(length=0)
+    figure.supylabel(queries.name, fontsize=9)
+    figure.supxlabel(memory.name, fontsize=9)
+    figure.colorbar(image, ax=all_axes, label="weight", pad=0.02, shrink=0.8)
+    return figure
+
+
+def _divide(pieces: int, heads: int) -> tuple[float, int]:
+    """Inches of each of so many heads along an axis; every n-th piece has a label."""
+    inches = min(max(pieces * _LABEL_INCHES, _MIN_HEAD_INCHES), _MAX_INCHES / heads)
+    return inches, math.ceil(pieces * _LABEL_INCHES / inches)
+
+
+def _choose_fonts(characters: set[str]) -> tuple[list[str], set[str]]:
+    """Font families with glyphs for the characters; also the characters without a glyph."""
+    from matplotlib import font_manager
+
+    missing, families = characters, []
+    installed = {entry.name for entry in font_manager.fontManager.ttflist}
+    for family in [_SHIPPED_FONT, *sorted(installed - {_SHIPPED_FONT})]:
+        if not missing:
+            break
+        if "Last Resort" in family:  # its glyph of every character is a box
+            continue
+        path = font_manager.findfont(font_manager.FontProperties(family=family))
+        glyphs = {c for c in missing if ord(c) in font_manager.get_font(path).get_charmap()}
+        if glyphs:
+            families.append(family)
+            missing = missing - glyphs
+    return families, missing
+
+
+def _spell(piece: str, missing: set[str]) -> str:
+    """A label, with characters in `missing` as U+1F415."""
+    return "".join(f"U+{ord(c):04X}" if c in missing else c for c in piece)
+
+
+# ---- shared by all figures ----
+
+
+def _make_figure(width: float, height: float, title: str = "") -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=10, parse_math=False)
+    return figure

@@ -107,7 +107,7 @@ RUN_COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", [*RUN_COMMANDS, "plot"])
+@pytest.mark.parametrize("command", RUN_COMMANDS)
 def test_run_at_checkpoint_is_taken_by_every_command_that_takes_a_checkpoint(command, tmp_path, monkeypatch):
     """As `evaluate` prints it and --init and --against take it."""
     monkeypatch.chdir(tmp_path)

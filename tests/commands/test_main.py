@@ -874,8 +874,8 @@ def test_closed_streams(closed, status, said):
 
 
 def test_too_little_memory_is_one_line(capfd, monkeypatch):
-    monkeypatch.setattr(plot, "plot_encoding", lambda width, output: np.empty(1 << 57))
-    assert main(["plot", "--positions=8"]) == 2
+    monkeypatch.setattr(plot, "plot", lambda run, **options: np.empty(1 << 57))
+    assert main(["plot", "--run=run"]) == 2
     error = capfd.readouterr().err
     assert re.fullmatch(
         "error: the memory does not suffice: Unable to allocate .*; give smaller sizes\n", error

@@ -229,20 +229,19 @@ def test_runs_are_named_apart(tmp_path):
 
 def test_charts_leave_out_what_is_not_finite_and_what_could_not_be_seen():
     points = [(step, 10 / (step + 1)) for step in range(5000)]
-    drawn = chart_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
-    page = make_page([], {"Training": [drawn]})
-    assert len(drawn[0].lines[0].points) == 300 and drawn[0].lines[0].points[-1] == points[-1]
-    assert "a&lt;b" in page and "var(--run0)" in drawn[0].drawing and "var(--line)" in drawn[0].drawing
-    assert "last value 0.002" in page
+    (curve,) = chart_lines([Line(0, "a<b", [*points, (5000, float("nan"))])], title="Loss", x_name="updates")
+    assert len(curve.lines[0].points) == 300 and curve.lines[0].points[-1] == points[-1]
+    assert "var(--run0)" in curve.drawing and "var(--line)" in curve.drawing
     assert chart_lines([Line(0, "a", [(1, 2.0)])], title="", x_name="") == []
     groups = {"1-<5": [(0, Bar(50.0, 5.0)), (1, Bar(25.0, None))]}
-    drawn = chart_bars(groups, title="BLEU", x_name="words")
-    page = make_page([], {"Scores": [drawn]})
+    (bars,) = chart_bars(groups, title="BLEU", x_name="words")
+    page = make_page([], {"Charts": [[curve], [bars]]})
     Outline(page)
-    assert "1-&lt;5" in page and page.count("stroke: var(--ink)") == 1, "one whisker"
+    assert "a&lt;b: last value 0.002" in page and "1-&lt;5" in page
+    assert page.count("stroke: var(--ink)") == 1, "one whisker"
     heights = []
     for run in (0, 1):
-        (path,) = re.findall(rf'd="([^"]+)" style="fill: var\(--run{run}\)', drawn[0].drawing)
+        (path,) = re.findall(rf'd="([^"]+)" style="fill: var\(--run{run}\)', bars.drawing)
         heights.append(np.ptp([float(y) for y in re.findall(r"[ML] \S+ (\S+)", path)]))
     assert heights[0] == pytest.approx(2 * heights[1], rel=1e-3)
     assert chart_bars({}, title="", x_name="") == []
@@ -260,29 +259,26 @@ def test_a_single_sentence_has_no_interval(tmp_path):
         assert all(part in signature for one in expected for part in one.split("|"))
 
 
-def test_a_report_names_its_step_when_training_has_gone_on(tmp_path):
-    none = Translations((), (), ())
+def test_the_page_says_of_which_checkpoint_its_scores_are_and_whether_training_went_on(two_runs, tmp_path):
+    """`evaluate --checkpoint=average` replaces the translations that training has left."""
+
+    def tell(run, scored):
+        return [text for text in make_summary([run], scored, samples=0) if isinstance(text, str)]
+
     report = {"step": 300, "best": {"step": 250}}
     metrics = [{"step": step, "split": "train", "loss": 1.0} for step in (250, 300, 650, 699)]
-    told = {}
-    for count in (2, 4):
-        facts = ReportedRun(0, "x", tmp_path, Config(), report, metrics[:count], none, "de")
-        told[count] = [text for text in make_summary([facts], [], samples=50) if isinstance(text, str)]
-    assert told[2] == ["x: the best checkpoint is step 250."]
-    assert told[4] == [
+    run = ReportedRun(0, "x", tmp_path, Config(), report, metrics[:2], Translations((), (), ()), "de")
+    assert tell(run, []) == ["x: the best checkpoint is step 250."]
+    assert tell(dataclasses.replace(run, metrics=metrics), []) == [
         "x: the best checkpoint is step 250. training went on to step 699; updates, time and best checkpoint "
         "are of step 300."
     ]
-
-
-def test_the_page_says_which_checkpoint_its_scores_are_of(two_runs, tmp_path):
-    """`evaluate --checkpoint=average` replaces the translations that training has left."""
     other, text = two_runs[1], ("a b c d e",)
     for systems in ([""], ["checkpoint average (step 300) (beam search, beam 5)"]):
         save_translations(other, "odd", Translations(text, text, text), *systems)
         (run,) = read_runs([other], "odd")
-        told = [text for text in make_summary([run], [run], samples=0) if isinstance(text, str)]
-        assert [f"The scores are of {one}." in " ".join(told) for one in systems] == [bool(systems[0])]
+        told = " ".join(tell(run, [run]))
+        assert [f"The scores are of {one}." in told for one in systems] == [bool(systems[0])]
 
 
 def read_colors(css):

@@ -299,7 +299,7 @@ def test_commands_see_local_paths(bucket):
     with pytest.raises(ZeroDivisionError):  # nothing is uploaded
         run_locally(lambda options: 1 / 0, ScoreOptions(run=Path("r"), target="a", output=f"{bucket}/c"))
     assert set(objects(bucket)) == {"a.en", "b"}
-    plot = PlotOptions(source="http://x is a sentence")
+    plot = PlotOptions(run=Path("run"), source="http://x is a sentence")
     assert run_locally(lambda options: options, plot) is plot
     export = ExportOptions(run=Path("run"), format="torch", output=Path(f"{bucket}/x"))
     assert run_locally(lambda options: options, export) is export, "export_run uploads its own"

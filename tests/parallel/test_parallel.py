@@ -473,7 +473,7 @@ def test_a_run_does_not_choose_where_compiled_programs_come_from(tiny_run, monke
         (translator, lambda: translator.Translator.load(tiny_run)),
         (translator, lambda: Scorer.load(tiny_run, use_all_devices=True)),
         (setup, lambda: setup.set_up_training(config, tiny_run, Checkpoints(tiny_run))),
-        (plot, lambda: plot._draw_sentence(trained, "aa")),
+        (plot, lambda: plot._draw_sentence(trained, "aa", "run")),
     ]:
         monkeypatch.setattr(module, "enable_compilation_cache", enable)
         with pytest.raises(Enabled, match=f"^{tmp_path / 'compiled'}$"):
