@@ -240,15 +240,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             {"data.source_language": "", "data.noise.lower_case": 0.1, "data.noise.typos": 0.2},
             ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"],
         ),
-        (
-            {
-                "data.teacher_scores": ("s",),
-                "data.noise.upper_case": 0.1,
-                "data.noise.typos": 0.2,
-                "train.teacher_weight": 0.5,
-            },
-            ["data.noise.upper_case is 0.1", "changes targets, of which data.teacher_scores has scores"],
-        ),
         ({"data.terms": 0.1}, ["data.terms is 0.1", "word alignments", "data.alignments=train.align"]),
         (
             {"data.terms": 0.1, "data.alignments": ("a",), "vocab.kind": "pretrained"},
@@ -410,7 +401,6 @@ ZERO = {
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(
         *(
-            "train.teacher_weight",
             "train.rdrop_weight",
             "train.peak_flops",
             "parallel.devices",
