@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, UInt8
 
-from flaxformer_mt.kernels.cross_entropy import Mixture, Output, cut_chunks, project
-from flaxformer_mt.shapes import Array, TeacherTokens, typed
+from flaxformer_mt.kernels.cross_entropy import Output, cut_chunks, project
+from flaxformer_mt.shapes import Array, typed
 
 
 class AlignmentSums(NamedTuple):
@@ -41,23 +41,6 @@ def alignment_cross_entropy(
     return AlignmentSums(loss.sum(), (count > 0).sum(dtype=jnp.float32))
 
 
-def mix_teacher(teacher: TeacherTokens, *, weight: float, smoothing: float) -> Mixture:
-    """Mix the smoothed target with a teacher's distribution (word-level distillation, Kim and Rush 2016).
-
-    The smoothed target has 1 - `weight` of the mass, and the teacher's distribution the rest: its k most
-    probable tokens have their probabilities, and what these leave is spread over the whole vocabulary, as
-    that of label smoothing is. Where the teacher has no scores, the target has all mass.
-    """
-    probs = jnp.asarray(teacher.probs).astype(jnp.float32)
-    covered = probs.sum(axis=-1)
-    share = jnp.where(covered > 0, weight, 0.0)
-    left = jnp.maximum(1 - covered, 0.0)
-    # float16 may round probabilities to a sum above 1.
-    probs = probs / jnp.maximum(covered, 1.0)[..., None]
-    even = (1 - share) * smoothing + share * left
-    return Mixture((1 - share) * (1 - smoothing), even, share[..., None] * probs, jnp.asarray(teacher.ids))
-
-
 class TokenSums(NamedTuple):
     """Sums of a loss over real tokens; weight is the number of real tokens, or the sum of their weights.
 
@@ -80,7 +63,6 @@ def sum_over_tokens(
     chunk_tokens: int,
     count: bool,
     token_weights: Float[Array, "B T"] | None = None,
-    mixture: Mixture | None = None,
 ) -> TokenSums:
     """Sum the cross-entropy in nats, and with `count` the correct tokens, of a model's hidden states.
 
@@ -89,7 +71,6 @@ def sum_over_tokens(
       smoothing: label smoothing (Szegedy et al. 2016, section 7).
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
       token_weights: weights of the tokens in all sums. None: 1.
-      mixture: the distributions to learn instead of the smoothed targets.
     """
     weights = _weigh(mask, token_weights)
     totals = module.kernels.cross_entropy(
@@ -100,7 +81,6 @@ def sum_over_tokens(
         smoothing=smoothing,
         chunk_tokens=chunk_tokens or target.size,
         count=count,
-        mixture=mixture,
     )
     return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)
 

@@ -43,16 +43,6 @@ def typed(function: Function) -> Function:
     return cast(Function, checked)
 
 
-class TeacherTokens(NamedTuple):
-    """A teacher's k most probable tokens at each target position, and their probabilities in float16.
-
-    All probabilities of a position are 0 where the teacher has no scores, as in padding.
-    """
-
-    ids: Int[Array, "B T K"]
-    probs: Float[Array, "B T K"]
-
-
 class Batch(NamedTuple):
     """Sentence pairs as arrays, padded to one of a few static shapes.
 
@@ -62,7 +52,7 @@ class Batch(NamedTuple):
     pair; bucketed rows hold one pair, and these four arrays are None.
     `target_weights` are the weights of the tokens in the loss, those of their pairs; None: all are 1.
     With guided alignment, bit s % 8 of alignment[b, t, s // 8] tells whether target_out t is aligned with
-    source s. With word-level distillation, `teacher` are the teacher's scores of target_out.
+    source s.
     """
 
     source: Int[Array, "B S"]
@@ -76,7 +66,6 @@ class Batch(NamedTuple):
     target_positions: Int[Array, "B T"] | None = None
     target_weights: Float[Array, "B T"] | None = None
     alignment: UInt8[Array, "B T S8"] | None = None
-    teacher: TeacherTokens | None = None
 
 
 class Cache(NamedTuple):

@@ -28,8 +28,6 @@ data=$1 mono=$2 work=$3
 : "${DISTIL_FLAGS:=}"                # such as --targets=best
 : "${MORE_SOURCES:=}"                # more that the teacher translates for the student: a file of source text, or
                                      # backtranslated, the sources that the reverse model made of MONO
-: "${SCORES:=}"                      # word-level distillation: store the teacher's SCORES most probable tokens, such as 8; empty: off
-: "${TEACHER_WEIGHT:=0.5}"           # with SCORES, the teacher's weight in the loss of the student
 : "${FORMAT:=ctranslate2}"           # of the student's export; bergamot: for browsers, with an SSRU decoder and a shortlist
 : "${QUANTIZATION:=int8}"            # of the student's export; empty: no export
 : "${TUNING:=}"                      # updates of the student with matrices and activations rounded to 8 bits, such as 300; empty: none
@@ -66,7 +64,6 @@ write() {
 settings=$(printf '%s\n' "data=$data" "mono=$mono" "languages=$SOURCE-$TARGET" "config=$CONFIG" "tag=$TAG" \
     "train=$TRAIN_FLAGS" "teacher=$TEACHER_FLAGS" "student=$STUDENT_FLAGS" \
     "backtranslate=$BACKTRANSLATE_FLAGS" "distil=$DISTIL_FLAGS" "quantization=$QUANTIZATION")
-[ -z "$SCORES" ] || settings+=$(printf '\n%s' "scores=$SCORES" "teacher_weight=$TEACHER_WEIGHT")
 [ -z "$MORE_SOURCES" ] || settings+=$(printf '\n%s' "more_sources=$MORE_SOURCES")
 [ -z "$TUNING" ] || settings+=$(printf '\n%s' "tuning=$TUNING $TUNING_FLAGS")
 [ "$FORMAT" = ctranslate2 ] || settings+=$(printf '\n%s' "format=$FORMAT")
@@ -125,20 +122,16 @@ distil_to() {
     elif [[ " $DISTIL_FLAGS " != *" --targets=best "* ]]; then
         flags+=(--targets=nbest --reference="$references")
     fi
-    [ -z "$SCORES" ] || flags+=(--teacher_scores="$SCORES")
     step "$folder/report.json" distil --run="$work/teacher" --input="$sources" --output="$folder" --resume "${flags[@]}"
 }
 distil_to "$work/distilled" "$data/train.$SOURCE" "$data/train.$TARGET"
-dataset=parallel_text score_files=train.scores
+dataset=parallel_text
 if [ -n "$MORE_SOURCES" ]; then
     more=("$MORE_SOURCES")
     [ "$MORE_SOURCES" != backtranslated ] || more=("$work/backtranslated/translations.txt" "$mono")
     distil_to "$work/distilled_more" "${more[@]}"
-    dataset+=,parallel_text@$work/distilled_more score_files+=,train.scores
+    dataset+=,parallel_text@$work/distilled_more
 fi
-learned=()
-[ -z "$SCORES" ] || learned=(--config.data.teacher_scores="$score_files" \
-    --config.train.teacher_weight="$TEACHER_WEIGHT")
 for split in valid test; do
     for language in "$SOURCE" "$TARGET"; do
         [ -e "$work/distilled/$split.$language" ] || write "$work/distilled/$split.$language" \
@@ -156,8 +149,7 @@ network=()
     --config.model.target_start=zeros --config.search.method=greedy)
 learner=(--config="$CONFIG" "${languages[@]}" \
     --config.data.dataset="$dataset" --config.data.text_dir="$work/distilled" \
-    "${vocabulary[@]}" \
-    "${learned[@]}" "${network[@]}" "${train[@]}" "${student[@]}")
+    "${vocabulary[@]}" "${network[@]}" "${train[@]}" "${student[@]}")
 step "$work/student/report.json" train "${learner[@]}" --run="$work/student"
 
 # The same student with the rounding of 8-bit engines, to which it adapts.

@@ -17,7 +17,7 @@ def smoothed_cross_entropy(
     Returns the sum over real tokens and the number of real tokens.
     """
     weights = jnp.asarray(mask, jnp.float32)
-    entropies = _entropies(jnp.asarray(logits), jnp.asarray(target), smoothing, None)
+    entropies = _entropies(jnp.asarray(logits), jnp.asarray(target), smoothing)
     return jnp.sum(entropies * weights), jnp.sum(weights)
 
 

@@ -101,7 +101,7 @@ def array_of(batch: Any, *, pad_id: int = 0, bos_id: int = 1, unpadded: Any = No
             (batch.target_out, batch.target_mask, batch.target_positions),
         )
     ]
-    columns = {name: getattr(batch, name) for name in ("target_weights", "alignment", "teacher")}
+    columns = {name: getattr(batch, name) for name in ("target_weights", "alignment")}
     return BatchArray(
         np.concatenate(sides, axis=1).astype(np.int32),
         batch.source.shape[1],

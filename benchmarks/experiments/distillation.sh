@@ -22,14 +22,10 @@ for seed in 1 2; do
     done
 done
 
-# 5,000 updates; with word-level distillation.
+# 5,000 updates.
 FEWER="--config.train.steps=5000"
-distil --run=runs/multi30k --input=data/multi30k/train.de --output=data/scored --targets=nbest --reference=data/multi30k/train.en --teacher_scores=8
-copy_held_out data/scored
 python train.py $STUDENT $FEWER --config.data.text_dir=data/multi30k --run=runs/fewer_multi30k
 python train.py $STUDENT $FEWER --config.data.text_dir=data/distilled --run=runs/fewer_distilled
-python train.py $STUDENT $FEWER --config.data.text_dir=data/scored --config.data.teacher_scores=train.scores \
-    --config.train.teacher_weight=0.7 --run=runs/fewer_scored
 
 # Two translations of each line.
 distil --run=runs/multi30k --input=data/multi30k/train.de --output=data/best --targets=best

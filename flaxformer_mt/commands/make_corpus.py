@@ -28,7 +28,6 @@ from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
 from flaxformer_mt.text_io.pair_table import write_report, write_table
-from flaxformer_mt.text_io.resumable_output import record_of
 
 TRANSLATIONS = "translations.txt"
 # N-best lists that a scorer from outside compares at a time.
@@ -55,11 +54,8 @@ def backtranslate(options: BacktranslateOptions) -> dict[str, Any] | None:
 
 def distil(options: DistilOptions) -> dict[str, Any] | None:
     """Run the command `distil`; return the report, or None in all processes but the first."""
-    from flaxformer_mt.commands.score_targets import check_scores, write_scores
-
     options = _check(options)
     n_best = _check_targets(options)
-    check_scores(options)
     translate_file(_translate_options(options, n_best=n_best), keep_record=True)
     if not _is_first():
         return None
@@ -70,7 +66,6 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
         originals = _read(options.input, options)
         targets = _choose_closest(originals, read_n_best(targets), references, options.metric)
     report = _write_pairs(options, zip(sources, targets, strict=True))
-    report |= write_scores(options, record=record_of(options.output / TRANSLATIONS))
     write_report(options.output, report)
     return report
 

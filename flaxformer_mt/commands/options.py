@@ -550,10 +550,6 @@ class DistilOptions(CorpusOptions):
     # With --targets=nbest, the score of a sentence by which the closest translation is chosen: bleu, chrf,
     # chrf++, ter, or what --scorer defines.
     metric: str = "bleu"
-    # Write train.scores for word-level distillation (data.teacher_scores) as well: the teacher's
-    # probabilities of the k most probable tokens, for each token of the targets. This number is k; 8 is
-    # usual. None: no scores.
-    teacher_scores: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ The bounds of a single field stand beside it (config/schema.py).
 """
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
@@ -13,7 +12,7 @@ from typing import Any
 from flaxformer_mt.config import Config, LoraConfig, MbrConfig, ModelConfig, SearchConfig
 from flaxformer_mt.config.directions import find_direction_problems
 from flaxformer_mt.config.field_values import find_wrong_values, replace_fields
-from flaxformer_mt.config.schema import SOURCE_NOISE, TARGET_NOISE, DataConfig, NoiseConfig
+from flaxformer_mt.config.schema import SOURCE_NOISE, DataConfig, NoiseConfig
 from flaxformer_mt.config.stage_mixes import find_stage_problems
 from flaxformer_mt.errors import UserError, find_cloud_path
 
@@ -157,6 +156,21 @@ _RULES: Rules = {
             and {"count": len(c.data.weights), "sets": sets, "names": c.data.dataset}
         )
     ),
+    "{data.alignments is}, but model.alignment.weight is 0, which means no guided alignment; set "
+    "model.alignment.weight=0.1, or leave out data.alignments": (
+        lambda c: any(c.data.alignments) and not (c.model.alignment.weight or _has_inline_noise(c.data))
+    ),
+    "{model.alignment.weight is}, but data.alignments names no file; make one with align and set "
+    "data.alignments=train.align, or set model.alignment.weight=0": (
+        lambda c: c.model.alignment.weight and not any(c.data.alignments)
+    ),
+    "data.alignments has {count} names for {sets} data sets ({names}); give one name for each set, empty for "
+    "a set without such a file, or one for all": (
+        lambda c: (
+            len(c.data.alignments) not in (0, 1, sets := len(c.data.dataset.split(",")))
+            and {"count": len(c.data.alignments), "sets": sets, "names": c.data.dataset}
+        )
+    ),
     "{data.clean.language} needs a model: set data.clean.language_model to a file such as lid.176.bin": (
         lambda c: c.data.clean.language != "off" and not c.data.clean.language_model
     ),
@@ -171,16 +185,6 @@ _RULES: Rules = {
     "{data.batch_pairs is}; it must be a multiple of {data.row_multiple}": (
         lambda c: c.data.batch_pairs % c.data.row_multiple
     ),
-    "{vocab.sampling is}, which gives targets other tokens in each epoch than data.teacher_scores has scores "
-    "of; set vocab.sampling=0, or leave out data.teacher_scores": (
-        lambda c: any(c.data.teacher_scores) and c.vocab.sampling
-    ),
-    "data.teacher_scores needs translations, but data.source_language is empty, which means a language "
-    "model; leave out data.teacher_scores": lambda c: (
-        any(c.data.teacher_scores) and not c.data.source_language
-    ),
-    "{data.target_context is}, which gives targets more tokens than data.teacher_scores has scores of; leave "
-    "one of them out": lambda c: c.data.target_context and any(c.data.teacher_scores),
     "{data.target_context is}, but {data.context is}; set data.context=1, or leave it out": (
         lambda c: c.data.target_context and not c.data.context
     ),
@@ -317,7 +321,7 @@ def _find_in_lists(config: Config) -> Iterator[str]:
     if all(name.strip() for name in data.dataset.split(",")):  # else the data cannot be read
         yield from find_direction_problems(data)
         yield from find_stage_problems(data)
-    yield from _noise_problems(config)
+    yield from _noise_problems(data)
     for symbol in vocab.symbols:
         if not symbol or symbol != "".join(symbol.split()) or vocab.symbols.count(symbol) > 1:
             yield (
@@ -329,32 +333,8 @@ def _find_in_lists(config: Config) -> Iterator[str]:
     for flag in config.parallel.xla_flags:
         if not re.fullmatch(r"xla_\w+=\S+", flag):
             yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
-    inline = any(noise.inline for noise in _find_noises(data).values())
-    for field, weight_field, purpose, usual, remedy in (
-        (
-            *("data.alignments", "model.alignment.weight", "guided alignment", 0.1),
-            "make one with align and set data.alignments=train.align",
-        ),
-        (
-            *("data.teacher_scores", "train.teacher_weight", "distillation", 0.5),
-            "make one with distil --teacher_scores=8 and set data.teacher_scores=train.scores",
-        ),
-    ):
-        files, weight = attrgetter(field, weight_field)(config)
-        if any(files) and not weight and not (field == "data.alignments" and inline):
-            yield (
-                f"{field} is {','.join(files)}, but {weight_field} is 0, which means no {purpose}; set "
-                f"{weight_field}={usual}, or leave out {field}"
-            )
-        if weight and not any(files):
-            yield f"{weight_field} is {weight}, but {field} names no file; {remedy}, or set {weight_field}=0"
-        if len(files) not in (0, 1, sets := len(data.dataset.split(","))):
-            yield (
-                f"{field} has {len(files)} names for {sets} data sets ({data.dataset}); give one name for "
-                "each set, empty for a set without such a file, or one for all"
-            )
-        for problem in filter(None, map(find_cloud_path, files)):
-            yield f"{field}: {problem}"
+    for problem in filter(None, map(find_cloud_path, data.alignments)):
+        yield f"data.alignments: {problem}"
 
 
 def _find_noises(data: DataConfig) -> dict[str, NoiseConfig]:
@@ -362,20 +342,20 @@ def _find_noises(data: DataConfig) -> dict[str, NoiseConfig]:
     return {"data.noise": data.noise, **stages}
 
 
-def _noise_problems(config: Config) -> Iterator[str]:
-    data, noises = config.data, _find_noises(config.data)
-    for where, noise in noises.items():
+def _has_inline_noise(data: DataConfig) -> bool:
+    return any(noise.inline for noise in _find_noises(data).values())
+
+
+def _noise_problems(data: DataConfig) -> Iterator[str]:
+    for where, noise in _find_noises(data).items():
         if noise.inline and not any(data.alignments):
             yield f"{where}.inline is {noise.inline}, but data.alignments names no file; make one with align"
-    reasons: dict[tuple[str, ...], str] = {}
-    if not data.source_language:
-        reasons[SOURCE_NOISE] = "a language model has no sources to change (data.source_language is empty)"
-    if any(data.teacher_scores):
-        reasons[TARGET_NOISE] = "it changes targets, of which data.teacher_scores has scores"
-    for (where, noise), (kinds, reason) in itertools.product(noises.items(), reasons.items()):
-        for kind in kinds:
-            if rate := getattr(noise, kind):
-                yield f"{where}.{kind} is {rate}, but {reason}; set it to 0"
+        for kind in SOURCE_NOISE:
+            if not data.source_language and (rate := getattr(noise, kind)):
+                yield (
+                    f"{where}.{kind} is {rate}, but a language model has no sources to change "
+                    "(data.source_language is empty); set it to 0"
+                )
 
 
 def search_width(options: SearchConfig, n_best: int) -> int:

@@ -201,10 +201,6 @@ class DataConfig:
     # without a folder, such as train.align, is looked up in text_dir. Several sets have one file each,
     # separated by commas.
     alignments: tuple[str, ...] = ()
-    # File of a teacher's scores of the training targets (word-level distillation), which `distil` writes with
-    # --teacher_scores; a name without a folder, such as train.scores, is looked up in text_dir. Several sets
-    # have one file each, separated by commas.
-    teacher_scores: tuple[str, ...] = ()
     # Maximum number of lines of the same document that are read before each source, as far as they fit into
     # max_source_length; the piece <sep> follows each of them. Documents end at blank lines, at the ends of
     # files, and where the id in the file SPLIT.documents (such as train.documents) changes. 0: none.
@@ -595,9 +591,6 @@ class TrainConfig:
     ] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
-    # Word-level distillation: weight w of the cross-entropy with the teacher's distribution in
-    # data.teacher_scores; the cross-entropy with the targets has weight 1 - w. 0: no distillation.
-    teacher_weight: Annotated[float, between(0, 1)] = 0.0
     # R-Drop: weight of the divergence between two passes over each batch with different dropout, usually 1 to
     # 5. An update then takes about twice as long. 0: no R-Drop.
     rdrop_weight: Annotated[float, at_least(0)] = 0.0

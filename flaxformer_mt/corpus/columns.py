@@ -9,23 +9,18 @@ import abc
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.corpus.pairs import Pairs, RawSplit, WordLinks
-from flaxformer_mt.corpus.score_files import ScoreFile, checksum, open_score_file
 from flaxformer_mt.corpus.tfds_cache import cache_dir
 from flaxformer_mt.corpus.word_alignment import load_links
-from flaxformer_mt.errors import UserError
 from flaxformer_mt.unicode_text import split_words
 from flaxformer_mt.vocab import Vocab, Vocabs
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.words import SPACE_BYTES, number_pieces
-
-if TYPE_CHECKING:
-    from flaxformer_mt.shapes import TeacherTokens
 
 
 class Side(NamedTuple):
@@ -46,14 +41,13 @@ EMPTY = Side(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int32)
 
 
 class Places(NamedTuple):
-    """Where the tokens of one side of a batch are: row, column, and index within its sentence of each token.
+    """The row and the column of each token of one side of a batch.
 
     lengths, firsts: number of tokens of each sentence, and index of its first token among all.
     """
 
     rows: np.ndarray
     columns: np.ndarray
-    positions: np.ndarray
     lengths: np.ndarray
     firsts: np.ndarray
 
@@ -101,17 +95,12 @@ class Column(abc.ABC):
         """
         return None
 
-    def open(self, pairs: Pairs, vocabs: Vocabs, sides: Mapping[str, Side]) -> Self:
-        """The column with the values of the pairs of a store, whose arrays are `sides`."""
-        opened = copy.copy(self)
-        opened._bind(pairs, vocabs, sides)
-        return opened
+    @abc.abstractmethod
+    def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
+        """A copy with the values of the pairs of a store, whose arrays are `sides`."""
 
     @abc.abstractmethod
-    def _bind(self, pairs: Pairs, vocabs: Vocabs, sides: Mapping[str, Side]) -> None: ...
-
-    @abc.abstractmethod
-    def lay_out(self, batch: Layout) -> Any:
+    def lay_out(self, batch: Layout) -> np.ndarray:
         """The array of a batch, [B, ...]."""
 
 
@@ -125,13 +114,14 @@ class Weights(Column):
     def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> np.ndarray | None:
         return split.weights
 
-    def _bind(self, pairs: Pairs, vocabs: Vocabs, sides: Mapping[str, Side]) -> None:
-        self.values = np.ones(len(pairs), np.float32)
-        start = 0
+    def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
+        opened, start = copy.copy(self), 0
+        opened.values = np.ones(len(pairs), np.float32)
         for weights, kept, part in zip(self.sets, pairs.kept, pairs.parts, strict=True):
             if weights is not None:
-                self.values[start : start + part.size] = weights if kept is None else weights[kept]
+                opened.values[start : start + part.size] = weights if kept is None else weights[kept]
             start += part.size
+        return opened
 
     def lay_out(self, batch: Layout) -> np.ndarray:
         array = np.zeros((batch.shape[0], batch.shape[2]), np.float32)
@@ -183,8 +173,10 @@ class Links(Column):
     def make_tokenizer(vocabs: Vocabs) -> "PieceLinker":
         return PieceLinker(vocabs)
 
-    def _bind(self, pairs: Pairs, vocabs: Vocabs, sides: Mapping[str, Side]) -> None:
-        self._links = sides[self.name]
+    def open(self, pairs: Pairs, sides: Mapping[str, Side]) -> Self:
+        opened = copy.copy(self)
+        opened._links = sides[self.name]
+        return opened
 
     def lay_out(self, batch: Layout) -> np.ndarray:
         links, counts = self._links.take(batch.examples)
@@ -283,78 +275,7 @@ def link_pieces(
     return np.stack([source, target], axis=1), np.repeat(owners, total)
 
 
-# Number of pairs whose token ids are compared; the lengths of all are.
-_COMPARED = 4096
-
-
-class Teacher(Column):
-    """A teacher's scores of the targets; pairs whose data set has none have no probabilities."""
-
-    name, option = "teacher", "teacher_scores"
-    sets: tuple[ScoreFile | None, ...]
-
-    @classmethod
-    def read(cls, split: RawSplit, file: Path | None, config: DataConfig) -> ScoreFile | None:
-        scores = open_score_file(file) if file else None
-        if scores is not None and len(scores) != len(split):
-            raise UserError(
-                f"{scores.path} has scores of {len(scores)} rows, but {split.name} has {len(split)} training "
-                "pairs; make them again for this text with distil --teacher_scores"
-            )
-        return scores
-
-    def _bind(self, pairs: Pairs, vocabs: Vocabs, sides: Mapping[str, Side]) -> None:
-        tokens, offsets, lengths = sides["target"]
-        self._part, rows = pairs.locate(np.arange(len(pairs)))
-        self._starts = np.full(len(rows), -1, np.int64)  # -1: no scores
-        for number, scored in enumerate(self.sets):
-            if scored is None:
-                continue
-            _check_vocabulary(scored, vocabs.target)
-            members = np.flatnonzero(self._part == number)
-            counts = np.diff(scored.offsets)[rows[members]]
-            wrong = (counts != lengths[members]) & (counts > 0)
-            for index in members[np.linspace(0, len(members) - 1, min(_COMPARED, len(members))).astype(int)]:
-                start, end = offsets[index], offsets[index + 1]
-                if scored.offsets[rows[index] + 1] > scored.offsets[rows[index]]:
-                    wrong[np.searchsorted(members, index)] |= (
-                        checksum(tokens[start:end]) != scored.checks[rows[index]]
-                    )
-            if wrong.any():
-                raise UserError(
-                    f"{scored.path} has scores of other targets than the text, first in row "
-                    f"{rows[members[wrong]].min() + 1}; make them for this text with distil --teacher_scores"
-                )
-            self._starts[members[counts > 0]] = scored.offsets[rows[members[counts > 0]]]
-
-    def lay_out(self, batch: Layout) -> "TeacherTokens":
-        from flaxformer_mt.shapes import TeacherTokens  # text is read without JAX, too
-
-        target, top_k = batch.target, max(file.top_k for file in self.sets if file is not None)
-        ids = np.zeros((batch.shape[0], batch.shape[2], top_k), np.int32)
-        probs = np.zeros(ids.shape, np.float16)
-        starts, parts = (np.repeat(x[batch.examples], target.lengths) for x in (self._starts, self._part))
-        for number, file in enumerate(self.sets):
-            if file is None:
-                continue
-            inside = (parts == number) & (starts >= 0)
-            at = (target.rows[inside], target.columns[inside], slice(file.top_k))
-            scored = starts[inside] + target.positions[inside]
-            ids[at], probs[at] = file.ids[scored], file.probs[scored]
-        return TeacherTokens(ids, probs)
-
-
-def _check_vocabulary(file: ScoreFile, vocab: Vocab) -> None:
-    if file.vocabulary != vocab.fingerprint:
-        raise UserError(
-            f"{file.path} has scores of the target vocabulary {file.vocabulary[:12]}, but this "
-            f"training has {vocab.fingerprint[:12]}; train with the vocabulary of the teacher, with "
-            "--config.vocab.source_model=RUN/vocab/source.model "
-            "--config.vocab.target_model=RUN/vocab/target.model, or both as RUN/vocab/joint.model"
-        )
-
-
-COLUMNS: tuple[type[Column], ...] = (Weights, Links, Teacher)
+COLUMNS: tuple[type[Column], ...] = (Weights, Links)
 
 
 def read_columns(

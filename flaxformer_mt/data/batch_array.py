@@ -173,7 +173,7 @@ def _fill(numbers: np.ndarray, side: Side, planned: PlannedBatch) -> Places:
     """Write the sentences of one side by array indexing, without a loop over sentences.
 
     Sentences of 2, 3 and 1 tokens in rows 0, 0 and 1 give
-    rows 0 0 0 0 0 1, columns 0 1 2 3 4 0, positions 0 1 0 1 2 0, firsts 0 2 5.
+    rows 0 0 0 0 0 1, columns 0 1 2 3 4 0, firsts 0 2 5.
     """
     tokens, lengths = side.take(planned.examples)
     firsts = np.cumsum(lengths) - lengths
@@ -181,6 +181,6 @@ def _fill(numbers: np.ndarray, side: Side, planned: PlannedBatch) -> Places:
     # The sentences of a row are adjacent, so a search finds the first sentence of each row.
     first_of_row = firsts[np.searchsorted(planned.rows, planned.rows)]
     columns = positions + np.repeat(firsts - first_of_row, lengths)
-    places = Places(np.repeat(planned.rows, lengths), columns, positions, lengths, firsts)
+    places = Places(np.repeat(planned.rows, lengths), columns, lengths, firsts)
     numbers[places.rows, columns] = tokens.astype(np.int32) * 2 + (positions == 0)
     return places

@@ -220,7 +220,7 @@ class TokenStore:
             raise UserError(
                 f"the token store {folder} cannot be written: {error}; free disk space or set data.cache_dir"
             ) from error
-        columns = {name: column.open(pairs, vocabs, sides) for name, column in pairs.columns.items()}
+        columns = {name: column.open(pairs, sides) for name, column in pairs.columns.items()}
         return cls(folder, sides["source"], sides["target"], pairs.parts, columns)
 
     @classmethod

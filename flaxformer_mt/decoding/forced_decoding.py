@@ -68,8 +68,6 @@ class Reading(NamedTuple):
     log_probs: np.ndarray
     # Weights [T, S] of each `Watched`, averaged over the models of an ensemble; row t belongs to token t.
     attention: tuple[np.ndarray, ...] = ()
-    # With top_k, the ids and probabilities [T, K] of the most probable tokens, most probable first.
-    top: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class PairScore(NamedTuple):
@@ -83,8 +81,6 @@ class PairScore(NamedTuple):
     token_log_probs: tuple[float, ...]
     # Ids of the target vocabulary; the last one is eos unless the target was cut.
     tokens: tuple[int, ...]
-    # With top_k, the ids and probabilities [T, K] of the most probable tokens, most probable first.
-    top: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class TokenScorer:
@@ -114,7 +110,7 @@ class TokenScorer:
         self.options, self._longest = search, longest
         self._budget = TokenBudget(choose_batch_tokens(search, models, vocabs.target.size), warn=warn)
         compile_program = spread.compile if isinstance(spread, SplitParameters) else jax.jit
-        self.run = compile_program(self._read_batch, static_argnames=("watched", "top_k"))
+        self.run = compile_program(self._read_batch, static_argnames=("watched",))
 
     @functools.cached_property
     def _networks(self) -> list["Model"]:
@@ -127,11 +123,11 @@ class TokenScorer:
         for length in {min(_FEW_LENGTH << power, longest) for power in range(longest.bit_length())}:
             self.read_all([Pair(np.zeros(length, np.int32), (0,))], params=params, watched=watched)
 
-    def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any], top_k: int = 0) -> list[PairScore]:
+    def score_all(self, pairs: Sequence[Pair], *, params: Sequence[Any]) -> list[PairScore]:
         """Return the scores of pairs in order; the score of a target without tokens is NaN."""
         covers = self.options.method == "beam" and self.options.coverage_penalty > 0
         watched = (Watched(-1),) if covers else ()
-        readings = self.read_all(pairs, params=params, watched=watched, top_k=top_k)
+        readings = self.read_all(pairs, params=params, watched=watched)
         log_probs = np.array([reading.log_probs.sum(dtype=np.float64) for reading in readings])
         lengths = np.array([max(1, len(pair.target)) for pair in pairs], np.int32)
         scores = log_probs / np.asarray(length_penalty(lengths, self.options))
@@ -143,7 +139,6 @@ class TokenScorer:
                 log_prob=float(log_prob),
                 token_log_probs=tuple(reading.log_probs.tolist()),
                 tokens=tuple(map(int, pair.target)),
-                top=reading.top,
             )
             for pair, reading, score, log_prob in zip(pairs, readings, scores, log_probs, strict=True)
         ]
@@ -163,7 +158,6 @@ class TokenScorer:
         *,
         params: Sequence[Any],
         watched: Sequence[Watched] = (),
-        top_k: int = 0,
     ) -> list[Reading]:
         """Return the readings of pairs in order.
 
@@ -171,10 +165,9 @@ class TokenScorer:
 
         Args:
           params: the parameters of each model.
-          top_k: number of most probable tokens to return for each position.
         """
 
-        run = functools.partial(self.run, tuple(params), watched=tuple(watched), top_k=top_k)
+        run = functools.partial(self.run, tuple(params), watched=tuple(watched))
         found: dict[int, Reading] = {}
         while missing := [index for index in range(len(pairs)) if index not in found]:
             try:
@@ -226,12 +219,11 @@ class TokenScorer:
         return Shape(min(rows, _FEW_ROWS) if few else rows, source, target)
 
     def _read_batch(
-        self, params: tuple[Any, ...], array: BatchArray, *, watched: tuple[Watched, ...], top_k: int = 0
-    ) -> tuple[Array, list[Array], tuple[Array, ...]]:
+        self, params: tuple[Any, ...], array: BatchArray, *, watched: tuple[Watched, ...]
+    ) -> tuple[Array, list[Array]]:
         """Return log-probabilities [B, T] of target_out, and the watched attention [B, T, S]; traced.
 
-        The log-probability of a forced token, as the tag of a language, is 0. The third result is empty, or
-        with `top_k` the ids and probabilities [B, T, K] of the most probable tokens.
+        The log-probability of a forced token, as the tag of a language, is 0.
         """
         batch, logits = array.to_batch(), list[Array]()
         attention: list[list[Array]] = []
@@ -251,12 +243,8 @@ class TokenScorer:
         combined = logits[0] if len(logits) == 1 else average_logits(logits)
         chosen = jnp.take_along_axis(combined, batch.target_out[..., None], axis=-1)[..., 0]
         total = jax.nn.logsumexp(combined, axis=-1)
-        top: tuple[Array, ...] = ()
-        if top_k:
-            largest, ids = jax.lax.top_k(combined, top_k)
-            top = ids, jnp.exp(largest - total[..., None])
         log_probs = (chosen - total).at[:, : self.vocabs.target.num_forced].set(0.0)
-        return log_probs, mean_attention, top
+        return log_probs, mean_attention
 
 
 def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
@@ -280,14 +268,11 @@ def _weights(decoder: Any, watched: Watched, batch: Batch) -> Array:
 
 
 def _split_batch(
-    indices: Sequence[int],
-    pairs: Sequence[Pair],
-    outputs: tuple[Array, list[Array], tuple[Array, ...]],
+    indices: Sequence[int], pairs: Sequence[Pair], outputs: tuple[Array, list[Array]]
 ) -> Iterator[tuple[int, Reading]]:
     """Yield each pair's index and its reading, without padding."""
-    log_probs, attention, top = jax.tree.map(np.asarray, outputs)  # waits for the device
+    log_probs, attention = jax.tree.map(np.asarray, outputs)  # waits for the device
     for row, (index, pair) in enumerate(zip(indices, pairs, strict=True)):
         s, t = len(pair.source), len(pair.target)
         pair_attention = tuple(weights[row, :t, :s] for weights in attention)
-        own_top = (top[0][row, :t], top[1][row, :t]) if top else None
-        yield index, Reading(log_probs[row, :t], pair_attention, own_top)
+        yield index, Reading(log_probs[row, :t], pair_attention)

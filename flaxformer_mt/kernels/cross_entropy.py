@@ -25,25 +25,12 @@ class Output(NamedTuple):
     bias: Float[Array, "V"] | None
 
 
-class Mixture(NamedTuple):
-    """The target distribution of each token: shares of the target, of a teacher's tokens, and of all evenly.
-
-    target, even: [B, T]. teacher: of the tokens `ids` [B, T, K]. All shares of a token add up to 1.
-    """
-
-    target: Array
-    even: Array
-    teacher: Array
-    ids: Array
-
-
 class _Chunk(NamedTuple):
     """Tokens whose logits are computed together, as arguments of `cross_entropy`; or all chunks, stacked."""
 
     hidden: Array
     target: Array
     weights: Array
-    mixture: Mixture | None
 
 
 class Totals(NamedTuple):
@@ -60,14 +47,13 @@ def cross_entropy(
     weights: Array,
     *,
     smoothing: float,
-    mixture: Mixture | None = None,
 ) -> Array:
     """Sum the cross-entropy in nats with label smoothing (Szegedy et al. 2016, section 7), in one piece.
 
-    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry, or is
-    the `mixture`. hidden: [B, T, D]; target, weights: [B, T].
+    The target distribution has 1 - smoothing on the target and smoothing / V on every vocabulary entry.
+    hidden: [B, T, D]; target, weights: [B, T].
     """
-    return (_entropies(project(multiply, hidden, output), target, smoothing, mixture) * weights).sum()
+    return (_entropies(project(multiply, hidden, output), target, smoothing) * weights).sum()
 
 
 class _Words(NamedTuple):
@@ -144,14 +130,13 @@ class CrossEntropy:
         smoothing: float,
         chunk_tokens: int,
         count: bool = False,
-        mixture: Mixture | None = None,
     ) -> Totals:
         """Sum the loss as `cross_entropy` does, and with `count` the correct tokens.
 
         Args:
           chunk_tokens: about how many tokens have logits at a time. Chunks split the axis T.
         """
-        chunks = cut_chunks(_Chunk(hidden, target, weights, mixture), chunk_tokens)
+        chunks = cut_chunks(_Chunk(hidden, target, weights), chunk_tokens)
         return _sum_chunks(self, smoothing, count, output, chunks)
 
 
@@ -173,7 +158,7 @@ def _sum_chunks(
 ) -> Totals:
     def add(totals: Totals, chunk: _Chunk) -> tuple[Totals, None]:
         logits = project(kernel.multiply, chunk.hidden, output)
-        loss = _entropies(logits, chunk.target, smoothing, chunk.mixture)
+        loss = _entropies(logits, chunk.target, smoothing)
         correct = _is_argmax(logits, chunk.target) if count else None
         return _add_chunk(totals, loss, correct, chunk.weights), None
 
@@ -188,7 +173,7 @@ def _sum_chunks_forward(
     The gradient of the logits is the softmax minus the smoothed target distribution. The softmax is
     exponentials over their sum; only the exponentials have the size of the logits, and both products take
     them unscaled: the sum and the weights scale single tokens before or after a product, and the target
-    distribution is equal for all words but one, and those of a teacher.
+    distribution is equal for all words but one.
     """
     size, table = output.table.shape[0], output.table.astype(chunks.hidden.dtype)
     table_mean = table.sum(0, dtype=jnp.float32) / size
@@ -196,26 +181,20 @@ def _sum_chunks_forward(
 
     def add(sums: tuple[Totals, Output], chunk: _Chunk) -> tuple[tuple[Totals, Output], Array]:
         totals, gradient = sums
-        hidden, target, weights, mixture = chunk
-        shares = (1 - smoothing, smoothing) if mixture is None else (mixture.target, mixture.even)
+        hidden, target, weights = chunk
         words = kernel.score(kernel.multiply, hidden, output._replace(table=table), target if count else None)
         # The row of the table under the target distribution gives its mean logit without a second pass over
         # the logits, and is what the gradient of the hidden states lacks.
         hidden32 = hidden.astype(jnp.float32)
-        target_share, even_share = (jnp.asarray(share)[..., None] for share in shares)
-        expected_row = target_share * take_rows(table, target).astype(jnp.float32) + even_share * table_mean
-        expected_bias = shares[0] * (bias[target] if bias.ndim else bias) + shares[1] * bias.mean()
+        expected_row = (1 - smoothing) * take_rows(table, target).astype(jnp.float32) + smoothing * table_mean
+        expected_bias = (1 - smoothing) * (bias[target] if bias.ndim else bias) + smoothing * bias.mean()
         loss = jnp.log(words.total) + words.shift - (hidden32 * expected_row).sum(-1) - expected_bias
-        if mixture is not None:
-            loss = loss - _logits_at_teacher(hidden32, table, bias, mixture)
         totals = _add_chunk(totals, loss, words.correct, weights)
         exponentials = words.exponentials
         factors = (weights / words.total)[..., None]  # of the exponentials in the gradient
-        even_mass = (weights * shares[1])[..., None]
+        even_mass = (weights * smoothing)[..., None]
         d_hidden = factors * kernel.multiply("BTV,VD->BTD", exponentials, table)
         d_hidden = d_hidden - weights[..., None] * expected_row
-        if mixture is not None:
-            d_hidden = d_hidden - weights[..., None] * _mean_of_teacher(table, mixture)
         scaled = (hidden32 * factors).astype(hidden.dtype)
         d_table = kernel.multiply("BTD,BTV->DV", scaled, exponentials)
         d_table = d_table - (even_mass * hidden32).sum((0, 1))[:, None] / size
@@ -237,20 +216,10 @@ def _sum_chunks_forward(
 
 def _subtract_targets(gradient: Output, smoothing: float, chunks: _Chunk) -> Output:
     """Subtract the target distributions from the gradients, but for what all words share."""
-    hidden, target, weights, mixture = chunks
-    if mixture is None:
-        return _subtract_at(gradient, target, weights * (1 - smoothing), hidden)
-    gradient = _subtract_at(gradient, target, weights * mixture.target, hidden)
-    for place in range(mixture.ids.shape[-1]):
-        mass = weights * mixture.teacher[..., place]
-        gradient = _subtract_at(gradient, mixture.ids[..., place], mass, hidden)
-    return gradient
-
-
-def _subtract_at(gradient: Output, ids: Array, mass: Array, hidden: Array) -> Output:
-    """Subtract the mass of one token per position from the gradients of its row of the table and its bias."""
-    table = jnp.asarray(gradient.table).at[ids].add(-mass[..., None] * hidden.astype(jnp.float32))
-    return Output(table, None if gradient.bias is None else gradient.bias.at[ids].add(-mass))
+    hidden, target, weights = chunks
+    mass = weights * (1 - smoothing)
+    table = jnp.asarray(gradient.table).at[target].add(-mass[..., None] * hidden.astype(jnp.float32))
+    return Output(table, None if gradient.bias is None else gradient.bias.at[target].add(-mass))
 
 
 def _sum_chunks_backward(
@@ -260,18 +229,15 @@ def _sum_chunks_backward(
     scale = gradient.loss_sum  # correct_sum has no gradient
     d_hidden = d_hidden * scale.astype(d_hidden.dtype)
     nothing: Any = None  # the targets and their weights are data
-    return jax.tree.map(lambda x: x * scale, d_output), _Chunk(d_hidden, nothing, nothing, None)
+    return jax.tree.map(lambda x: x * scale, d_output), _Chunk(d_hidden, nothing, nothing)
 
 
 _sum_chunks.defvjp(_sum_chunks_forward, _sum_chunks_backward)
 
 
-def _entropies(logits: Array, target: Array, smoothing: float, mixture: Mixture | None) -> Array:
+def _entropies(logits: Array, target: Array, smoothing: float) -> Array:
     log_total = jax.nn.logsumexp(logits, axis=-1)
     at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-    if mixture is not None:
-        at_teacher = (mixture.teacher * jnp.take_along_axis(logits, mixture.ids, axis=-1)).sum(-1)
-        return log_total - mixture.target * at_target - at_teacher - mixture.even * logits.mean(axis=-1)
     loss = log_total - (1 - smoothing) * at_target
     return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
 
@@ -302,25 +268,6 @@ def _is_argmax(logits: Array, target: Array) -> Array:
     at_target = jnp.take_along_axis(logits, target[..., None], axis=-1)
     before = jnp.arange(logits.shape[-1]) < target[..., None]
     return jnp.where(before, logits < at_target, logits <= at_target).all(axis=-1)
-
-
-def _logits_at_teacher(hidden: Array, table: Array, bias: Array, mixture: Mixture) -> Array:
-    """Sum the logits [B, T] of a teacher's tokens, each times its share."""
-    logits = (hidden * _mean_of_teacher(table, mixture)).sum(-1)
-    own = bias[mixture.ids] if bias.ndim else bias
-    return logits + (mixture.teacher * own).sum(-1)
-
-
-def _mean_of_teacher(table: Array, mixture: Mixture) -> Array:
-    """Sum the rows [B, T, D] of a teacher's tokens in the table, each times its share."""
-
-    def add(place: Array, total: Array) -> Array:
-        share = jax.lax.dynamic_index_in_dim(mixture.teacher, place, axis=-1)
-        ids = jax.lax.dynamic_index_in_dim(mixture.ids, place, axis=-1, keepdims=False)
-        return total + share * take_rows(table, ids).astype(jnp.float32)
-
-    zeros = jnp.zeros((*mixture.ids.shape[:-1], table.shape[1]), jnp.float32)
-    return jax.lax.fori_loop(0, mixture.ids.shape[-1], add, zeros)
 
 
 def maxima_of_chunks(chunks: Array) -> Array:

@@ -462,7 +462,7 @@ def _select_for_programs(config: Config) -> Config:
     optim = dataclasses.replace(
         config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
     )
-    names = ("label_smoothing", "teacher_weight", "rdrop_weight", "loss_chunk_tokens", "log_accuracy")
+    names = ("label_smoothing", "rdrop_weight", "loss_chunk_tokens", "log_accuracy")
     train: Any = types.SimpleNamespace(**{name: getattr(config.train, name) for name in names})
     absent: dict[str, Any] = {"data": None, "vocab": None, "search": None}
     return dataclasses.replace(config, optim=optim, train=train, seed=0, **absent)

@@ -24,7 +24,6 @@ from flaxformer_mt.losses import (
     AlignmentSums,
     TokenSums,
     alignment_cross_entropy,
-    mix_teacher,
     sum_divergence,
     sum_over_tokens,
 )
@@ -40,7 +39,7 @@ from flaxformer_mt.training.state import TrainState
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Cross-entropy with the smoothed targets, or with a mixture of them and a teacher's distribution."""
+    """Cross-entropy with the smoothed targets."""
 
     config: TrainConfig
     name: str = "tokens"
@@ -50,20 +49,15 @@ class TokenLoss:
 
     def __call__(self, module: Any, hidden: Array, batch: Batch) -> TokenSums:
         """Sum the loss over the tokens of a batch, by a model that is bound to its parameters."""
-        train, mixture = self.config, None
-        if train.teacher_weight and batch.teacher is not None:
-            shares = {"weight": train.teacher_weight, "smoothing": train.label_smoothing}
-            mixture = mix_teacher(batch.teacher, **shares)
         return sum_over_tokens(
             module,
             hidden,
             batch.target_out,
             batch.target_mask,
-            smoothing=train.label_smoothing,
-            chunk_tokens=train.loss_chunk_tokens,
-            count=train.log_accuracy,
+            smoothing=self.config.label_smoothing,
+            chunk_tokens=self.config.loss_chunk_tokens,
+            count=self.config.log_accuracy,
             token_weights=batch.target_weights,
-            mixture=mixture,
         )
 
 

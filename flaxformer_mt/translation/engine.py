@@ -645,13 +645,11 @@ class JaxEngine(LineEngine):
                 line.translations[number] = translation
 
     def _score(self, lines: list[Line]) -> None:
-        for top_k, group in itertools.groupby(lines, key=lambda line: line.request.top_k):
-            scored = list(group)
-            pairs = [line.pair for line in scored if line.pair is not None]
-            scores = self._scorer.score_all(pairs, params=self._params, top_k=top_k)
-            for line, score in zip(scored, scores, strict=True):
-                text, truncated = str(line.request.target), bool(line.cut)
-                line.translations = [Translation(text=text, truncated=truncated, **score._asdict())]
+        pairs = [line.pair for line in lines if line.pair is not None]
+        scores = self._scorer.score_all(pairs, params=self._params)
+        for line, score in zip(lines, scores, strict=True):
+            text, truncated = str(line.request.target), bool(line.cut)
+            line.translations = [Translation(text=text, truncated=truncated, **score._asdict())]
 
 
 def gather_translations(share: Sequence[Translation]) -> list[Translation]:

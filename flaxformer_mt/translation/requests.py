@@ -43,7 +43,6 @@ class Request:
       target_language: for a multilingual model. None: the tag at the start of the text names it.
       annotations: additional output, and whether markup is taken out and put back.
       sentence_starts: where the sentences of the text start; None, or with markup: the engine finds them.
-      top_k: with `target`, the number of most probable tokens to return for each of its positions.
       context: the lines before this one in its document, the nearest last, for a model with data.context;
         None: the line is in no document.
       translated: with data.target_context, translations of these lines; `run` adds missing ones.
@@ -59,7 +58,6 @@ class Request:
     source_language: str | None = None
     target_language: str | None = None
     annotations: Annotations = NO_ANNOTATIONS
-    top_k: int = 0
     context: tuple[str, ...] | None = None
     translated: tuple[str, ...] | None = None
     glossary: Glossary | None = None

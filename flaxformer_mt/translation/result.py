@@ -160,8 +160,6 @@ class Translation:
     attention: tuple[tuple[float, ...], ...] | None = None
     # Pieces of the source, if there are attention weights.
     source_pieces: tuple[str, ...] = ()
-    # For a request with `top_k`, the ids and probabilities [T, K] of the most probable tokens.
-    top: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def n_best(self) -> tuple["Translation", ...]:

@@ -44,7 +44,7 @@ def folder(tiny_run, two_way_run, tmp_path_factory):
         "translate": ["run {source} --json --n_best=2 --alignments"],
         "score": ["run --source={source} --target={target} --json"],
         "backtranslate": ["run --input={source} --output=back"],
-        "distil": ["run --input={source} --output=distil --teacher_scores=2"],
+        "distil": ["run --input={source} --output=distil"],
         "average": ["run --last=2"],
         "export": ["run --format=torch --output=torch"],
         "import": ["torch --format=torch --run=imported"],

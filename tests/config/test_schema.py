@@ -241,15 +241,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"],
         ),
         (
-            {
-                "data.teacher_scores": ("s",),
-                "data.noise.upper_case": 0.1,
-                "data.noise.typos": 0.2,
-                "train.teacher_weight": 0.5,
-            },
-            ["data.noise.upper_case is 0.1", "changes targets, of which data.teacher_scores has scores"],
-        ),
-        (
             {"train.rdrop_weight": 5.0, "model.dropout_rate": 0.0},
             ["train.rdrop_weight is 5.0", "dropout rates are 0", "model.dropout_rate=0.3"],
         ),
@@ -403,7 +394,6 @@ ZERO = {
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(
         *(
-            "train.teacher_weight",
             "train.rdrop_weight",
             "train.peak_flops",
             "parallel.devices",

@@ -486,7 +486,7 @@ def test_what_cannot_be_is_refused(held_out_config, tmp_path):
 def test_weights_stay_with_the_training_pairs(held_out_config, tmp_path):
     write(tmp_path, weights=[str(1 + i % 3) for i in range(NUMBER)])
     train, valid = read_pairs(held_out_config, "train"), read_pairs(held_out_config, "valid")
-    weights = train.columns["target_weights"].open(train, None, {}).values
+    weights = train.columns["target_weights"].open(train, {}).values
     assert valid.columns == {} and len(weights) == len(train)
     numbers = [int(pair.source.split()[2]) for pair in train]
     assert weights.tolist() == [1 + number % 3 for number in numbers]

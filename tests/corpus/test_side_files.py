@@ -123,7 +123,7 @@ def pair_weights_config(tmp_path):
 
 
 def weights_of(pairs):
-    return pairs.columns["target_weights"].open(pairs, None, {}).values
+    return pairs.columns["target_weights"].open(pairs, {}).values
 
 
 def write(folder, **files):

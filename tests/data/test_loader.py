@@ -142,7 +142,7 @@ def test_each_token_has_the_weight_of_its_pair_in_every_batching():
     pairs = [([9] * (1 + n % 5), [10 + n] * (1 + n % 7)) for n in range(40)]
     unweighted, store = store_of(pairs), store_of(pairs)
     weights = Weights([np.arange(1, 41, dtype=np.float32) / 8], [])
-    store.columns = {"target_weights": weights.open(FakePairs(pairs), None, {})}
+    store.columns = {"target_weights": weights.open(FakePairs(pairs), {})}
     for batching in ("bucket", "pack", "shuffle"):
         config = dataclasses.replace(CONFIG, batching=batching)
         plan = plan_epoch(store.source_lengths, store.target_lengths, config=config, seed=1, epoch=0)

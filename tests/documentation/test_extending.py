@@ -56,7 +56,7 @@ def test_the_property_follows_its_pair(tmp_path, monkeypatch):
     quality = run_part("class Quality(Weights)", "COLUMNS", columns)["Quality"]
     monkeypatch.setattr(columns, "COLUMNS", (quality,))
     pairs = read_pairs(config, "train")
-    assert pairs.columns["quality"].open(pairs, None, {}).values.tolist() == [0.5, 1]
+    assert pairs.columns["quality"].open(pairs, {}).values.tolist() == [0.5, 1]
 
 
 def test_the_format_reads_what_it_writes(tmp_path):

@@ -13,7 +13,7 @@ from tiny_experiment import array_of, change, random_params, small_model
 from flaxformer_mt.config import Config, GuidedAlignmentConfig, OptimConfig, TrainConfig
 from flaxformer_mt.kernels.unpad import find_places, remove_padding, restore_padding, unpad
 from flaxformer_mt.model import make_model
-from flaxformer_mt.shapes import Batch, TeacherTokens
+from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.update import make_gradient_step
 
@@ -30,7 +30,7 @@ NUMBERS = make_hyperparameters(CONFIG)
 
 
 def make_batch(*, extra: bool = False) -> Batch:
-    """Sentences of different lengths, and a row of padding; `extra`: weights, alignments and a teacher."""
+    """Sentences of different lengths, and a row of padding; `extra`: weights and alignments."""
     random = np.random.default_rng(3)
     lengths = random.integers(1, SOURCE - 1, ROWS), random.integers(2, TARGET - 1, ROWS)
     for side in lengths:
@@ -45,15 +45,11 @@ def make_batch(*, extra: bool = False) -> Batch:
     batch = Batch(source, target_in, target, source_mask, target_mask)
     if not extra:
         return batch
-    scored = (ROWS, TARGET, 2)
     links = random.random((ROWS, TARGET, SOURCE)) < 0.3
     links &= target_mask[..., None] & source_mask[:, None]
     return batch._replace(
         target_weights=random.uniform(0.5, 2, target.shape).astype(np.float32) * target_mask,
         alignment=np.packbits(links, axis=-1, bitorder="little"),
-        teacher=TeacherTokens(
-            random.integers(3, V, scored).astype(np.int32), np.full(scored, 0.3, np.float16)
-        ),
     )
 
 
@@ -106,10 +102,9 @@ def test_losses_and_gradients_are_those_with_padding(fields):
     check_gradients(change(CONFIG, model=fields), make_batch())
 
 
-def test_weights_alignments_and_a_teacher_are_taken_along():
+def test_weights_and_alignments_are_taken_along():
     guided = GuidedAlignmentConfig(weight=0.5, layer=0, head=1)
-    config = change(CONFIG, model={"alignment": guided}, train={"teacher_weight": 0.4})
-    check_gradients(config, make_batch(extra=True))
+    check_gradients(change(CONFIG, model={"alignment": guided}), make_batch(extra=True))
 
 
 def check_gradients(config: Config, batch: Batch) -> None:

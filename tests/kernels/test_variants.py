@@ -17,7 +17,6 @@ from flaxformer_mt.kernels import MaskRule, attention_kernels, choose_kernels, g
 from flaxformer_mt.kernels.attention_kernels import Drop, attend, attend_fused, attend_unpadded
 from flaxformer_mt.kernels.cross_entropy import (
     CrossEntropy,
-    Mixture,
     Output,
     cross_entropy,
     score_in_bfloat16,
@@ -99,26 +98,19 @@ def with_padding(queries: Any, memory: Any, causal: bool, sees: bool = False) ->
 
 
 def loss(
-    kernel: Any, bias: bool, mixed: bool, smoothing: float = 0.1, chunk_tokens: int = 4, count: bool = False
+    kernel: Any, bias: bool, smoothing: float = 0.1, chunk_tokens: int = 4, count: bool = False
 ) -> Callable[..., Any]:
     """The loss by hidden states, table and bias; without smoothing, exp of its logits would overflow."""
     target = np.random.default_rng(1).integers(0, V, (B, T))
     weights = np.random.default_rng(2).random((B, T)).astype(np.float32)
-    mixture = None
-    if mixed:
-        shares = np.full((B, T), 0.2, np.float32)
-        ids = np.random.default_rng(3).integers(0, V, (B, T, 3))
-        mixture = Mixture(shares, shares, np.full((B, T, 3), 0.2, np.float32), ids)
 
     def total(hidden: Any, table: Any, vector: Any) -> Any:
         output = Output(table, vector if bias else None)
         hidden = hidden * jnp.asarray(1 if smoothing else 16, hidden.dtype)
-        options = {"smoothing": smoothing, "mixture": mixture}
         if kernel is cross_entropy:
-            return cross_entropy(hidden, output, target, weights, **options)
-        totals = kernel(
-            hidden, output, jnp.asarray(target), weights, chunk_tokens=chunk_tokens, count=count, **options
-        )
+            return cross_entropy(hidden, output, target, weights, smoothing=smoothing)
+        options = {"smoothing": smoothing, "chunk_tokens": chunk_tokens, "count": count}
+        totals = kernel(hidden, output, jnp.asarray(target), weights, **options)
         assert (totals.correct_sum is not None) is count
         return totals.loss_sum
 
@@ -214,12 +206,11 @@ for biased in (False, True):  # blocks of 32 and 64 queries, tiles of 128 keys
         *(*pair, [(B, 67, H, 16), (B, 131, H, 16), (B, 131, H, 16), *tables]),
         *("bfloat16", 0.02),
     )
-for options in (  # bias, mixed, smoothing, chunk_tokens, count
-    (True, False, 0.1, 4, False),
-    (False, True, 0.1, 1, True),
-    (True, True, 0.1, 4, False),
-    (False, False, 0.0, 1000, True),
-    (True, False, 0.0, 4, False),
+for options in (  # bias, smoothing, chunk_tokens, count
+    (True, 0.1, 4, False),
+    (False, 0.1, 1, True),
+    (False, 0.0, 1000, True),
+    (True, 0.0, 4, False),
 ):
     reference = loss(cross_entropy, *options)
     for score in (score_words, score_in_bfloat16, score_rounded, score_in_two_passes):

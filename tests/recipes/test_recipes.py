@@ -180,7 +180,10 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
     assert "--config.data.dataset=parallel_text,parallel_text@work/backtranslated" in teacher
     assert "--config.vocab.symbols=<BT>" in teacher
     assert "--targets=nbest" in expected["distilled/report.json"].decode()
+    assert "--config.data.dataset=parallel_text " in expected["student/report.json"].decode()
     assert run()[1] == []  # all is done
+    found, log = run(TAG="<XY>")
+    assert (found.returncode, log) == (2, []) and "> tag=<XY>" in found.stderr
     for kill in (1, 2, 3, 5, 7, 10):
         (tmp_path / "work").rename(tmp_path / f"work{kill}")
         found, log = run(kill)
@@ -189,18 +192,6 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
         assert found.returncode == 0 and log == COMMANDS[kill - 1 :]
         assert read_all(tmp_path / "work") == expected
     (tmp_path / "work").rename(tmp_path / "plain")
-    found, log = run(SCORES="8", TEACHER_WEIGHT="0.7")
-    assert found.returncode == 0 and log == COMMANDS
-    scored = read_all(tmp_path / "work")
-    assert "--config.data.dataset=parallel_text " in scored["student/report.json"].decode()
-    assert " --teacher_scores=8\n" in scored["distilled/report.json"].decode()
-    learned = "--config.data.teacher_scores=train.scores --config.train.teacher_weight=0.7"
-    assert learned in scored["student/report.json"].decode()
-    found, log = run()
-    assert (found.returncode, log) == (2, []) and "< scores=8" in found.stderr
-    found, log = run(TAG="<XY>")
-    assert (found.returncode, log) == (2, []) and "> tag=<XY>" in found.stderr
-    (tmp_path / "work").rename(tmp_path / "scored")
     found, log = run(FORMAT="bergamot")
     assert found.returncode == 0 and log == [*COMMANDS[:6], "prepare", *COMMANDS[6:]]
     made = read_all(tmp_path / "work")
@@ -225,26 +216,21 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
         "error: FORMAT is onnx; give ctranslate2 or bergamot\n"
     )
     (tmp_path / "work").rename(tmp_path / "tuned")
-    more = {
-        "MORE_SOURCES": "backtranslated",
-        "SCORES": "8",
-        "DISTIL_FLAGS": "--targets=nbest --n_best=3 --copies",
-    }
+    more = {"MORE_SOURCES": "backtranslated", "DISTIL_FLAGS": "--targets=nbest --n_best=3 --copies"}
     found, log = run(**more)
     assert found.returncode == 0 and log == [*COMMANDS[:5], "distil", *COMMANDS[5:]]
     made = read_all(tmp_path / "work")
     translated = made["distilled_more/report.json"].decode()
     assert "--input=work/backtranslated/translations.txt --output=work/distilled_more --resume" in translated
     closest = "--targets=nbest --n_best=3 --copies --targets=nbest --reference="
-    assert translated.endswith(f" {closest}{tmp_path}/mono.yy --teacher_scores=8\n")
+    assert translated.endswith(f" {closest}{tmp_path}/mono.yy\n")
     student = made["student/report.json"].decode()
     assert "--config.data.dataset=parallel_text,parallel_text@work/distilled_more " in student
-    assert "--config.data.teacher_scores=train.scores,train.scores " in student
     found, log = run(**(more | {"MORE_SOURCES": ""}))
     assert (found.returncode, log) == (2, []) and "< more_sources=backtranslated" in found.stderr
     (tmp_path / "work").rename(tmp_path / "more")
     (tmp_path / "more.xx").write_text("ba do\n")
-    found, log = run(**(more | {"MORE_SOURCES": "more.xx", "SCORES": ""}))
+    found, log = run(**(more | {"MORE_SOURCES": "more.xx"}))
     assert found.returncode == 0 and log.count("distil") == 2
     made = read_all(tmp_path / "work")
     assert made["distilled/report.json"].decode().endswith(f" {closest}{data}/train.yy\n")
@@ -287,8 +273,7 @@ def test_the_real_commands_killed_at_moments_of_chance_give_the_same_files(data,
     settings = {
         **{"PYTHON": sys.executable, "SOURCE": "xx", "TARGET": "yy", "CONFIG": "config.py"},
         **{"PYTHONPATH": str(ROOT), "BACKTRANSLATE_FLAGS": "--window=8 --copies --max_repetitions=9"},
-        **{"DISTIL_FLAGS": "--window=8 --copies --max_repetitions=9", "SCORES": "3"},
-        **{"MORE_SOURCES": "backtranslated"},
+        **{"DISTIL_FLAGS": "--window=8 --copies --max_repetitions=9", "MORE_SOURCES": "backtranslated"},
         **{"STUDENT_FLAGS": "--config.model.ffn_dim=8 --config.train.steps=32"},
     }
     command = [str(PIPELINE), str(data), str(tmp_path / "mono.yy"), "work"]

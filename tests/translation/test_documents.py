@@ -369,7 +369,6 @@ def test_wrong_documents_of_the_api_and_the_server(translator, tiny_run):
         ({"context": 0}, "data.target_context is True, but data.context is 0; set data.context=1"),
         ({"valid_pairs": 2}, "data.context is 2, but data.valid_pairs 2 and data.test_pairs 0 hold out"),
         ({"source_language": ""}, "data.context is 2, but a language model has no sources"),
-        ({"teacher_scores": ("a",)}, "data.target_context is True, which gives targets more tokens"),
     ],
 )
 def test_wrong_configs(config, data, words):

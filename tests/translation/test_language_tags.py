@@ -93,7 +93,7 @@ def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator
     scorer = Scorer(translator.config, {}, vocabs)
     read = []
 
-    def score_all(pairs, *, params, top_k):
+    def score_all(pairs, *, params):
         read.extend(pairs)
         return [PairScore(0.0, 0.0, (), ())] * len(pairs)
 

@@ -103,8 +103,8 @@ def test_an_empty_translation_is_its_end_symbol_and_one_without_tokens_is_nothin
 
 
 def test_lines_without_a_partner_are_refused_with_both_counts(scorer, monkeypatch):
-    def run(params, batch, *, watched, top_k):
-        return np.zeros((batch.shape.rows, batch.shape.target)), [], ()
+    def run(params, batch, *, watched):
+        return np.zeros((batch.shape.rows, batch.shape.target)), []
 
     monkeypatch.setattr(scorer.tokens, "run", run)
     with pytest.raises(UserError, match="there are 2 source lines and 1 target lines"):
@@ -216,9 +216,9 @@ def test_pairs_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
     scorer = TokenScorer([config.model], search, vocabs, longest=(128, 200), warn=pytest.fail)
     shapes = []
 
-    def run(params, batch, *, watched, top_k):
+    def run(params, batch, *, watched):
         shapes.append(batch.shape)
-        return np.zeros((batch.shape.rows, batch.shape.target)), [], ()
+        return np.zeros((batch.shape.rows, batch.shape.target)), []
 
     monkeypatch.setattr(scorer, "run", run)
     lengths = np.random.default_rng(0).integers(1, 128, (3000, 2))
