@@ -541,10 +541,10 @@ def _run(arguments: list[str]) -> None:
         _print(f"{PROGRAM} {flaxformer_mt.__version__}")
         return
     if name == "--print-completion":
-        from flaxformer_mt.commands.flags import format_completion
+        from flaxformer_mt.commands.completion import format_completion
 
         kinds = {name: command.options for name, command in COMMANDS.items()}
-        _print(format_completion(flags, kinds, prog=PROGRAM))
+        _print(format_completion(flags, kinds))
         return
     if name not in COMMANDS:
         raise UserError(
