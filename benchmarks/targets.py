@@ -9,11 +9,10 @@
     PYTHONPATH=. python benchmarks/targets.py --recipes=wmt14_en_de_big --targets=v5e:2x2 \\
         --config.parallel.fsdp=4
 
-Each cell is the update of `show --target`, without its decoding step and its search for settings that fit.
-It takes from half a minute to many minutes of a core. Cells are compiled in rounds of targets, in each of
-which small recipes come first. --output keeps finished cells: the same command continues where it was
-stopped. Prints the table as Markdown, at its end the cells that are not compiled yet. Nothing runs on the
-target.
+Each cell is what `show --target` says of an update. It takes from half a minute to many minutes of a core.
+Cells are compiled in rounds of targets, in each of which small recipes come first. --output keeps finished
+cells: the same command continues where it was stopped. Prints the table as Markdown, at its end the cells
+that are not compiled yet. Nothing runs on the target.
 """
 
 import argparse
@@ -98,11 +97,11 @@ def compile_cell(cell: Cell) -> dict[str, Any]:
     """Compile a cell in this process; the message of a user error stands in place of the result."""
     import jax
 
-    from flaxformer_mt.commands.compile_for_target import TargetCompiler, parse_target
     from flaxformer_mt.commands.flags import parse_flags
     from flaxformer_mt.commands.options import ShowOptions
     from flaxformer_mt.commands.show import plan_sizes
     from flaxformer_mt.commands.show_target import describe_update
+    from flaxformer_mt.commands.target_devices import parse_target
     from flaxformer_mt.config.checks import validate
     from flaxformer_mt.errors import UserError
 
@@ -111,8 +110,7 @@ def compile_cell(cell: Cell) -> dict[str, Any]:
         flags = [f"--config={cell.recipe}", *cell.flags]
         config = parse_flags(ShowOptions, flags, prog="targets").config
         validate(config)
-        compiler = TargetCompiler(parse_target(cell.target), sizes=plan_sizes(config))
-        return {"found": describe_update(config, compiler)}
+        return {"found": describe_update(config, parse_target(cell.target), sizes=plan_sizes(config))}
     except UserError as error:
         return {"error": str(error)}
     finally:

@@ -5,24 +5,26 @@ kernel with the shapes that it reads and writes. Nothing runs: the costs are a m
 updates in benchmarks/README.md.
 """
 
-import collections
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast)"
-_COLLECTIVE = re.compile(rf"%?([\w.\-]+) = (.*?) ({_KINDS})(-start|-done)?\((?:%?([\w.\-]+))?")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_ARRAY = re.compile(r"\b([a-z]+?)(\d*)(?:e\dm\d\w*)?\[([\d,<=]*)\]")
 _CALLED = re.compile(r"\b(?:calls|body|to_apply|\w+_computations?)=(?:\{([^}]*)\}|%?([\w.\-]+))")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
-_LIMIT = re.compile(r" = s32\[\]\S* constant\((\d+)\)")
+# Instructions that run others as kernels of their own; those that a fusion or a sum calls are parts of it.
+_CONTROL = {"while", "conditional", "call", "fusion-start", "async-start"}
+
+_KINDS = "all-reduce|all-gather|reduce-scatter|(?:ragged-)?all-to-all|collective-(?:permute|broadcast)"
+# The result of the end of a collective is what there is to count, not that of its start.
+_COLLECTIVE = re.compile(rf"({_KINDS})(-done)?")
 # What the parts of one collective have in common; newer compilers give all of them the same channel.
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-_ARRAY = re.compile(r"\b([a-z]+?)(\d*)(?:e\dm\d\w*)?\[([\d,<=]*)\]")
 # Groups of devices that communicate: written out, as [groups,size]<=[devices], or as axes of a mesh.
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _COUNTED_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]<=")
@@ -30,56 +32,103 @@ _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """The collectives of one kind in a run of the program, on one device.
+class _Instruction(NamedTuple):
+    """An instruction; `rest` is its line from the operands on, with their names in `operands`."""
 
-    count: executions. bytes: of the whole arrays that are gathered, scattered or added up, over all
-    executions. sent: bytes that the device sends to others, in a ring of the n devices that take part: (n -
-    1) / n of what is gathered or scattered, twice that of an all-reduce, which is both. overlapped: those of
-    these bytes that are sent while other kernels run.
+    is_root: bool
+    name: str
+    result: str
+    op: str
+    operands: list[str]
+    rest: str
+
+    def attribute(self, name: str) -> str:
+        match = re.search(rf'\b{name}="?%?([\w.\-$]+)', self.rest)
+        return match[1] if match else ""
+
+
+# Instructions of a computation by name, in the order of the text.
+_Body = dict[str, _Instruction]
+
+
+def _read_computations(text: str) -> tuple[dict[str, _Body], str]:
+    """Return the computations by name, and the name of the one at which a run begins."""
+    bodies: dict[str, _Body] = {}
+    entry, current = "", None
+    for line in text.split("\n"):
+        if head := _HEAD.match(line):
+            current = bodies.setdefault(head[2], {})
+            entry = head[2] if head[1] else entry
+        elif line.startswith("}"):
+            current = None
+        elif current is not None and (match := _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line))):
+            root, name, result, op, rest = match.groups()
+            current[name] = _Instruction(bool(root), name, result, op, _find_operands(rest), rest)
+    return bodies, entry
+
+
+def _find_operands(rest: str) -> list[str]:
+    depth, end = 1, 0
+    while depth and end < len(rest):
+        depth += (rest[end] == "(") - (rest[end] == ")")
+        end += 1
+    return re.findall(r"%([\w.\-]+)", rest[:end])
+
+
+def _walk(
+    bodies: dict[str, _Body], name: str, times: int, *, is_part: bool = False
+) -> Iterator[tuple[str, _Instruction, int, bool]]:
+    """Yield what runs of a computation execute, in order; of a conditional, all branches.
+
+    The computation of each instruction, how often it runs, and whether it is a part of another.
     """
-
-    count: int = 0
-    bytes: int = 0
-    sent: int = field(default=0, compare=False)
-    overlapped: int = field(default=0, compare=False)
-
-    def add(self, other: "Traffic", times: int = 1) -> "Traffic":
-        """Return the sum of this traffic and several times another."""
-        return Traffic(
-            self.count + times * other.count,
-            self.bytes + times * other.bytes,
-            self.sent + times * other.sent,
-            self.overlapped + times * other.overlapped,
-        )
+    for one in bodies.get(name, {}).values():
+        yield name, one, times, is_part
+        if one.op.endswith(("-done", "-update")):
+            continue
+        inner = times * _count_trips(bodies, one) if one.op == "while" else times
+        for several, single in _CALLED.findall(one.rest):
+            for called in (several or single).split(","):
+                part = is_part or one.op not in _CONTROL
+                yield from _walk(bodies, called.strip().lstrip("%"), inner, is_part=part)
 
 
-def read_collectives(text: str) -> tuple[dict[str, Traffic], int]:
-    """Return the collectives of a run on one device, by kind: {"all-reduce": Traffic(7, 1048576)}.
+def _count_trips(bodies: dict[str, _Body], loop: _Instruction) -> int:
+    """Return the iterations of a loop: those that the compiler notes, the limit of `jax.lax.scan`, or 1."""
+    if trips := _TRIPS.search(loop.rest):
+        return int(trips[1])
+    condition = bodies.get(loop.attribute("condition"), {}).values()
+    limits = [one.rest for one in condition if one.op == "constant" and one.result.startswith("s32[]")]
+    if len(limits) != 1 or not any("direction=LT" in one.rest for one in condition):
+        return 1
+    return int(limits[0].partition(")")[0])
 
-    Also returns the number of loops whose iterations the text does not tell; they are counted once.
+
+def read_collectives(text: str, times: int = 1) -> dict[str, Counter[str]]:
+    """Add up the collectives of so many runs of a program, by kind; loops of unknown length count once.
+
+    count: executions. sent: bytes that a device sends to others, in a ring of the n devices that take part:
+    (n - 1) / n of what is gathered or scattered, twice that of an all-reduce, which is both. overlapped: the
+    bytes that it sends while other kernels run.
     """
-    computations, entry = _read_computations(text)
+    bodies, entry = _read_computations(text)
     partitions = _PARTITIONS.search(text.partition("\n")[0])
     everybody = int(partitions[1]) if partitions else None
-    found: dict[str, Traffic] = {}
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     seen: set[tuple[str, str]] = set()
-    loops = 0
-    for name, line, times, fused in _walk(computations, entry, 1, fused=False):
-        loops += " while(" in line and _count_trips(computations, line) is None
-        one = _COLLECTIVE.search(line)
-        if one is None or one[4] == "-start":
-            continue  # the result of the end is what there is to count
-        kind = one[3]
-        attributes = _line_of(computations[name], one[5]) if one[4] else line
-        same = _CHAIN.search(attributes) or _CHANNEL.search(attributes)
-        devices, whole = _group_size(attributes) or everybody, bytes_of(one[2])
+    for name, one, runs, is_part in _walk(bodies, entry, times):
+        collective = _COLLECTIVE.fullmatch(one.op)
+        if collective is None:
+            continue
+        kind, ends = collective.groups()
+        start = bodies[name].get(one.operands[0], one) if ends else one
+        same = _CHAIN.search(start.rest) or _CHANNEL.search(start.rest)
+        devices, whole = _group_size(start.rest) or everybody, bytes_of(one.result)
         if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"  # each device keeps its part of the sum
         else:
             # A TPU runs a collective beside other work as several fusions, each of which repeats it.
-            if fused and same:
+            if is_part and same:
                 if (kind, same[1]) in seen:
                     continue
                 seen.add((kind, same[1]))
@@ -87,17 +136,16 @@ def read_collectives(text: str) -> tuple[dict[str, Traffic], int]:
                 whole *= devices or 1
         share = 1 - 1 / devices if devices and not kind.startswith("collective") else 1.0
         sent = round(whole * share * (2 if kind == "all-reduce" else 1))
-        overlaps = fused or bool(one[4]) and _works_between(computations[name], one[5], line)
-        traffic = Traffic(1, whole, sent, sent if overlaps else 0)
-        found[kind] = found.get(kind, Traffic()).add(traffic, times)
-    return dict(sorted(found.items())), loops
+        overlaps = is_part or _works_between(bodies[name], start, one)
+        found[kind].update(count=runs, sent=runs * sent, overlapped=runs * sent if overlaps else 0)
+    return dict(sorted(found.items()))
 
 
-def _works_between(lines: list[str], start: str, end: str) -> bool:
+def _works_between(body: _Body, start: _Instruction, end: _Instruction) -> bool:
     """Tell whether kernels run between the start and the end of a collective."""
-    first = next((number for number, line in enumerate(lines) if f"%{start} = " in line), len(lines))
-    ops = (_INSTRUCTION.match(line) for line in lines[first + 1 : lines.index(end)])
-    return any(one is not None and one[4] in ("fusion", "custom-call", "dot", "while") for one in ops)
+    names = list(body)
+    between = names[names.index(start.name) + 1 : names.index(end.name)]
+    return any(body[name].op in ("fusion", "custom-call", "dot", "while") for name in between)
 
 
 def bytes_of(result: str) -> int:
@@ -109,39 +157,6 @@ def bytes_of(result: str) -> int:
         shape = [int(axis.lstrip("<=")) for axis in axes.split(",")] if axes else []
         total += max(1, int(bits or 8) // 8) * math.prod(shape)
     return total
-
-
-def _walk(
-    computations: dict[str, list[str]], name: str, times: int, *, fused: bool
-) -> Iterator[tuple[str, str, int, bool]]:
-    """All lines that a run executes: computation, line, how often, and whether it is a part of a fusion."""
-    for line in computations.get(name, []):
-        yield name, line, times, fused
-        if "-done(" in line or "-update(" in line:
-            continue
-        trips = _count_trips(computations, line) or 1 if " while(" in line else 1
-        for several, one in _CALLED.findall(line):
-            for called in (several or one).split(","):
-                inside = called.strip().lstrip("%")
-                yield from _walk(computations, inside, times * trips, fused=fused or " fusion(" in line)
-
-
-def _count_trips(computations: dict[str, list[str]], line: str) -> int | None:
-    """Return the iterations of a loop: those that the compiler notes, or the limit of `jax.lax.scan`, or
-    None.
-    """
-    if trips := _TRIPS.search(line):
-        return int(trips[1])
-    condition = _CONDITION.search(line)
-    body = "\n".join(computations.get(condition[1], [])) if condition else ""
-    limits = _LIMIT.findall(body)
-    return int(limits[0]) if len(limits) == 1 and "direction=LT" in body else None
-
-
-def _line_of(lines: list[str], name: str) -> str:
-    return next(
-        (line for line in lines if f"%{name} = " in line or line.lstrip().startswith(f"{name} = ")), ""
-    )
 
 
 def _group_size(attributes: str) -> int | None:
@@ -159,35 +174,13 @@ def _group_size(attributes: str) -> int | None:
     return None
 
 
-def _read_computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """Return the lines of each computation, and the name of the one at which a run begins."""
-    computations: dict[str, list[str]] = {}
-    entry, current = "", None
-    for line in text.split("\n"):
-        if head := _HEAD.match(line):
-            current = computations.setdefault(head[2], [])
-            entry = head[2] if head[1] else entry
-        elif line.startswith("}"):
-            current = None
-        elif current is not None:
-            current.append(line)
-    return computations, entry
-
-
 class Kernel(NamedTuple):
-    """A kernel of a GPU: what it reads, writes and computes each time, and how often a run calls it.
-
-    loops: how many loops of unknown length it is in, of which each counts as one iteration. in_float32:
-    whether it is a product that writes float32.
-    """
+    """A kernel of a GPU: what it reads, writes and computes each time, and how often a run calls it."""
 
     kind: str
-    name: str
     bytes: int
     flops: int = 0
     times: int = 1
-    loops: int = 0
-    in_float32: bool = False
 
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
@@ -198,159 +191,77 @@ def read_cycles(text: str) -> int:
     return sum(map(int, _CYCLES.findall(text)))
 
 
-class Rates(NamedTuple):
-    """What kernels of a GPU reach: operations and bytes a second, and seconds that each takes at least."""
-
-    flops: float
-    bytes: float
-    launch: float
-
-
-# Fitted to updates of Transformer-big in bfloat16 that were measured on an H100 (benchmarks/README.md).
-MEASURED_RATES = {"h100": Rates(700e12, 2.8e12, 2e-6)}
+# What kernels reach on an H100: operations and bytes a second, and the seconds that each takes at least.
+# Fitted to updates of Transformer-big in bfloat16 that were measured (benchmarks/README.md).
+_FLOPS, _BYTES, _LAUNCH = 700e12, 2.8e12, 2e-6
 # Attention by cuDNN over rows of 100 takes so many times as long as its bytes: they fill its tiles of 128
 # badly.
 _ATTENTION_FACTOR = 2.6
 
-PRODUCTS, REDUCTIONS, ELEMENT_WISE = "products", "reductions", "element-wise"
-ATTENTION, COPIES, COLLECTIVES, OTHERS = "attention", "copies", "collectives", "others"
-
-_NO_KERNELS = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "iota", "after-all"} | {
-    "partition-id",
-    "replica-id",
-    "opt-barrier",
-}
+_NO_KERNELS = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "iota", "after-all"}
+_NO_KERNELS |= {"partition-id", "replica-id", "opt-barrier"}
 _COPYING = {"copy", "transpose", "slice", "concatenate", "pad", "dynamic-slice", "convert", "copy-start"}
 _FILLING = {"broadcast", "iota"}
 _SLICING = {"dynamic-slice", "slice", "gather"}
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
-# The name of a kernel of Pallas, on TPUs and on GPUs; and of any other.
-_NAMES = (
-    re.compile(r'"kernel_name":\s*"([^"]*)"'),
-    re.compile(r'custom_call_target="__gpu\$xla\.gpu\.triton".* name = "([^"]*)"'),
-    re.compile(r'custom_call_target="([^"]*)"'),
-)
+# Kernels of attention, by the target of their call, or by the name that Pallas gives them.
+_ATTENTION = re.compile(r'(?:custom_call_target|\bname) ?= ?"[^"]*(?:fmha|attention|attn|splash)', re.I)
 _CONTRACTED = (
     re.compile(r"lhs_contracting_dims=\{([\d,]*)\}"),
     re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]'),
 )
 
 
-class _Instruction(NamedTuple):
-    is_root: bool
-    name: str
-    result: str
-    op: str
-    operands: list[str]
-    attributes: str
-
-    def attribute(self, name: str) -> str:
-        match = re.search(name + r'="?%?([\w.\-$]+)', self.attributes)
-        return match[1] if match else ""
-
-
-_Body = dict[str, _Instruction]
-
-
-def read_kernels(text: str) -> list[Kernel]:
-    """List the kernels of a program compiled for a GPU, in the order in which they run."""
-    lines, entry = _read_computations(text)
-    bodies = {name: _read_instructions(body) for name, body in lines.items()}
-    return list(_list_kernels(lines, bodies, entry, times=1, loops=0))
-
-
-def _read_instructions(lines: Iterable[str]) -> _Body:
-    body = {}
-    for line in lines:
-        if match := _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line)):
-            root, name, result, op, rest = match.groups()
-            depth, end = 1, 0
-            while depth and end < len(rest):
-                depth += (rest[end] == "(") - (rest[end] == ")")
-                end += 1
-            operands = re.findall(r"%([\w.\-]+)", rest[:end])
-            body[name] = _Instruction(bool(root), name, result, op, operands, rest[end:])
-    return body
-
-
-def _list_kernels(
-    lines: dict[str, list[str]], bodies: dict[str, _Body], name: str, *, times: int, loops: int
-) -> Iterator[Kernel]:
-    body = bodies[name]
-    for one in body.values():
-        if one.op == "while":
-            trips = _count_trips(lines, one.attributes)
-            within = {"times": times * (trips or 1), "loops": loops + (trips is None)}
-            yield from _list_kernels(lines, bodies, one.attribute("body"), **within)
-        elif one.op == "conditional":  # of branches, the first
-            branches = re.search(r"branch_computations=\{%?([\w.\-]+)", one.attributes)
-            first = branches[1] if branches else one.attribute("true_computation")
-            yield from _list_kernels(lines, bodies, first, times=times, loops=loops)
-        elif one.op in ("call", "fusion-start", "async-start"):
-            called = one.attribute("to_apply") or one.attribute("calls")
-            if called in bodies:
-                yield from _list_kernels(lines, bodies, called, times=times, loops=loops)
-        elif one.op not in _NO_KERNELS and not one.op.endswith(("-done", "-update")):
-            yield _describe_kernel(one, body, bodies)._replace(times=times, loops=loops)
+def read_kernels(text: str, times: int = 1) -> list[Kernel]:
+    """List the kernels of so many runs of a program for a GPU; loops of unknown length count once."""
+    bodies, entry = _read_computations(text)
+    ignored = _NO_KERNELS | _CONTROL
+    return [
+        _describe_kernel(one, bodies[name], bodies)._replace(times=runs)
+        for name, one, runs, is_part in _walk(bodies, entry, times)
+        if not is_part and one.op not in ignored and not one.op.endswith(("-done", "-update"))
+    ]
 
 
 def _describe_kernel(one: _Instruction, body: _Body, bodies: dict[str, _Body]) -> Kernel:
     read = sum(bytes_of(body[operand].result) for operand in dict.fromkeys(one.operands) if operand in body)
     size, op = read + bytes_of(one.result), one.op
-    in_float32 = one.result.lstrip("(").startswith("f32")
     if op == "fusion":
-        kind, size, flops = _describe_fusion(bodies[one.attribute("calls")], bodies)
-        return Kernel(kind, op, size, flops, in_float32=in_float32 and kind == PRODUCTS)
+        return _describe_fusion(bodies[one.attribute("calls")], bodies)
     if op == "custom-call":
-        name = one.attribute("custom_call_target")
-        if re.search("cublas|gemm|matmul", name):
+        if re.search("cublas|gemm|matmul", one.attribute("custom_call_target")):
             result = re.match(r"\(?([^{]*)", one.result)
-            size = read + bytes_of(result[1] if result else "")
-            return Kernel(PRODUCTS, name, size, _product_flops(one, body), in_float32=in_float32)
-        (name,) = read_calls(one.attributes)
-        return Kernel(ATTENTION if is_attention(name) else OTHERS, name, size)
+            return Kernel("products", read + bytes_of(result[1] if result else ""), _product_flops(one, body))
+        return Kernel("attention" if _ATTENTION.search(one.rest) else "others", size)
     if op == "dot":
-        return Kernel(PRODUCTS, op, size, _product_flops(one, body), in_float32=in_float32)
+        return Kernel("products", size, _product_flops(one, body))
     if op == "dynamic-update-slice":
-        return Kernel(COPIES, op, 2 * bytes_of(body[one.operands[1]].result))
+        return Kernel("copies", 2 * bytes_of(body[one.operands[1]].result))
     if op == "dynamic-slice":
-        return Kernel(COPIES, op, 2 * bytes_of(one.result))
+        return Kernel("copies", 2 * bytes_of(one.result))
     if re.match(_KINDS, op):
-        return Kernel(COLLECTIVES, op.removesuffix("-start"), 0)  # `read_collectives` has their bytes
-    kind = COPIES if op in _COPYING | _FILLING else REDUCTIONS if op == "reduce" else OTHERS
-    return Kernel(kind, op, size)
+        return Kernel("collectives", 0)  # `read_collectives` has their bytes
+    kind = "copies" if op in _COPYING | _FILLING else "reductions" if op == "reduce" else "others"
+    return Kernel(kind, size)
 
 
-def read_calls(text: str) -> list[str]:
-    """Return the names of the kernels from outside XLA that a program calls, as often as its text does."""
-    calls = (line for line in text.split("\n") if "custom_call_target=" in line)
-    return [next(filter(None, (pattern.search(line) for pattern in _NAMES)))[1] for line in calls]
-
-
-def is_attention(name: str) -> bool:
-    """Tell whether a kernel from outside XLA computes attention, by its name."""
-    return re.search(r"fmha|attention|attn|splash|tpu_custom_call", name, re.I) is not None
-
-
-def _describe_fusion(body: _Body, bodies: dict[str, _Body]) -> tuple[str, int, int]:
-    """Return kind, bytes and operations of a fusion."""
+def _describe_fusion(body: _Body, bodies: dict[str, _Body]) -> Kernel:
     # A product of Triton may be one computation deeper.
     inner = [bodies[one.attribute("calls")] for one in body.values() if one.op == "fusion"]
     products = [(one, part) for part in (body, *inner) for one in part.values() if one.op == "dot"]
     ops = {one.op for one in body.values()} - {"parameter", "constant", "bitcast", "tuple"}
     if products:
-        kind = PRODUCTS
+        kind = "products"
     elif "reduce" in ops:
-        kind = REDUCTIONS
+        kind = "reductions"
     elif "dynamic-update-slice" in ops or ops <= _COPYING or ops <= _FILLING:
-        kind = COPIES
+        kind = "copies"
     else:
-        kind = OTHERS if "sort" in ops else ELEMENT_WISE
-    return kind, _fusion_bytes(body), sum(_product_flops(one, part) for one, part in products)
+        kind = "others" if "sort" in ops else "element-wise"
+    return Kernel(kind, _fusion_bytes(body), sum(_product_flops(one, part) for one, part in products))
 
 
 def _product_flops(one: _Instruction, body: _Body) -> int:
-    sides = next(filter(None, (pattern.search(one.attributes) for pattern in _CONTRACTED)), None)
+    sides = next(filter(None, (pattern.search(one.rest) for pattern in _CONTRACTED)), None)
     left = body.get(one.operands[0])
     if sides is None or left is None:
         return 0
@@ -365,7 +276,7 @@ def _shape(result: str) -> list[int]:
 
 def _fusion_bytes(body: _Body) -> int:
     """Count the bytes that a fusion reads and writes: of what it slices or updates in place, the slices."""
-    users = collections.defaultdict(list)
+    users = defaultdict(list)
     for one in body.values():
         for operand in one.operands:
             users[operand].append(one)
@@ -399,15 +310,15 @@ def _read_bytes(parameter: _Instruction, users: dict[str, list[_Instruction]]) -
     return min(whole, sliced)
 
 
-def kernel_seconds(kernel: Kernel, rates: Rates) -> float:
-    """Model the time of all calls of a kernel: the roofline, and a launch."""
-    size = kernel.bytes * (_ATTENTION_FACTOR if kernel.kind == ATTENTION else 1)
-    return kernel.times * (max(kernel.flops / rates.flops, size / rates.bytes) + rates.launch)
+def kernel_seconds(kernel: Kernel) -> float:
+    """Model the time of all calls of a kernel on an H100: the roofline, and a launch."""
+    size = kernel.bytes * (_ATTENTION_FACTOR if kernel.kind == "attention" else 1)
+    return kernel.times * (max(kernel.flops / _FLOPS, size / _BYTES) + _LAUNCH)
 
 
-def sum_kernels(kernels: Iterable[Kernel], rates: Rates | None) -> list[dict[str, Any]]:
-    """Add up kernels by kind, the most bytes first, as JSON values; `milliseconds` are None without rates."""
-    kinds = collections.defaultdict(list)
+def sum_kernels(kernels: Iterable[Kernel], *, timed: bool) -> list[dict[str, Any]]:
+    """Add up kernels by kind, the most bytes first, as JSON values; unless `timed`, without milliseconds."""
+    kinds = defaultdict(list)
     for kernel in kernels:
         kinds[kernel.kind].append(kernel)
     rows: list[dict[str, Any]] = [
@@ -415,8 +326,7 @@ def sum_kernels(kernels: Iterable[Kernel], rates: Rates | None) -> list[dict[str
             "kind": kind,
             "kernels": sum(one.times for one in own),
             "gigabytes": round(sum(one.times * one.bytes for one in own) / 1e9, 3),
-            "teraflops": round(sum(one.times * one.flops for one in own) / 1e12, 3),
-            "milliseconds": rates and round(1e3 * sum(kernel_seconds(one, rates) for one in own), 3),
+            "milliseconds": round(1e3 * sum(map(kernel_seconds, own)), 3) if timed else None,
         }
         for kind, own in kinds.items()
     ]

@@ -33,7 +33,6 @@ REQUIRED = {
     "regex": "regex",
     "PyYAML": "yaml",
     "sacrebleu": "sacrebleu",
-    "tyro": "tyro",
     "tensorboardX": "tensorboardX",
     "rich": "rich",
     "jinja2": "jinja2",

@@ -1,21 +1,17 @@
 """Command lines: from words and flags to the options of a command, or to one message about what is wrong.
 
 A flag is a field of the command's options (options.py) or of its config, and the type of the field says what
-may follow. Also replaces URLs of object stores by local copies, and writes completions for shells.
+may follow. Also replaces URLs of object stores by local copies.
 """
 
-import contextlib
 import dataclasses
 import difflib
-import functools
-import io
 import math
-import operator
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 from flaxformer_mt.commands.help_layout import format_help, is_required
 from flaxformer_mt.commands.options import (
@@ -68,7 +64,6 @@ _OTHERWISE = {
         "srcdict joined_dictionary src_vocab vocab_file"
     ),
 }
-_SHELLS = ("bash", "zsh", "fish")
 
 
 def _read_stages(path: str) -> tuple[StageConfig, ...]:
@@ -238,7 +233,7 @@ def _split_line(
             flag, equals, value = token.partition("=")
             flag = _spell(flag) if _spell(flag) in known else flag
             texts = [value] if equals else []
-            takes = 0 if equals or _is_switch(flag, known) else math.inf if _has_several(flag, known) else 1
+            takes = 0 if equals or is_switch(flag, known) else math.inf if _has_several(flag, known) else 1
         elif takes:
             by_flag[flag].append(token)
             takes -= 1
@@ -258,7 +253,7 @@ def _spell(flag: str) -> str:
     return "--" + flag.removeprefix("--").replace("-", "_")
 
 
-def _is_switch(flag: str, known: Mapping[str, Any]) -> bool:
+def is_switch(flag: str, known: Mapping[str, Any]) -> bool:
     return "." not in flag and known.get(flag) in (bool, bool | None)
 
 
@@ -267,7 +262,7 @@ def _has_several(flag: str, known: Mapping[str, Any]) -> bool:
 
 
 def _join_values(flag: str, texts: Sequence[str], known: Mapping[str, Any]) -> str:
-    if not texts and _is_switch(flag, known):
+    if not texts and is_switch(flag, known):
         return "True"
     if not texts and flag in BARE_FLAGS:
         return BARE_FLAGS[flag]
@@ -317,26 +312,3 @@ def _find_meaning(name: str, kind: type) -> str:
         flag = own[-1] if own else next(iter(meant))
         return f"here it is {flag}" + (f", {meant[flag].unit}" if meant[flag].unit else "")
     return next((text for text, names in _OTHERWISE.items() if name in names.split()), "")
-
-
-def format_completion(shells: Sequence[str], kinds: Mapping[str, type], *, prog: str) -> str:
-    if len(shells) != 1 or shells[0] not in _SHELLS:
-        raise UserError(
-            f"--print-completion needs a shell, but got {' '.join(shells)!r} ({', '.join(_SHELLS)})"
-        )
-    import tyro
-
-    script = io.StringIO()
-    commands: Any = functools.reduce(
-        operator.or_,
-        (Annotated[kind, tyro.conf.subcommand(name, prefix_name=False)] for name, kind in kinds.items()),
-    )
-    with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
-        tyro.cli(
-            commands,
-            prog=prog,
-            args=["--tyro-print-completion", shells[0]],
-            use_underscores=True,
-            config=(tyro.conf.FlagConversionOff,),
-        )
-    return script.getvalue()

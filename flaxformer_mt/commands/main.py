@@ -7,7 +7,6 @@ modules are imported when the command runs, so that `--help` is fast.
 import contextlib
 import dataclasses
 import errno
-import functools
 import os
 import re
 import sys
@@ -214,9 +213,11 @@ def _show(options: command_options.ShowOptions) -> object:
     if options.target is None:
         return show(options.config, options.run)
     from flaxformer_mt.commands.show_target import show_for_target
+    from flaxformer_mt.commands.target_devices import parse_target
 
-    say = functools.partial(print, file=sys.stderr, flush=True)
-    return show_for_target(options.config, options.run, options.target, say=say)
+    target = parse_target(options.target)
+    print(f"compiling an update for {target.name}; this can take minutes", file=sys.stderr, flush=True)
+    return show_for_target(options.config, options.run, target)
 
 
 def _summarize_experiment(result: dict[str, Any]) -> str:
@@ -531,10 +532,10 @@ def _run(arguments: list[str]) -> None:
         _print(f"{PROGRAM} {flaxformer_mt.__version__}")
         return
     if name == "--print-completion":
-        from flaxformer_mt.commands.flags import format_completion
+        from flaxformer_mt.commands.completion import format_completion
 
         kinds = {name: command.options for name, command in COMMANDS.items()}
-        _print(format_completion(flags, kinds, prog=PROGRAM))
+        _print(format_completion(flags, kinds))
         return
     if name not in COMMANDS:
         raise UserError(

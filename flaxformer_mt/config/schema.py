@@ -33,9 +33,8 @@ DTYPE_NAMES = KnownAs("fp16 bf16 compute_dtype amp", "which has bfloat16 and flo
 MOST_LINES = 100
 # What changes in a run that computes in another way.
 _ROUNDING = "further updates are the same up to rounding"
-# Kinds of noise that need sources, and kinds that change targets.
+# Kinds of noise that need sources.
 SOURCE_NOISE = ("lower_case", "typos", "inline")
-TARGET_NOISE = ("upper_case", "title_case", "end_punctuation", "random_text", "inline")
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,6 @@ class SearchPrograms:
         sizes: tuple[int, int],
         spread: bool | SplitParameters,
         shortlists: Shortlists | None = None,
-        platform: str | None = None,
-        compile_program: Callable[[Any, tuple[Any, ...]], Any] | None = None,
         **jit_options: Any,
     ) -> None:
         """See `SearchEngine`; programs with `jit_options`, of `jax.jit`, are not kept."""
@@ -119,8 +117,7 @@ class SearchPrograms:
         self._configs, self._sizes = configs, sizes
         self._split = spread if isinstance(spread, SplitParameters) else None
         self.parts = local_device_count() if spread and self._split is None else 1
-        self.jit_options, self._platform = jit_options, platform
-        self._compile_program = compile_program or (lambda program, inputs: program.lower(*inputs).compile())
+        self.jit_options = jit_options
         # What all programs depend on, apart from their arguments and sizes.
         self._facts = [configs, options, symbols, sizes, shortlists and shortlists.common.tolist()]
         self._found: dict[Any, StatePrograms] = {}
@@ -129,7 +126,7 @@ class SearchPrograms:
 
     @functools.cached_property
     def _models(self) -> list["Model"]:
-        return make_models(self._configs, self._sizes, self._platform)
+        return make_models(self._configs, self._sizes)
 
     def find(
         self, params: tuple[Any, ...], size: Size, example: Sources, *, n_best: int, keep: bool = False
@@ -160,8 +157,7 @@ class SearchPrograms:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), params)
         layouts = functools.partial(self._find_layouts, shapes, line, n_best)
         facts = [self._facts, n_best, *map(_describe, (line, shapes))]
-        on_cpu = (self._platform or default_platform()) == "cpu"
-        share = _REFILL_SHARE if on_cpu else _ACCELERATOR_REFILL_SHARE
+        share = _REFILL_SHARE if default_platform() == "cpu" else _ACCELERATOR_REFILL_SHARE
 
         def empty(_: Any, rows: Array) -> Leaves:
             return (*jax.tree.leaves(empty_rows(layouts()[0], size)),)
@@ -191,7 +187,7 @@ class SearchPrograms:
                 arguments = make_arguments()
                 program = self._jit(function, donate=() if keep else donate)
                 if not keep:
-                    return self._compile_program(program, arguments)
+                    return program.lower(*arguments).compile()
                 return compile_kept(program, arguments, [*facts, function.__name__, size], devices)
 
             return _compilers().submit(compile_one)

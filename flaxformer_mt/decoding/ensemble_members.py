@@ -17,19 +17,16 @@ if TYPE_CHECKING:
     from flaxformer_mt.model import Model
 
 
-def make_models(
-    configs: Sequence[ModelConfig], sizes: tuple[int, int], platform: str | None = None
-) -> list["Model"]:
-    """Return the networks for a platform, by default that of this process.
+def make_models(configs: Sequence[ModelConfig], sizes: tuple[int, int]) -> list["Model"]:
+    """Return the networks for the platform of this process.
 
     `sizes` are the numbers of entries of the source and the target vocabulary.
     """
     from flaxformer_mt.model import make_model
 
     source_size, target_size = sizes
-    platform = platform or default_platform()
     return [
-        make_model(one, source_size=source_size, target_size=target_size, platform=platform)
+        make_model(one, source_size=source_size, target_size=target_size, platform=default_platform())
         for one in configs
     ]
 

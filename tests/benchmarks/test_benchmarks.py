@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from flaxformer_mt.commands.compile_for_target import parse_target
+from flaxformer_mt.commands.target_devices import parse_target
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import list_recipes, load_config
 

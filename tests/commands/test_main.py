@@ -679,23 +679,6 @@ def test_what_users_of_other_toolkits_write_is_answered_with_what_they_mean(
         Config().replace({"train.lr": 1.0})
 
 
-def test_bash_completes_commands_flags_and_choices(capfd, tmp_path):
-    assert main(["--print-completion", "bash"]) == 0
-    script = tmp_path / "complete.bash"
-    script.write_text(capfd.readouterr().out)
-    name = re.search(r"complete .*-F (\w+)", script.read_text())
-    for words, found in (
-        ("backtr", "backtranslate"),
-        ("translate --split", "--split_sentences"),
-        ("translate --method gr", "greedy"),
-        ("train --config.model.num_enc", "--config.model.num_encoder_layers"),
-    ):
-        line = f"COMP_WORDS=(flaxformer-mt {words}); COMP_CWORD={len(words.split())}; COMPREPLY=()"
-        command = f"source {script}; {line}; {name[1]}; echo ${{COMPREPLY[@]}}"
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-        assert done.stdout.split()[:1] == [found], (words, done.stdout, done.stderr)
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(capfd, name):
     with pytest.raises(SystemExit) as stop:

@@ -70,7 +70,7 @@ def test_a_model_for_gpus_with_attention_dropout_keeps_no_scores(positions):
 COMPILE = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from flaxformer_mt.commands.compile_for_target import find_devices, parse_target
+from flaxformer_mt.commands.target_devices import find_devices, parse_target
 from flaxformer_mt.kernels.gpu_attention import Inputs, Rule, attend_rows
 
 for target in ("h100:1", "a100:1"):

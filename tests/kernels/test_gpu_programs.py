@@ -55,7 +55,7 @@ def test_logits_are_written_in_bfloat16():
 def test_no_activation_is_written_in_float32():
     """A block of Transformer-big forward and backward, compiled for an H100: rows of D or F numbers."""
     pytest.importorskip("jax_cuda12_plugin")
-    from flaxformer_mt.commands.compile_for_target import find_devices, parse_target
+    from flaxformer_mt.commands.target_devices import find_devices, parse_target
 
     block = EncoderBlock(BFLOAT16, choose_kernels(BFLOAT16, "gpu"))
 

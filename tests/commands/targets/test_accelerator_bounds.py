@@ -55,11 +55,14 @@ def describe(recipe: str, target: str, *flags: str) -> dict[str, Any]:
     return json.loads(done.stdout)["found"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_cuda = pytest.mark.skipif(
     not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
     reason="needs the compilers of the extra gpu",
 )
+
+
+@pytest.mark.slow
+@needs_cuda
 @pytest.mark.parametrize(
     ("recipe", "flags", "attention", "kernels", "gigabytes"),
     [
@@ -70,26 +73,22 @@ def describe(recipe: str, target: str, *flags: str) -> dict[str, Any]:
 )
 def test_an_update_on_an_h100_has_few_kernels_and_bytes(recipe, flags, attention, kernels, gigabytes):
     found = describe(recipe, "h100:1", *flags)
-    assert found["attention"]["kernel"] == attention and found["attention"]["calls"]
     kinds = found["estimate"]["kernels"]
+    assert found["attention"]["kernel"] == attention and "attention" in [kind["kind"] for kind in kinds]
     assert sum(kind["kernels"] for kind in kinds) <= kernels, kinds
     assert sum(kind["gigabytes"] for kind in kinds) <= gigabytes, kinds
     assert found["estimate"]["milliseconds"] > found["estimate"]["computing_milliseconds"]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
-    reason="needs the compilers of the extra gpu",
-)
+@needs_cuda
 def test_eight_gpus_send_the_gradients_of_all_parameters_once():
     layers = ("model.num_encoder_layers=1", "model.num_decoder_layers=1", "vocab.size=8000")
     found = describe("multi30k_de_en", "h100:8", *SMALL, *layers)
     assert list(found["collectives"]) == ["all-reduce"]
     sums = found["collectives"]["all-reduce"]
-    assert sums["bytes"] == pytest.approx(15_568_904, rel=0.01) and sums["sent"] == 1.75 * sums["bytes"]
-    assert 0 <= sums["overlapped"] <= sums["sent"]
-    assert found["estimate"]["milliseconds"] is None and "8 devices" in found["estimate"]["basis"]
+    assert sums["sent"] == pytest.approx(1.75 * 15_568_904, rel=0.01)
+    assert 0 <= sums["overlapped"] <= sums["sent"] and found["estimate"]["milliseconds"] is None
 
 
 @pytest.mark.slow
@@ -97,5 +96,5 @@ def test_eight_gpus_send_the_gradients_of_all_parameters_once():
 def test_an_update_on_a_v5e_has_few_cycles():
     flags = ("data.batch_tokens=16384", "data.max_source_length=128", "data.max_target_length=128")
     found = describe("wmt14_en_de_base", "v5e:1x1", *SMALL, *flags)
-    assert found["attention"]["kernel"] == "pallas" and sum(found["attention"]["calls"].values()) == 36
+    assert found["attention"]["kernel"] == "pallas"
     assert 0 < found["estimate"]["million_cycles"] <= 82 and found["estimate"]["milliseconds"] is None

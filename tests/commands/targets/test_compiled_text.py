@@ -1,0 +1,204 @@
+"""Reading compiled programs: small texts as compilers of TPUs and GPUs write them."""
+
+import pytest
+
+from flaxformer_mt.commands.compiled_text import (
+    Kernel,
+    bytes_of,
+    read_collectives,
+    read_cycles,
+    read_kernels,
+    sum_kernels,
+)
+
+# A loop of six steps that gathers, a scan of three, a loop of unknown length, and a conditional.
+LOOPS = """\
+HloModule by_hand, num_partitions=4
+
+%body (c: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %part = f32[8]{0} get-tuple-element(%c), index=1
+  %gather = (f32[8]{0}, f32[32]{0}) all-gather-start(%part), dimensions={0}
+  %work = f32[8]{0} fusion(%part), kind=kLoop, calls=%skip
+  %whole = f32[32]{0} all-gather-done(%gather)
+}
+
+%async (p: f32[4]) -> f32[1] {
+  ROOT %scatter = f32[1] reduce-scatter(%p), replica_groups={{0,1},{2,3}}, dimensions={0}
+}
+
+%apply (p: f32[4]) -> f32[4] {
+  ROOT %many = (f32[4], /*index=1*/f32[2]) all-reduce(%p, %q), to_apply=%add
+}
+
+%shift (p: f32[4]) -> f32[4] {
+  ROOT %shifted = f32[4] collective-permute(%p), source_target_pairs={{0,1}}
+}
+
+%below (c: (s32[], f32[8])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(3)
+  ROOT %lt = pred[]{:T(512)} compare(%counter, %limit), direction=LT
+}
+
+ENTRY %main (p: f32[8]) -> f32[4] {
+  %p = f32[8] parameter(0)
+  %scan = (s32[], f32[8]{0}) while(%p), condition=%below, body=%shift
+  %loop = (s32[], f32[8]{0}) while(%p), condition=%more, body=%body, \
+backend_config={"known_trip_count":{"n":"6"}}
+  %endless = (s32[], f32[8]{0}) while(%p), condition=%more, body=%shift
+  %start = ((f32[4]), f32[1], u32[]) async-start(%x), calls=%async
+  %done = f32[1] async-done(%start), calls=%async
+  ROOT %if = f32[4] conditional(%which, %x, %x), branch_computations={%skip, %apply}
+}
+"""
+
+
+def test_collectives_count_as_often_as_they_run():
+    sent = {
+        "all-gather": 96,  # three of four parts of the result
+        "all-reduce": 36,  # of two arrays, a scatter and a gathering
+        "collective-permute": 16,
+        "reduce-scatter": 4,  # half of the operand, which two devices share
+    }
+    counts = {"all-gather": 6, "all-reduce": 1, "collective-permute": 4, "reduce-scatter": 1}
+    found = read_collectives(LOOPS, times=2)
+    assert {kind: one["count"] for kind, one in found.items()} == {kind: 2 * n for kind, n in counts.items()}
+    assert {kind: one["sent"] // one["count"] for kind, one in found.items()} == sent
+    # Only the gathering has a fusion between its start and its end.
+    assert {kind: one["overlapped"] for kind, one in found.items() if one["overlapped"]} == {
+        "all-gather": 12 * 96
+    }
+    assert read_collectives("") == read_collectives("HloModule nothing\n") == {}
+
+
+@pytest.mark.parametrize(
+    "groups, devices",
+    [
+        ("", 8),
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}, ", 2),
+        ("replica_groups=[2,4]<=[8], ", 4),
+        ("replica_groups=mesh['x'=2,'y'=4,'z'=3] {'x','y':(1)2}, ", 4),
+    ],
+)
+def test_a_device_sends_all_but_its_own_part(groups, devices):
+    line = f"  %g = f32[24] all-gather(%p), {groups}dimensions={{0}}\n"
+    found = read_collectives(
+        f"HloModule x, num_partitions=8\n\nENTRY %m (p: f32[3]) -> f32[24] {{\n{line}}}\n"
+    )
+    assert found["all-gather"]["sent"] == 96 - 96 / devices
+
+
+def test_a_collective_in_several_fusions_is_one():
+    """Told by its channel; where all have the same channel (libtpu 0.0.52), by its chain."""
+    text = """\
+%start (p: bf16[48,8]) -> bf16[192,8] {
+  %all-gather.1 = bf16[192,8]{1,0} all-gather(%p), channel_id=640, dimensions={0}
+}
+
+%step (p: bf16[48,8]) -> bf16[192,8] {
+  %all-gather.2 = bf16[192,8]{1,0} all-gather(%p), channel_id=640, dimensions={0}
+}
+
+%all-reduce-scatter.30 (p: bf16[40]) -> bf16[10] {
+  %all-reduce.419 = bf16[40]{0} all-reduce(%p), channel_id=541, to_apply=%add
+}
+
+ENTRY %main (p: bf16[48,8]) -> bf16[192,8] {
+  %a = bf16[192,8] fusion(%p), kind=kCustom, calls=%start
+  %b = bf16[192,8] fusion(%p), kind=kOutput, calls=%step
+  %d = bf16[10] fusion(%p), kind=kCustom, calls=%all-reduce-scatter.30
+}
+"""
+    counts = {kind: one["count"] for kind, one in read_collectives(text).items()}
+    assert counts == {"all-gather": 1, "reduce-scatter": 1}
+    chain = 'channel_id=1, frontend_attributes={chain_id="%d"}'
+    chains = text.replace("channel_id=640", chain % 7, 1).replace("channel_id=640", chain % 8)
+    assert read_collectives(chains)["all-gather"]["count"] == 2
+
+
+# As XLA writes a program for an H100, shortened: names, layouts and attributes as they are.
+FOR_A_GPU = """\
+HloModule jit_f, is_scheduled=true
+
+%sliced (p.0: f32[6,2,4], p.1: s32[]) -> bf16[2,4] {
+  %p.0 = f32[6,2,4]{2,1,0} parameter(0)
+  %p.1 = s32[] parameter(1)
+  %c.1 = s32[] constant(0)
+  %row = f32[1,2,4]{2,1,0} dynamic-slice(%p.0, %p.1, %c.1, %c.1), dynamic_slice_sizes={1,2,4}
+  %flat = f32[2,4]{1,0} bitcast(%row)
+  ROOT %small = bf16[2,4]{1,0} convert(%flat)
+}
+
+%stacked (p.2: f32[6,2,4], p.3: f32[2,4], p.4: s32[]) -> f32[6,2,4] {
+  %p.2 = f32[6,2,4]{2,1,0} parameter(0)
+  %p.3 = f32[2,4]{1,0} parameter(1)
+  %p.4 = s32[] parameter(2)
+  %c.2 = s32[] constant(0)
+  %one = f32[1,2,4]{2,1,0} bitcast(%p.3)
+  ROOT %in_place = f32[6,2,4]{2,1,0} dynamic-update-slice(%p.2, %one, %p.4, %c.2, %c.2)
+}
+
+%added (p.5: f32[3,4]) -> f32[3] {
+  %p.5 = f32[3,4]{1,0} parameter(0)
+  %zero = f32[] constant(0)
+  ROOT %sum = f32[3]{0} reduce(%p.5, %zero), dimensions={1}, to_apply=%add
+}
+
+%multiplied (p.6: bf16[3,5], p.7: bf16[5,7]) -> f32[3,7] {
+  %p.6 = bf16[3,5]{1,0} parameter(0)
+  %p.7 = bf16[5,7]{1,0} parameter(1)
+  ROOT %dot.1 = f32[3,7]{1,0} dot(%p.6, %p.7), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%step (s.1: (s32[], f32[6,2,4])) -> (s32[], f32[6,2,4]) {
+  %s.1 = (s32[], f32[6,2,4]{2,1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%s.1), index=0
+  %all = f32[6,2,4]{2,1,0} get-tuple-element(%s.1), index=1
+  %loop_fusion.1 = bf16[2,4]{1,0} fusion(%all, %i), kind=kLoop, calls=%sliced
+  %loop_fusion.2 = f32[6,2,4]{2,1,0} fusion(%all, %w, %i), kind=kLoop, calls=%stacked
+  ROOT %t = (s32[], f32[6,2,4]{2,1,0}) tuple(%i, %loop_fusion.2)
+}
+
+ENTRY %main (q: bf16[3,5]) -> f32[3] {
+  %q = bf16[3,5]{1,0} parameter(0)
+  %k = bf16[5,7]{1,0} parameter(1)
+  %x = f32[3,4]{1,0} parameter(2)
+  %cublas = (bf16[3,7]{1,0}, s8[64]{0}) custom-call(%q, %k), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  %wide = f32[3,7]{1,0} fusion(%q, %k), kind=kCustom, calls=%multiplied
+  %attended = (bf16[3,4]{1,0}, u8[8]{0}) custom-call(%q, %q), custom_call_target="__cudnn$fmhaSoftmax"
+  %own = bf16[3,4]{1,0} custom-call(%q), custom_call_target="__gpu$xla.gpu.triton", \
+backend_config={debug = false, ir = "ML\\EFR\\22%q(", name = "attention_forward", num_stages = 1 : i32}
+  %known = (s32[], f32[6,2,4]{2,1,0}) while(%w0), condition=%c, body=%step, \
+backend_config={"known_trip_count":{"n":"6"}}
+  %unknown = (s32[], f32[6,2,4]{2,1,0}) while(%w0), condition=%c, body=%step
+  ROOT %reduce = f32[3]{0} fusion(%x), kind=kInput, calls=%added
+}
+"""
+
+
+def test_the_kernels_of_a_gpu_have_the_bytes_and_operations_of_their_shapes():
+    """Of what they slice or update in place, the slices; six steps, and one of a loop of unknown length."""
+    product = 2 * 3 * 7 * 5
+    step = [Kernel("copies", 32 + 4 + 16), Kernel("copies", 32 + 4 + 32)]
+    kernels = read_kernels(FOR_A_GPU)
+    assert kernels == [
+        Kernel("products", 30 + 70 + 42, product),
+        Kernel("products", 30 + 70 + 84, product),
+        Kernel("attention", 30 + 24 + 8),
+        Kernel("attention", 30 + 24),
+        *(kernel._replace(times=6) for kernel in step),
+        *step,
+        Kernel("reductions", 48 + 12),
+    ]
+    sums = {row["kind"]: row for row in sum_kernels(kernels, timed=False)}
+    assert (sums["copies"]["kernels"], sums["copies"]["milliseconds"]) == (14, None)
+
+
+def test_cycles_are_those_that_the_compiler_expects():
+    text = '{"window_config":{"estimated_cycles":"7632"}}\n backend_config={"estimated_cycles":"10"}'
+    assert read_cycles(text) == 7642
+
+
+def test_bytes_of_types():
+    assert bytes_of("(f32[2,3]{1,0:T(8,128)(2,1)}, bf16[4], pred[7], token[])") == 24 + 8 + 7
+    assert [bytes_of(one) for one in ("f32[]", "f8e4m3fn[10]", "s32[<=6]", "f32[0,9]")] == [4, 10, 24, 0]
