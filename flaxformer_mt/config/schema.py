@@ -579,10 +579,6 @@ class ModelConfig:
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
-    # int8: round matrices, and the activations that they multiply, to 8-bit integers, with gradients as if
-    # nothing were rounded. A few hundred updates after --init adapt a trained model to engines that compute
-    # with 8 bits. Validation and translation with this run use the rounded numbers, too. None: no rounding.
-    quantization: Quantization | None = None
     # What the backward pass computes again, to save memory (rematerialization): nothing (none), whole layers
     # (full), or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"

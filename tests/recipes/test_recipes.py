@@ -209,22 +209,10 @@ def test_every_step_runs_once_and_a_kill_changes_nothing(data, tmp_path):
     assert "--format=bergamot --quantization=int8" in exported
     assert exported.endswith("--shortlist=work/shortlist.txt\n")
     (tmp_path / "work").rename(tmp_path / "browser")
-    found, log = run(FORMAT="bergamot", TUNING="300")
-    assert found.returncode == 0
-    assert log == [*COMMANDS[:6], "train", "prepare", *COMMANDS[6:], "evaluate"]
-    made = read_all(tmp_path / "work")
-    tuned = made["tuned/report.json"].decode()
-    rounded = (
-        " --init=work/student --config.model.quantization=int8 --config.train.steps=300 --run=work/tuned"
-    )
-    assert f"--config.optim.learning_rate=3e-4{rounded}\n" in tuned
-    assert "--config.model.decoder_self_attention=ssru" in tuned and "scores/tuned.json" in made
-    assert made["exported/registry.json"].decode().startswith("export --run=work/tuned ")
     found, log = run(FORMAT="onnx")
     assert (found.returncode, log) == (2, []) and found.stderr == (
         "error: FORMAT is onnx; give ctranslate2 or bergamot\n"
     )
-    (tmp_path / "work").rename(tmp_path / "tuned")
     more = {
         "MORE_SOURCES": "backtranslated",
         "SCORES": "8",
