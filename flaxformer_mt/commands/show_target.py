@@ -279,7 +279,7 @@ def model_update(
     rows, source, length = batch.shape
     accumulation = config.optim.accumulation
     work = padded_work(rows, source, length)
-    flops = training_flops(config.model, work, target_size=target_size) * config.train.passes * accumulation
+    flops = training_flops(config.model, work, target_size=target_size) * accumulation
     computing = flops / devices / peak
     kernels = [one._replace(times=one.times * each.times) for each in programs for one in each.kernels]
     accessed = sum(

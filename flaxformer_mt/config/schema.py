@@ -694,9 +694,6 @@ class TrainConfig:
     # Word-level distillation: weight w of the cross-entropy with the teacher's distribution in
     # data.teacher_scores; the cross-entropy with the targets has weight 1 - w. 0: no distillation.
     teacher_weight: Annotated[float, between(0, 1)] = 0.0
-    # R-Drop: weight of the divergence between two passes over each batch with different dropout, usually 1 to
-    # 5. An update then takes about twice as long. 0: no R-Drop.
-    rdrop_weight: Annotated[float, at_least(0)] = 0.0
     # Number of tokens per device whose logits are computed together for the loss, in training and evaluation,
     # to save memory. 0: all tokens. 256 to 512 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
@@ -773,11 +770,6 @@ class TrainConfig:
     def metrics(self) -> tuple[str, ...]:
         """The metrics of validation that best_metric names; the first one decides."""
         return tuple(name.strip() for name in self.best_metric.split(","))
-
-    @property
-    def passes(self) -> int:
-        """How often an update computes the network for each batch."""
-        return 2 if self.rdrop_weight else 1
 
 
 @dataclass(frozen=True)

@@ -254,10 +254,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             {"data.terms": 0.1, "data.alignments": ("a",), "vocab.kind": "pretrained"},
             ["data.terms is 0.1, but vocab.kind pretrained vocabularies have no symbols for terms"],
         ),
-        (
-            {"train.rdrop_weight": 5.0, "model.dropout_rate": 0.0},
-            ["train.rdrop_weight is 5.0", "dropout rates are 0", "model.dropout_rate=0.3"],
-        ),
         ({"data.stages": (StageConfig("s", ("a 1",)),)}, ["stage s names a", "toy_de_en"]),
         (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
         (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
@@ -411,7 +407,6 @@ ZERO = {
     *(
         *(
             "train.teacher_weight",
-            "train.rdrop_weight",
             "train.peak_flops",
             "parallel.devices",
             "parallel.data",
@@ -423,7 +418,7 @@ ZERO = {
     *(f"search.{side}_length_{kind}" for side in ("min", "max") for kind in ("ratio", "offset")),
 }
 HUGE = {
-    *("data.clean.max_length_ratio", "optim.clip_norm", "train.peak_flops", "train.rdrop_weight"),
+    *("data.clean.max_length_ratio", "optim.clip_norm", "train.peak_flops"),
     *("search.coverage_penalty", "search.diversity_strength", "search.temperature"),
 }
 

@@ -217,9 +217,9 @@ T5 = (
     [
         pytest.param(
             {"decoder_self_attention": "ssru", "dropout_rate": DROPOUT},
-            {"teacher_weight": 0.5, "rdrop_weight": 2.0},
+            {"teacher_weight": 0.5},
             *("layers_0/recurrence/forget/kernel", (8, 8)),
-            id="a recurrent student of a teacher, with R-Drop",
+            id="a recurrent student of a teacher",
         ),
         pytest.param(
             *(T5, {}, "relative_positions/embedding", (8, 4)),
