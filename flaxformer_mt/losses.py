@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, UInt8
 
-from flaxformer_mt.kernels.cross_entropy import Output, cut_chunks, project
+from flaxformer_mt.kernels.cross_entropy import Output
 from flaxformer_mt.shapes import Array, typed
 
 
@@ -72,7 +72,8 @@ def sum_over_tokens(
       chunk_tokens: about how many tokens have logits in memory at a time. 0: all.
       token_weights: weights of the tokens in all sums. None: 1.
     """
-    weights = _weigh(mask, token_weights)
+    weights = jnp.asarray(mask, jnp.float32)
+    weights = weights if token_weights is None else weights * token_weights
     totals = module.kernels.cross_entropy(
         hidden,
         Output(*module.output_layer()),
@@ -83,36 +84,3 @@ def sum_over_tokens(
         count=count,
     )
     return TokenSums(totals.loss_sum, weights.sum(), totals.correct_sum)
-
-
-def sum_divergence(
-    module: Any,
-    passes: tuple[Array, Array],
-    mask: Array,
-    *,
-    chunk_tokens: int,
-    token_weights: Array | None = None,
-) -> Array:
-    """Sum the mean of KL(p || q) and KL(q || p), in nats, over real tokens.
-
-    Args:
-      module, chunk_tokens, token_weights: as of `sum_over_tokens`.
-      passes: the hidden states [B, T, D] that predict p and q.
-    """
-    output = Output(*module.output_layer())
-
-    @jax.checkpoint
-    def add(total: Array, chunk: Any) -> tuple[Array, None]:
-        *states, weights = chunk
-        logits = (project(module.kernels.product, hidden, output) for hidden in states)
-        p, q = (jax.nn.log_softmax(x.astype(jnp.float32)) for x in logits)
-        divergence = ((jnp.exp(p) - jnp.exp(q)) * (p - q)).sum(axis=-1) / 2
-        return total + (divergence * weights).sum(), None
-
-    chunks = cut_chunks((*passes, _weigh(mask, token_weights)), chunk_tokens or mask.size)
-    return jax.lax.scan(add, jnp.zeros(()), chunks)[0]
-
-
-def _weigh(mask: Array, token_weights: Array | None) -> Array:
-    weights = jnp.asarray(mask, jnp.float32)
-    return weights if token_weights is None else weights * token_weights

@@ -30,8 +30,6 @@ data=$1 mono=$2 work=$3
                                      # backtranslated, the sources that the reverse model made of MONO
 : "${FORMAT:=ctranslate2}"           # of the student's export; bergamot: for browsers, with an SSRU decoder and a shortlist
 : "${QUANTIZATION:=int8}"            # of the student's export; empty: no export
-: "${TUNING:=}"                      # updates of the student with matrices and activations rounded to 8 bits, such as 300; empty: none
-: "${TUNING_FLAGS:=--config.optim.learning_rate=3e-4}"  # of these
 
 [ -d "$data" ] || { echo "error: the data folder $data does not exist" >&2; exit 2; }
 [ -f "$mono" ] || { echo "error: the text $mono does not exist" >&2; exit 2; }
@@ -65,7 +63,6 @@ settings=$(printf '%s\n' "data=$data" "mono=$mono" "languages=$SOURCE-$TARGET" "
     "train=$TRAIN_FLAGS" "teacher=$TEACHER_FLAGS" "student=$STUDENT_FLAGS" \
     "backtranslate=$BACKTRANSLATE_FLAGS" "distil=$DISTIL_FLAGS" "quantization=$QUANTIZATION")
 [ -z "$MORE_SOURCES" ] || settings+=$(printf '\n%s' "more_sources=$MORE_SOURCES")
-[ -z "$TUNING" ] || settings+=$(printf '\n%s' "tuning=$TUNING $TUNING_FLAGS")
 [ "$FORMAT" = ctranslate2 ] || settings+=$(printf '\n%s' "format=$FORMAT")
 if [ ! -e "$work/settings.txt" ]; then
     echo "$settings" | write "$work/settings.txt"
@@ -97,7 +94,7 @@ symbols=()
 # shellcheck disable=SC2206
 train=($TRAIN_FLAGS) teacher=($TEACHER_FLAGS) student=($STUDENT_FLAGS)
 # shellcheck disable=SC2206
-search=($BACKTRANSLATE_FLAGS) distil=($DISTIL_FLAGS) tuning=($TUNING_FLAGS)
+search=($BACKTRANSLATE_FLAGS) distil=($DISTIL_FLAGS)
 
 # 1. The corpus: what cleaning leaves out, and what the vocabulary is.
 step "$work/corpus.json" prepare "${common[@]}" "${languages[@]}" "${train[@]}" --json
@@ -152,23 +149,15 @@ learner=(--config="$CONFIG" "${languages[@]}" \
     "${vocabulary[@]}" "${network[@]}" "${train[@]}" "${student[@]}")
 step "$work/student/report.json" train "${learner[@]}" --run="$work/student"
 
-# The same student with the rounding of 8-bit engines, to which it adapts.
-final=student
-if [ -n "$TUNING" ]; then
-    final=tuned
-    step "$work/tuned/report.json" train "${learner[@]}" "${tuning[@]}" --init="$work/student" \
-        --config.model.quantization=int8 --config.train.steps="$TUNING" --run="$work/tuned"
-fi
-
 # 6. The student for CTranslate2 or for browsers, and the scores of all models on the test set.
-export=(export --run="$work/$final" --format="$FORMAT" --quantization="$QUANTIZATION" --output="$work/exported")
+export=(export --run="$work/student" --format="$FORMAT" --quantization="$QUANTIZATION" --output="$work/exported")
 if [ "$FORMAT" = bergamot ] && [ -n "$QUANTIZATION" ]; then
     step "$work/shortlist.txt" prepare "${learner[@]}" --shortlist="$work/shortlist.txt"
     step "$work/exported/registry.json" "${export[@]}" --shortlist="$work/shortlist.txt"
 elif [ -n "$QUANTIZATION" ]; then
     step "$work/exported/model.bin" "${export[@]}"
 fi
-for name in reverse teacher student ${TUNING:+tuned}; do
+for name in reverse teacher student; do
     step "$work/scores/$name.json" evaluate --run="$work/$name" --split=test
 done
 rm -f "$work/output.json"

@@ -65,8 +65,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     tokens = rows * target_length * config.optim.accumulation
     chunk = config.train.loss_chunk_tokens
     work = padded_work(rows, source_length, target_length, loss_chunk_tokens=chunk)
-    flops = training_flops(config.model, work, target_size=target_size)
-    flops *= config.train.passes * config.optim.accumulation
+    flops = training_flops(config.model, work, target_size=target_size) * config.optim.accumulation
     return {
         "parameters": count_parameters(without_factors(params)),
         "vocabulary": {"source_size": source_size, "target_size": target_size},

@@ -250,7 +250,7 @@ def model_update(
     """
     rows, source, length = longest_batch(config).shape
     flops = training_flops(config.model, padded_work(rows, source, length), target_size=target_size)
-    flops *= config.train.passes * config.optim.accumulation
+    flops *= config.optim.accumulation
     peak = peak_flops(config, target.accelerator.device_kind)
     cycles = sum(read_cycles(program.text) * program.times for program in programs)
     kernels: list[Kernel] = []

@@ -219,13 +219,6 @@ _RULES: Rules = {
     ),
     "data.clean.scores needs pairs, but data.source_language is empty, which means a language model; leave "
     "out data.clean.scores": lambda c: c.data.clean.scores and not c.data.source_language,
-    "{train.rdrop_weight is}, but all dropout rates are 0, so that two passes are equal; set "
-    "model.dropout_rate=0.3, or train.rdrop_weight=0": lambda c: (
-        c.train.rdrop_weight
-        and not any(
-            getattr(c.model, f"{part}dropout_rate") for part in ("", "embedding_", "attention_", "ffn_")
-        )
-    ),
     "{optim.optimizer} needs a separate matrix for each layer, but {model.scan_layers is}; set it to False, "
     "or use another optimizer": lambda c: c.model.scan_layers is True and c.optim.optimizer == "muon",
     "{optim.weight_decay} has no effect with {optim.optimizer}; use adamw, lion or muon": (

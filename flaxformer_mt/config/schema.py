@@ -477,10 +477,6 @@ class ModelConfig:
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
-    # int8: round matrices, and the activations that they multiply, to 8-bit integers, with gradients as if
-    # nothing were rounded. A few hundred updates after --init adapt a trained model to engines that compute
-    # with 8 bits. Validation and translation with this run use the rounded numbers, too. None: no rounding.
-    quantization: Quantization | None = None
     # What the backward pass computes again, to save memory (rematerialization): nothing (none), whole layers
     # (full), or all but the results of matrix products (dots).
     remat: Annotated[Literal["none", "full", "dots"], MayChange(_ROUNDING)] = "none"
@@ -590,9 +586,6 @@ class TrainConfig:
     ] = 100_000
     # Label smoothing: probability mass spread evenly over the vocabulary, usually 0.1. 0: none.
     label_smoothing: Annotated[float, share()] = 0.1
-    # R-Drop: weight of the divergence between two passes over each batch with different dropout, usually 1 to
-    # 5. An update then takes about twice as long. 0: no R-Drop.
-    rdrop_weight: Annotated[float, at_least(0)] = 0.0
     # Number of tokens per device whose logits are computed together for the loss, in training and evaluation,
     # to save memory. 0: all tokens. 256 to 512 is best on CPUs, 6,000 or more on GPUs and TPUs.
     loss_chunk_tokens: Annotated[int, at_least(0), MayChange(_ROUNDING)] = 0
@@ -669,11 +662,6 @@ class TrainConfig:
     def metrics(self) -> tuple[str, ...]:
         """The metrics of validation that best_metric names; the first one decides."""
         return tuple(name.strip() for name in self.best_metric.split(","))
-
-    @property
-    def passes(self) -> int:
-        """How often an update computes the network for each batch."""
-        return 2 if self.rdrop_weight else 1
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,7 @@ class Weights:
         return nest_leaves(self.leaves)
 
     def make_model(self) -> Model:
-        plain: dict[str, Any] = {"dtype": "float32", "quantization": None, "remat": "none"}
-        config = dataclasses.replace(self.config.model, scan_layers=False, **plain)
+        config = dataclasses.replace(self.config.model, dtype="float32", remat="none", scan_layers=False)
         return make_model(
             config,
             source_size=self.vocabs.source.size,

@@ -43,7 +43,7 @@ _FREE = (
     *("num_encoder_layers", "num_decoder_layers", "model_dim", "num_heads", "ffn_dim", "ffn_layer"),
     *("max_positions", "relative_buckets", "relative_distance", "alignment", "initializer", "attention"),
     *("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"),
-    *("dtype", "quantization", "remat", "scan_layers"),
+    *("dtype", "remat", "scan_layers"),
 )
 _SHOWN = 60
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -44,7 +44,7 @@ def choose_kernels(config: ModelConfig, platform: str, *, gathers_twice: bool = 
     """
     on_cpu = platform == "cpu"
     multiply = product.multiply_on_cpu if on_cpu else product.multiply
-    products = Product(multiply, gathers_twice, rounds=config.quantization == "int8")
+    products = Product(multiply, gathers_twice)
     plain = functools.partial(attend, products)
     kinds = resolve_attention(config.attention, platform)
     attention = functools.partial(attend_fused, kinds, plain) if kinds else plain

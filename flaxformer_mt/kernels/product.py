@@ -46,13 +46,11 @@ class Product:
     """An einsum of two operands with sums in float32, and its gradients.
 
     multiply: computes one product. gathers_twice: whether parameters of which each device has a part are
-    gathered again for the backward pass, instead of being kept. rounds: whether products with parameters are
-    those of 8-bit integers (model.quantization).
+    gathered again for the backward pass, instead of being kept.
     """
 
     multiply: Callable[[str, Array, Array], Array] = multiply
     gathers_twice: bool = False
-    rounds: bool = False
 
     def __call__(self, spec: str, x: Array, y: Array, *, parameter: bool = False) -> Array:
         """Contract x and y as `jnp.einsum(spec, x, y)` does, to float32.
@@ -69,29 +67,8 @@ class Product:
             gather it in the dtype of the product, and each receives its own part of the gradient's sum.
         """
         x, y = jnp.asarray(x), jnp.asarray(y)
-        if parameter and self.rounds:
-            (x, x_scale), (y, y_scale) = round_to_int8(x, axis=-1), round_to_int8(y)
-            return dataclasses.replace(self, rounds=False)(spec, x, y, parameter=True) / (x_scale * y_scale)
         rows = string.ascii_lowercase[: x.ndim - len(spec.partition(",")[0].replace("...", ""))]
         return _contract(self, spec.replace("...", rows), (x.dtype, y.dtype), parameter, x, y)
-
-
-def round_to_int8(x: Array, axis: int | None = None) -> tuple[Array, Array]:
-    """Return x times a scale, as whole numbers from -127 to 127 in the dtype of x, and the float32 scale.
-
-    The scale is that of Marian's 8-bit engines: 127 over the largest magnitude, of all of x or along an axis.
-    Gradients pass as if nothing was rounded (straight-through estimator, Bengio et al. 2013).
-    """
-    largest = jax.lax.stop_gradient(jnp.abs(x).max(axis, keepdims=True).astype(jnp.float32))
-    scale = 127 / jnp.where(largest == 0, 127, largest)
-    scaled = x * scale
-    return (scaled + jax.lax.stop_gradient(jnp.round(scaled) - scaled)).astype(x.dtype), scale
-
-
-def round_operand(x: Array, axis: int | None = None) -> Array:
-    """Return x rounded to the numbers that `round_to_int8` leaves of it."""
-    values, scale = round_to_int8(x, axis)
-    return (values / scale).astype(x.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))

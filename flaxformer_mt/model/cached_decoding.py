@@ -9,7 +9,6 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
 from flaxformer_mt.kernels.int8 import Quantized, multiply_quantized
-from flaxformer_mt.kernels.product import round_operand
 from flaxformer_mt.model.attention import make_ancestry_mask, make_prefix_inputs
 from flaxformer_mt.model.initializers import declare, make_initializers
 from flaxformer_mt.model.recurrence import Continuation, continue_beams, continue_prefix
@@ -98,10 +97,8 @@ class CachedDecoder(nn.Module):
         """Return the matrix [V, D] and the bias [V] that map hidden states to logits."""
         bias = self.output_bias if self.config.output_bias else None
         tied = self._output_embedding
-        if tied is not None:
-            return tied.table, bias
-        table = gather(self.output_kernel, "DV").T
-        return round_operand(table) if self.config.quantization else table, bias
+        table = gather(self.output_kernel, "DV").T if tied is None else tied.table
+        return table, bias
 
     def take_output(self, ids: Array) -> tuple[Array, Array | None]:
         """Return the rows [N, D] of the output layer's table, and the biases [N], of tokens [N]."""
@@ -177,8 +174,7 @@ class CachedDecoder(nn.Module):
     def _finish(self, x: Array) -> Array:
         """Apply what follows the last block."""
         x = self.decoder.finish(x)
-        x = x * self.config.model_dim**-0.5 if self.config.logit_scale else x
-        return round_operand(x, axis=-1) if self.config.quantization else x
+        return x * self.config.model_dim**-0.5 if self.config.logit_scale else x
 
     @property
     def _is_relative(self) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.kernels import Kernels, choose_kernels
 from flaxformer_mt.kernels.dropout import make_hash_key
-from flaxformer_mt.kernels.product import Product
 from flaxformer_mt.model.decoder_only import DecoderOnly
 from flaxformer_mt.model.encoder_decoder import EncoderDecoder
 from flaxformer_mt.model.initializers import Declared, Initializer
@@ -39,9 +38,7 @@ def make_model(
       platform, gathers_twice: as in `choose_kernels`. Without a platform, the model computes with the
         references, which run everywhere.
     """
-    kernels = Kernels(Product(rounds=config.quantization == "int8"))
-    if platform is not None:
-        kernels = choose_kernels(config, platform, gathers_twice=gathers_twice)
+    kernels = Kernels() if platform is None else choose_kernels(config, platform, gathers_twice=gathers_twice)
     config = dataclasses.replace(config, scan_layers=config.scan_layers is True)  # auto: see `choose_scan`
     if config.architecture == "decoder_only":
         return DecoderOnly(config, kernels, target_size)

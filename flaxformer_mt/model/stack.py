@@ -14,7 +14,6 @@ from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.kernels import Kernels
 from flaxformer_mt.kernels.bfloat16 import take_rows
-from flaxformer_mt.kernels.product import round_operand
 from flaxformer_mt.kernels.relative_bias import RelativeBias
 from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.initializers import Initializer, declare, make_initializers
@@ -40,14 +39,11 @@ class Embedding(nn.Module):
     table_init: Initializer
     # Initializer of the bias; None: no bias.
     bias_init: Initializer | None = None
-    # Whether the table is rounded to 8 bits.
-    rounds: bool = False
 
     def setup(self) -> None:
         self.embedding = declare(self, "embedding", self.table_init, (self.size, self.model_dim))
         # Whole, once for all its uses: the gradients of these are added up before devices exchange them.
-        table = gather(self.embedding, "VD")
-        self.table = round_operand(table) if self.rounds else table
+        self.table = gather(self.embedding, "VD")
         if self.bias_init is not None:
             self.bias = declare(self, "bias", self.bias_init, (self.model_dim,))
 
@@ -61,8 +57,7 @@ def make_embedding(config: ModelConfig, size: int) -> Embedding:
     """Make the embedding of a vocabulary of `size` pieces."""
     initializers = make_initializers(config)
     bias_init = initializers.bias(size) if config.embedding_bias else None
-    rounds = config.quantization == "int8"
-    return Embedding(size, config.model_dim, initializers.embedding, bias_init, rounds)
+    return Embedding(size, config.model_dim, initializers.embedding, bias_init)
 
 
 class Stack(nn.Module):

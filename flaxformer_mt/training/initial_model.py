@@ -42,7 +42,6 @@ _MODEL_FIELDS = (
     "remat",
     "scan_layers",
     "alignment",
-    "quantization",
 )
 _VOCAB_FIELDS = ("sampling",)
 

@@ -9,7 +9,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TextIO, cast
@@ -59,6 +59,7 @@ from flaxformer_mt.training.setup import (
 )
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.train_log import TrainingLog
+from flaxformer_mt.training.update import LossTerm
 from flaxformer_mt.training.validation import Validation
 from flaxformer_mt.translation.minimum_bayes_risk import check_choice
 from flaxformer_mt.workers.worker_pool import PoolOptions
@@ -214,6 +215,7 @@ def fit(
     profile: int = 0,
     progress: TextIO | None = None,
     workers: int | None = None,
+    loss_terms: Sequence[LossTerm] = (),
 ) -> TrainingReport:
     """Train the model that a config describes, or resume the run in `run_dir`; return the run's report.
 
@@ -229,6 +231,8 @@ def fit(
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
       workers: the number of processes that check and tokenize a large training set, which a program may only
         start below `if __name__ == "__main__":`. None: this process does it.
+      loss_terms: further terms of the loss, which are no part of the config: to resume the run, give them
+        again.
 
     Raises:
       UserError: an invalid config, data set or run directory, gradients that stay non-finite, or another
@@ -249,11 +253,24 @@ def fit(
         return report
     # Of several processes, the first one writes, and the others end with it.
     with lock_run(run_dir) if is_first() else contextlib.nullcontext():
-        return _fit_alone(config, run_dir, profile=profile, progress=progress, pool=PoolOptions(workers))
+        return _fit_alone(
+            config,
+            run_dir,
+            profile=profile,
+            progress=progress,
+            pool=PoolOptions(workers),
+            loss_terms=loss_terms,
+        )
 
 
 def _fit_alone(
-    config: Config, run_dir: Path, *, profile: int, progress: TextIO | None, pool: PoolOptions
+    config: Config,
+    run_dir: Path,
+    *,
+    profile: int,
+    progress: TextIO | None,
+    pool: PoolOptions,
+    loss_terms: Sequence[LossTerm],
 ) -> TrainingReport:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
@@ -267,7 +284,9 @@ def _fit_alone(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.metrics[0]
     )
     preparation = WorkProgress(progress if is_first() else None)
-    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, pool=pool)
+    setup = set_up_training(
+        config, run_dir, checkpoints, progress=preparation, pool=pool, loss_terms=loss_terms
+    )
     compile_clock = CompileClock()
     tracker = Tracker(
         run_dir if is_first() else None,

@@ -5,7 +5,7 @@ Puts together devices, data, model, optimizer and state, and maps a checkpoint's
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +55,7 @@ from flaxformer_mt.training.frozen import check_patterns, describe_frozen, selec
 from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters, warmup_updates
 from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
 from flaxformer_mt.training.update import (
+    LossTerm,
     StepMetrics,
     Sums,
     add_sums,
@@ -241,10 +242,14 @@ def set_up_training(
     *,
     progress: WorkProgress = SILENT,
     pool: PoolOptions = NO_POOL,
+    loss_terms: Sequence[LossTerm] = (),
 ) -> TrainingSetup:
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
     A checkpoint of any device layout is restored onto the layout of this config.
+
+    Args:
+      loss_terms: see `fit`.
     """
     parallel = make_parallel(config)
     check_compiler_options(parallel.compiler_options)
@@ -286,7 +291,7 @@ def set_up_training(
         prepared,
         model,
         numbers,
-        compile_train_step(model, config, parallel),
+        compile_train_step(model, config, parallel, loss_terms=loss_terms),
         state,
         reached,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
@@ -404,33 +409,45 @@ def _restore_state(
     return state, TrainProgress.from_dict(values)
 
 
-def compile_train_step(model: Any, config: Config, parallel: Parallel) -> TrainStep:
+def compile_train_step(
+    model: Any, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
+) -> TrainStep:
     """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
 
     Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
+
+    Args:
+      loss_terms: see `fit`.
     """
     config = _select_for_programs(config)
     dependencies, devices = [model.config, config], list(parallel.mesh.devices.flat)
+
+    def keep_on_disk(results: Callable[..., Any]) -> DiskCache | None:
+        # The code of further loss terms is no part of what a kept program is found by.
+        return None if loss_terms else DiskCache(dependencies, devices, results)
+
     scalar: Any = 0
     correct = scalar if config.train.log_accuracy else None
     alignment = AlignmentSums(scalar, scalar) if config.model.alignment.weight else None
     if config.optim.accumulation == 1:
         metrics = StepMetrics(scalar, scalar, scalar, scalar, scalar, scalar, correct, alignment)
-        step = parallel.compile(make_train_step(model, config, parallel), donate=(0,))
-        on_disk = DiskCache(dependencies, devices, lambda state, numbers, batch: (state, metrics))
+        train_step = make_train_step(model, config, parallel, loss_terms=loss_terms)
+        step = parallel.compile(train_step, donate=(0,))
+        on_disk = keep_on_disk(lambda state, numbers, batch: (state, metrics))
         by_shape = ProgramsByShape(step, batch=2, on_disk=on_disk)
         return TrainStep(
             by_shape,
             lambda state, numbers, batch: (state, numbers, batch),
             lambda state, numbers, batches: by_shape(state, numbers, batches[0]),
         )
-    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3, partial=True)
+    gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
+    gradient_step = parallel.over_rows(gradient_step, batch=3, partial=True)
     gradient = parallel.compile(gradient_step, partial=True)
 
     def results_of(params: Any, *_: Any) -> Sums:
         return Sums(select_trained(params, config.optim), scalar, scalar, correct, alignment)
 
-    by_shape = ProgramsByShape(gradient, batch=3, on_disk=DiskCache(dependencies, devices, results_of))
+    by_shape = ProgramsByShape(gradient, batch=3, on_disk=keep_on_disk(results_of))
     add = parallel.compile(add_sums, donate=(0,), partial=True)
     # The sums are not donated: no result has their shapes, and JAX would warn about it.
     apply = make_update(config, platform=parallel.platform)
@@ -462,7 +479,7 @@ def _select_for_programs(config: Config) -> Config:
     optim = dataclasses.replace(
         config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
     )
-    names = ("label_smoothing", "rdrop_weight", "loss_chunk_tokens", "log_accuracy")
+    names = ("label_smoothing", "loss_chunk_tokens", "log_accuracy")
     train: Any = types.SimpleNamespace(**{name: getattr(config.train, name) for name in names})
     absent: dict[str, Any] = {"data": None, "vocab": None, "search": None}
     return dataclasses.replace(config, optim=optim, train=train, seed=0, **absent)

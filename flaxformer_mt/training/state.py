@@ -56,8 +56,7 @@ def choose_scan(
         return dataclasses.replace(model, scan_layers=False), "model.scan_layers=auto: not scanned"
     shape = make_longest_shape(config.data)
     work = padded_work(shape.rows, shape.source, shape.target)
-    flops = training_flops(model, work, target_size=config.vocab.size)
-    flops *= config.train.passes * config.optim.accumulation
+    flops = training_flops(model, work, target_size=config.vocab.size) * config.optim.accumulation
     peak = peak_flops(config, device_kind)
     update = flops / devices / (_GPU_FLOPS if peak is None else _GPU_SHARE * peak)
     cost = config.train.steps * update * _SCAN_COST

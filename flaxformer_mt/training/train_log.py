@@ -446,8 +446,7 @@ class TrainingLog:
         assert line.counts is not None and line.span is not None
         seconds, waited = self._clock.measure(line.span)
         work = line.counts.work
-        flops = training_flops(self._config.model, work, target_size=self._target_size)
-        rate = self._config.train.passes * flops / seconds
+        rate = training_flops(self._config.model, work, target_size=self._target_size) / seconds
         values = {
             "source_tokens": work.source_tokens,
             "target_tokens": work.target_tokens,

@@ -5,8 +5,8 @@ microbatches by `add_sums`, then divided once by the number of tokens, so the up
 number of devices and of microbatches.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,6 @@ from flaxformer_mt.losses import (
     AlignmentSums,
     TokenSums,
     alignment_cross_entropy,
-    sum_divergence,
     sum_over_tokens,
 )
 from flaxformer_mt.model.attention import GUIDED
@@ -37,46 +36,40 @@ from flaxformer_mt.training.optimizers import Hyperparameters, clip_factor, lear
 from flaxformer_mt.training.state import TrainState
 
 
-@dataclass(frozen=True)
-class TokenLoss:
-    """Cross-entropy with the smoothed targets."""
+class LossTerm(NamedTuple):
+    """A term of the loss; training minimizes the weighted sum of all terms.
 
-    config: TrainConfig
-    name: str = "tokens"
+    sum_loss: sums the term over a batch. Its arguments are the model, bound to its parameters, the hidden
+    states [B, T, D] that the model made of the batch, and the batch.
+    collections: those of the model that `sum_loss` reads.
+    """
+
+    sum_loss: Callable[[Any, Array, Batch], TokenSums | AlignmentSums]
     weight: float = 1.0
-    # Collections of the model that the term reads.
     collections: tuple[str, ...] = ()
 
-    def __call__(self, module: Any, hidden: Array, batch: Batch) -> TokenSums:
-        """Sum the loss over the tokens of a batch, by a model that is bound to its parameters."""
-        return sum_over_tokens(
-            module,
-            hidden,
-            batch.target_out,
-            batch.target_mask,
-            smoothing=self.config.label_smoothing,
-            chunk_tokens=self.config.loss_chunk_tokens,
-            count=self.config.log_accuracy,
-            token_weights=batch.target_weights,
-        )
+
+def sum_token_loss(train: TrainConfig, module: Any, hidden: Array, batch: Batch) -> TokenSums:
+    """Sum the cross-entropy with the smoothed targets."""
+    return sum_over_tokens(
+        module,
+        hidden,
+        batch.target_out,
+        batch.target_mask,
+        smoothing=train.label_smoothing,
+        chunk_tokens=train.loss_chunk_tokens,
+        count=train.log_accuracy,
+        token_weights=batch.target_weights,
+    )
 
 
-@dataclass(frozen=True)
-class AlignmentLoss:
-    """Cross-entropy of one head of cross-attention with given word alignments (guided alignment)."""
-
-    config: ModelConfig
-    weight: float
-    name: str = "alignment"
-    collections: tuple[str, ...] = (GUIDED,)
-
-    def __call__(self, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
-        """Sum the loss over the aligned tokens, by the head in the forward pass of `hidden`."""
-        assert batch.alignment is not None
-        stored, product = module.variables[GUIDED], module.kernels.product
-        scores = head_scores(self.config, stored, batch, module.cross_rule(batch), product)
-        delay = int(self.config.alignment.step == "read")
-        return alignment_cross_entropy(scores, batch.alignment, delay=delay)
+def sum_alignment_loss(config: ModelConfig, module: Any, hidden: Array, batch: Batch) -> AlignmentSums:
+    """Sum the cross-entropy of a head of cross-attention with given word alignments (guided alignment)."""
+    assert batch.alignment is not None
+    stored, product = module.variables[GUIDED], module.kernels.product
+    scores = head_scores(config, stored, batch, module.cross_rule(batch), product)
+    delay = int(config.alignment.step == "read")
+    return alignment_cross_entropy(scores, batch.alignment, delay=delay)
 
 
 def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, product: Product) -> Array:
@@ -96,45 +89,13 @@ def head_scores(config: ModelConfig, stored: Any, batch: Batch, rule: MaskRule, 
     return scores if mask is None else jnp.where(mask[:, 0], scores, jnp.finfo(jnp.float32).min)
 
 
-@dataclass(frozen=True)
-class RDropLoss:
-    """A second pass with other dropout, and its divergence from the first (R-Drop, Liang et al. 2021).
-
-    Equations 2 to 4: the sum of both cross-entropies, plus `rdrop_weight` times the mean of the two KL
-    divergences between the passes. With half the weight of each term, a token's loss keeps its size.
-    """
-
-    config: TrainConfig
-    name: str = "rdrop"
-    weight: float = 0.5
-    collections: tuple[str, ...] = ()
-
-    def __call__(self, module: Any, hidden: Array, batch: Batch) -> TokenSums:
-        """Sum the cross-entropy of the second pass and the weighted divergence over the tokens of a batch."""
-        other = module.hidden(batch, deterministic=False)
-        tokens = TokenLoss(self.config)(module, other, batch)
-        divergence = sum_divergence(
-            module,
-            (hidden, other),
-            batch.target_mask,
-            chunk_tokens=self.config.loss_chunk_tokens,
-            token_weights=batch.target_weights,
-        )
-        return tokens._replace(loss_sum=tokens.loss_sum + self.config.rdrop_weight * divergence)
-
-
-LossTerm = TokenLoss | AlignmentLoss | RDropLoss
-
-
-def make_loss_terms(config: Config) -> Sequence[LossTerm]:
-    """List the terms of a config, in the order in which they run; their weighted sum is minimized."""
-    guided, rdrop = config.model.alignment.weight, config.train.rdrop_weight
-    return [
-        TokenLoss(config.train, weight=RDropLoss.weight if rdrop else 1.0),
-        *([AlignmentLoss(config.model, guided)] if guided else []),
-        # Last, since a second pass adds to what the first has stored in collections.
-        *([RDropLoss(config.train)] if rdrop else []),
-    ]
+def make_loss_terms(config: Config) -> list[LossTerm]:
+    """List the terms of a config: that of tokens, and that of alignments if the config asks for it."""
+    terms = [LossTerm(functools.partial(sum_token_loss, config.train))]
+    if guided := config.model.alignment.weight:
+        sum_loss = functools.partial(sum_alignment_loss, config.model)
+        terms.append(LossTerm(sum_loss, weight=guided, collections=(GUIDED,)))
+    return terms
 
 
 class Sums(NamedTuple):
@@ -177,21 +138,27 @@ def add_sums(left: Sums, right: Sums) -> Sums:
 
 def sum_losses(
     model: nn.Module, params: Any, batch: Batch, key: Array, terms: Sequence[LossTerm]
-) -> tuple[Array, dict[str, Any]]:
-    """Return the weighted sum of all loss terms of a batch, and the sums of each term by its name."""
+) -> tuple[Array, list[Any]]:
+    """Return the weighted sum of all loss terms of a batch, and the sums of each term."""
 
-    def run(module: Any) -> dict[str, Any]:
+    def run(module: Any) -> list[Any]:
         hidden = module.hidden(batch, deterministic=False)
-        return {term.name: term(module, hidden, batch) for term in terms}
+        return [term.sum_loss(module, hidden, batch) for term in terms]
 
     collections = [name for term in terms for name in term.collections]
     sums, _ = nn.apply(run, model, mutable=collections)({"params": params}, rngs={"dropout": key})
-    return sum(term.weight * sums[term.name].loss_sum for term in terms), sums
+    return sum(term.weight * one.loss_sum for term, one in zip(terms, sums, strict=True)), sums
 
 
-def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
-    """Build the pure function from parameters, numbers, step and batch to the summed gradient and losses."""
-    terms = make_loss_terms(config)
+def make_gradient_step(
+    model: nn.Module, config: Config, *, loss_terms: Sequence[LossTerm] = ()
+) -> Callable[..., Sums]:
+    """Build the pure function from parameters, numbers, step and batch to the summed gradient and losses.
+
+    Args:
+      loss_terms: further terms, which run after those of the config.
+    """
+    terms = [*make_loss_terms(config), *loss_terms]
 
     def gradient_step(
         params: Any,
@@ -207,13 +174,14 @@ def make_gradient_step(model: nn.Module, config: Config) -> Callable[..., Sums]:
         batch = batch if sizes is None else unpad(batch, sizes)
         key = make_dropout_key(numbers.seed, step, microbatch, part)
 
-        def loss_of(trained: Any) -> tuple[Array, dict[str, Any]]:
+        def loss_of(trained: Any) -> tuple[Array, list[Any]]:
             network = merge_factors(replace_trained(params, trained, config.optim))
             return sum_losses(model, network, batch, key, terms)
 
         gradients, sums = jax.grad(loss_of, has_aux=True)(select_trained(params, config.optim))
-        tokens: TokenSums = sums["tokens"]
-        return Sums(gradients, tokens.loss_sum, tokens.weight, tokens.correct_sum, sums.get("alignment"))
+        tokens: TokenSums = sums[0]
+        alignment: AlignmentSums | None = sums[1] if config.model.alignment.weight else None
+        return Sums(gradients, tokens.loss_sum, tokens.weight, tokens.correct_sum, alignment)
 
     return gradient_step
 
@@ -289,10 +257,15 @@ def _take_if(finite: Array, apply: Callable[..., Any], *state: Any, platform: st
 
 
 def make_train_step(
-    model: nn.Module, config: Config, parallel: Parallel
+    model: nn.Module, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
 ) -> Callable[[TrainState, Hyperparameters, Any], tuple[TrainState, StepMetrics]]:
-    """Build the pure update from one batch, whose rows the devices of `parallel` share."""
-    gradient_step = parallel.over_rows(make_gradient_step(model, config), batch=3)
+    """Build the pure update from one batch, whose rows the devices of `parallel` share.
+
+    Args:
+      loss_terms: as in `make_gradient_step`.
+    """
+    gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
+    gradient_step = parallel.over_rows(gradient_step, batch=3)
     update = make_update(config, platform=parallel.platform)
 
     def train_step(

@@ -58,23 +58,21 @@ _TABLES = (
 )
 
 
-def quantize_params(params: Any, *, by_matrix: bool = False) -> Any:
+def quantize_params(params: Any) -> Any:
     """Quantise all projections and the output layer of a model's parameters, with one subtree per layer.
 
     Args:
       params: nested dicts of float arrays, numpy's or JAX's; what is quantised becomes numpy's.
-      by_matrix: whether a matrix has one factor, as in training with model.quantization, not one an output.
     """
     leaves = flatten_tree(params)
     quantized = dict(leaves)
     for path, leaf in leaves.items():
         if path.endswith("/kernel"):
             inputs, _ = matrix_axes(path, leaf.shape)
-            axes = range(leaf.ndim if by_matrix else len(inputs))
-            quantized[path], quantized[f"{path}_scale"] = quantize_matrix(leaf, axes)
+            quantized[path], quantized[f"{path}_scale"] = quantize_matrix(leaf, range(len(inputs)))
     table = next(path for path in _TABLES if path in leaves)
     rows = np.asarray(leaves[table]).T if table == "output_kernel" else leaves[table]
-    quantized["output_int8"], quantized["output_scale"] = quantize_matrix(rows, [0, 1] if by_matrix else [1])
+    quantized["output_int8"], quantized["output_scale"] = quantize_matrix(rows, [1])
     return nest_leaves(quantized)
 
 
@@ -103,9 +101,8 @@ def place_models(
     placed = []
     for params, config in models:
         if params is not None:
-            if quantization:
-                params = quantize_params(params, by_matrix=config.quantization is not None)
-            params = place_parameters(cast_kernels(params, config.dtype), spread)
+            kernels = cast_kernels(quantize_params(params) if quantization else params, config.dtype)
+            params = place_parameters(kernels, spread)
         placed.append(params)
     digest = spread.digest((placed[0], tuple(placed[1:]))) if isinstance(spread, SplitParameters) else ""
     return tuple(placed), digest

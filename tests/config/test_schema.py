@@ -240,10 +240,6 @@ def test_an_absent_config_file_is_answered_with_the_near_one(tmp_path):
             {"data.source_language": "", "data.noise.lower_case": 0.1, "data.noise.typos": 0.2},
             ["data.noise.lower_case is 0.1", "data.noise.typos is 0.2", "language model"],
         ),
-        (
-            {"train.rdrop_weight": 5.0, "model.dropout_rate": 0.0},
-            ["train.rdrop_weight is 5.0", "dropout rates are 0", "model.dropout_rate=0.3"],
-        ),
         ({"data.stages": (StageConfig("s", ("a 1",)),)}, ["stage s names a", "toy_de_en"]),
         (of_stages(StageConfig("s", ("toy 1",))), ["names toy, which may be x@a/toy and x@b/toy"]),
         (of_stages(StageConfig("s", ("x@a/toy",))), ["has 'x@a/toy' in its mix", "NAME SHARE"]),
@@ -394,7 +390,6 @@ ZERO = {
     *(f"train.{name}" for name in ("label_smoothing", "loss_chunk_tokens", "patience", "average_last")),
     *(
         *(
-            "train.rdrop_weight",
             "train.peak_flops",
             "parallel.devices",
             "parallel.data",
@@ -406,7 +401,7 @@ ZERO = {
     *(f"search.{side}_length_{kind}" for side in ("min", "max") for kind in ("ratio", "offset")),
 }
 HUGE = {
-    *("data.clean.max_length_ratio", "optim.clip_norm", "train.peak_flops", "train.rdrop_weight"),
+    *("data.clean.max_length_ratio", "optim.clip_norm", "train.peak_flops"),
     *("search.coverage_penalty", "search.diversity_strength", "search.temperature"),
 }
 

@@ -3,7 +3,6 @@
 import re
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 from tiny_experiment import text_data
 
@@ -12,7 +11,6 @@ from flaxformer_mt.config import CleanConfig, Config
 from flaxformer_mt.convert.formats import ImportOverrides, Weights
 from flaxformer_mt.corpus import columns, pair_checks, read_pairs
 from flaxformer_mt.model import feedforward
-from flaxformer_mt.training import update
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -30,15 +28,6 @@ def test_the_activation_is_one_of_jax():
     x = np.linspace(-3, 3, 7)
     mish = eval(line, dict(vars(feedforward)))
     np.testing.assert_allclose(mish(x), x * np.tanh(np.log1p(np.exp(x))), rtol=1e-5)
-
-
-def test_the_loss_term_sums_over_real_tokens():
-    names = run_part("@dataclass(frozen=True)\nclass ActivationPenalty", "LossTerm", update)
-    hidden = jax.random.normal(jax.random.key(0), (2, 3, 5))
-    mask = np.array([[True, True, False], [True, False, False]])
-    sums = names["ActivationPenalty"](weight=0.5)(None, hidden, SimpleNamespace(target_mask=mask))
-    np.testing.assert_allclose(sums.loss_sum, (np.square(hidden).mean(-1) * mask).sum(), rtol=1e-6)
-    assert sums.weight == 3
 
 
 def test_the_cleaning_rule_finds_questions_on_one_side():

@@ -217,9 +217,9 @@ T5 = (
     [
         pytest.param(
             {"decoder_self_attention": "ssru", "dropout_rate": DROPOUT},
-            {"rdrop_weight": 2.0},
+            {},
             *("layers_0/recurrence/forget/kernel", (8, 8)),
-            id="a recurrent decoder, with R-Drop",
+            id="a recurrent decoder",
         ),
         pytest.param(
             *(T5, {}, "relative_positions/embedding", (8, 4)),

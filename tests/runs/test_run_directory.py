@@ -123,7 +123,7 @@ def test_only_what_training_can_go_on_with_may_change(name, tmp_path):
     elif isinstance(old, int | float):
         value = old + 1
     elif old is None:
-        endings = {"rate": 0.25, "norm": True, "quantization": "int8"}
+        endings = {"rate": 0.25, "norm": True}
         value = next((value for ending, value in endings.items() if name.endswith(ending)), 32)
     elif isinstance(old, tuple):
         value = {"data.weights": [1.0], "data.stages": [{"name": "a"}]}.get(name, ["a"])

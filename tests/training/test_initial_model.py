@@ -31,19 +31,19 @@ def tables(run, *names):
 def test_a_run_goes_on_from_another_one_with_frozen_parts(tiny_run, tiny_config, tmp_path, capsys):
     """Checkpoint 0 is the other model; frozen parameters stay, the others change; it resumes as any run.
 
-    It computes with 8 bits, which the other model does not.
+    It has another rate of dropout than the other model.
     """
     run = tmp_path / "fine"
     flags = ["train", f"--run={run}", f"--init={tiny_run}@last", "--config.train.steps=8"]
     flags += ["--config.optim.freeze=encoder,*embedding", "--config.optim.warmup_steps=2"]
-    flags += ["--config.train.evaluate_every=8", "--config.model.quantization=int8"]
+    flags += ["--config.train.evaluate_every=8", "--config.model.dropout_rate=0.2"]
     assert main(flags) == 0
     err = capsys.readouterr().err
     assert f"starting from the imported model (run, {tiny_run}@last)" in err
     assert "are trained; the others are frozen" in err
     config = read_config(run / "config.json")
     assert config.train.steps == 8 and config.data == tiny_config.data  # without --config: those of the run
-    assert config.model == dataclasses.replace(tiny_config.model, quantization="int8")
+    assert config.model == dataclasses.replace(tiny_config.model, dropout_rate=0.2)
     (base,) = tables(tiny_run, "last")
     start, end = tables(run, "0", "8")
     for path, leaf in base.items():

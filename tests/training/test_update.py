@@ -2,7 +2,9 @@
 
 import functools
 import re
+import runpy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +31,14 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import setup
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.update import Sums, add_sums, make_gradient_step, make_train_step, make_update
+from flaxformer_mt.training.update import (
+    LossTerm,
+    Sums,
+    add_sums,
+    make_gradient_step,
+    make_train_step,
+    make_update,
+)
 
 V = 19
 CONFIG = Config(
@@ -147,18 +156,15 @@ def test_a_batch_is_its_microbatches():
 @pytest.mark.parametrize(
     "model", [{}, {"scan_layers": True, "remat": "full", "num_encoder_layers": 2, "num_decoder_layers": 2}]
 )
-def test_r_drop_is_two_passes_and_their_divergence(model):
-    """Equations 2 to 4 of Liang et al. (2021), from the logits of all tokens of both passes."""
-    config = change(
-        CONFIG,
-        model={"dropout_rate": 0.4, **model},
-        train={"rdrop_weight": 3.0, "label_smoothing": 0.1, "loss_chunk_tokens": 8},
-    )
-    state, _, gradient, _ = compiled(config)
-    weights = np.random.default_rng(2).random((4, 6)).astype(np.float32)
-    batch = random_batch([0, 1, 2, 3])._replace(target_weights=weights)
-    sums = gradient(state.params, state.step, batch, 0)
+def test_a_further_term_may_run_a_second_pass(model):
+    """recipes/loss_term.py: equations 2 to 4 of Liang et al. (2021), from the logits of both passes."""
+    recipe = runpy.run_path(str(Path(__file__).resolve().parents[2] / "recipes" / "loss_term.py"))
+    terms = [LossTerm(recipe["sum_r_drop"], weight=0.5)]
+    config = change(CONFIG, model={"dropout_rate": 0.4, **model}, train={"loss_chunk_tokens": 8})
     network = make_model(config.model, source_size=V, target_size=V)
+    state, batch = initial_state(network, config.optim), random_batch([0, 1, 2, 3])
+    step = jax.jit(make_gradient_step(network, config, loss_terms=terms))
+    sums = step(state.params, numbers_of(config), state.step, batch)
     key = make_dropout_key(numbers_of(config).seed, state.step)
 
     @jax.jit
@@ -169,12 +175,12 @@ def test_r_drop_is_two_passes_and_their_divergence(model):
         logs = [
             jax.nn.log_softmax(x) for x in nn.apply(twice, network)({"params": params}, rngs={"dropout": key})
         ]
-        hot = 0.9 * jax.nn.one_hot(batch.target_out, V) + 0.1 / V
-        entropies = [-(hot * log).sum(-1) for log in logs]
+        hot = jax.nn.one_hot(batch.target_out, V)
+        targets = 0.9 * hot + 0.1 / V, hot
+        entropies = [-(target * log).sum(-1) for target, log in zip(targets, logs, strict=True)]
         divergences = [(jnp.exp(p) * (p - q)).sum(-1) for p, q in (logs, logs[::-1])]
-        mass = batch.target_mask * weights
-        first, second, forth, back = ((x * mass).sum() for x in (*entropies, *divergences))
-        return (first + second + 3.0 * (forth + back) / 2) / 2, (first, forth)
+        first, second, forth, back = ((x * batch.target_mask).sum() for x in (*entropies, *divergences))
+        return first + 0.5 * (second + 5.0 * (forth + back) / 2), (first, forth)
 
     expected, (first, forth) = jax.grad(losses, has_aux=True)(state.params)
     assert forth > 0.1

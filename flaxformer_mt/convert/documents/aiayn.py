@@ -82,7 +82,7 @@ _SCALES = {"emb": (True, False), "prj": (False, True), "none": (False, False)}
 # Fields that a checkpoint says nothing about.
 _OF_TRAINING = (
     *("ffn_layer", "embedding_dropout_rate", "attention_dropout_rate", "ffn_dropout_rate", "initializer"),
-    *("attention", "dtype", "quantization", "remat", "scan_layers", "alignment"),
+    *("attention", "dtype", "remat", "scan_layers", "alignment"),
 )
 _SAME = (
     *("src_pad_idx", "trg_pad_idx", "d_word_vec", "d_model", "n_layers", "n_head", "d_k", "d_v"),
