@@ -187,11 +187,6 @@ _RULES: Rules = {
     "model; leave out data.teacher_scores": lambda c: (
         any(c.data.teacher_scores) and not c.data.source_language
     ),
-    "{data.target_context is}, which gives targets more tokens than data.teacher_scores has scores of; leave "
-    "one of them out": lambda c: c.data.target_context and any(c.data.teacher_scores),
-    "{data.target_context is}, but {data.context is}; set data.context=1, or leave it out": (
-        lambda c: c.data.target_context and not c.data.context
-    ),
     "{data.context is}, but a language model has no sources to read lines before (data.source_language is "
     "empty); set it to 0": lambda c: c.data.context and not c.data.source_language,
     "{data.context is}, but {data.valid_pairs} and {data.test_pairs} hold out single lines of documents that "
