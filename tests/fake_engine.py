@@ -1,6 +1,5 @@
 """An engine without a model: what stands before and behind one is tested with it."""
 
-import collections
 from types import SimpleNamespace
 
 from flaxformer_mt.vocab import Vocab
@@ -15,7 +14,7 @@ class FakeEngine:
 
     def __init__(self, translate, *, description=None):
         self._translate, self._description = translate, description or {}
-        self._waiting, self.windows, self.guarded = [], [], collections.Counter()
+        self._waiting, self.windows, self.num_recased = [], [], 0
 
     def read(self, requests):
         return list(requests)

@@ -128,7 +128,7 @@ def _translate_options(options: CorpusOptions, *, n_best: int | None = None) -> 
         if find_declaration(type(options), name) is find_declaration(TranslateOptions, name)
     }
     values |= {name: getattr(options, name) for name in ("input", "window", "resume", "overwrite")}
-    values |= {"capitals": "never", "repetitions": "keep"}
+    values["capitals"] = "never"
     return TranslateOptions(**values, output=str(options.output / TRANSLATIONS), n_best=n_best)
 
 

@@ -117,18 +117,15 @@ class ScorerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuardOptions:
-    """What becomes of text that models translate badly."""
+class LetterCaseOptions:
+    """What becomes of text in letter cases that models translate badly."""
 
-    # ---- guards ----
+    # ---- letter case ----
 
     # Sentences in capitals, in title case or of a single word. always: they are translated in sentence case,
     # and their translations get the capitals or title case back. auto: the same for the kinds that fewer than
     # 0.5% of the training lines had, if this is known. never: they are translated as they are.
     capitals: Literal["auto", "always", "never"] = "auto"
-    # Translations that repeat a sequence of tokens, unlike their source. search_again: they are searched
-    # again without repetitions, and the better translation is taken. keep: they stay as they are.
-    repetitions: Literal["search_again", "keep"] = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +337,7 @@ class TranslateOptions(
     EncodingOptions,
     LanguageOptions,
     GlossaryOptions,
-    GuardOptions,
+    LetterCaseOptions,
     _LongLinesOptions,
 ):
     """Translates text line by line, and writes one line for each input line in the same order."""
@@ -610,7 +607,7 @@ class ImportOptions:
 
 
 @dataclass(frozen=True)
-class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, GuardOptions):
+class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, LetterCaseOptions):
     """Serves models over HTTP, with LibreTranslate's interface and a page to try them."""
 
     # Run directory of a trained model, or with --backend=ctranslate2 folder of an exported model. For several

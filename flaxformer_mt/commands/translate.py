@@ -3,12 +3,10 @@
 Contains the options that must be equal to resume an output file.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
@@ -27,12 +25,12 @@ from flaxformer_mt.commands.options import (
     read_glossary,
     read_languages,
 )
-from flaxformer_mt.config import DataConfig, SearchConfig
+from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
-from flaxformer_mt.config.schema import MOST_LINES, MbrConfig
+from flaxformer_mt.config.schema import MbrConfig
 from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.scoring.metrics import define_scorers
@@ -45,7 +43,7 @@ from flaxformer_mt.text_io.lines import (
     open_output,
     take_windows,
 )
-from flaxformer_mt.text_io.resumable_output import START_OVER, ResumableOutput, open_resumable
+from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
 from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
@@ -111,13 +109,13 @@ class PlainOutput:
     """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
 
     def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
-        self._write, self.done, self.texts = write, done, list[str]()
+        self._write, self.done = write, done
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
         """Return the lines after those that are done."""
         return itertools.islice(lines, self.done, None)
 
-    def write(self, lines: Iterable[str], text: str | None = None) -> None:
+    def write(self, lines: Iterable[str]) -> None:
         """Write lines, one after the other."""
         for line in lines:
             self._write(line)
@@ -136,7 +134,7 @@ def open_one_output(
     with contextlib.ExitStack() as files:
         if not is_first():
             output = PlainOutput(lambda line: None)
-            output.done, output.texts = json.loads(exchange(b"")[0])
+            output.done = int(exchange(b"")[0])
         elif options.output == STANDARD or is_device(options.output):
             output = PlainOutput(files.enter_context(open_output(options.output)))
         else:
@@ -145,7 +143,7 @@ def open_one_output(
             resumable = open_resumable(options.output, origin=origin(), step=window, **resumed)
             output = files.enter_context(resumable)
         if is_first():
-            exchange(json.dumps([output.done, list(output.texts)]).encode())
+            exchange(str(output.done).encode())
         try:
             yield output
         except BaseException:
@@ -156,15 +154,14 @@ def open_one_output(
 
 
 class TranslatedBlock(NamedTuple):
-    """The output lines of each line of a block, the number of target tokens in all of them, and the texts.
+    """The output lines of each line of a block, and the number of target tokens in all of them.
 
-    Also how often each guard has changed a sentence since the block before.
+    Also the number of sentences whose letter case was changed.
     """
 
     outputs: list[list[str]]
     tokens: int
-    texts: list[str]
-    guarded: dict[str, int]
+    num_recased: int
 
 
 def name_block(block: "list[Request]") -> str:
@@ -177,8 +174,6 @@ class BlockTranslator:
 
     # Whether the next block is read while one is translated.
     ahead = False
-    # Translations of the lines before the first block.
-    before: Iterable[str] = ()
 
     def __init__(
         self,
@@ -206,18 +201,17 @@ class BlockTranslator:
         from flaxformer_mt.translation.result import drop_repeated
 
         windows, kept = itertools.tee(blocks)
-        how: dict[str, Any] = {"ahead": self.ahead, "warn": self._warn, "before": self.before}
-        translated = run_windows(self.engine, windows, **how)
-        pieces = self.engine.vocabs.target.pieces
+        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
+        pieces, num_recased = self.engine.vocabs.target.pieces, self.engine.num_recased
         for found, block in zip(translated, kept, strict=False):
             found = list(map(drop_repeated, found)) if self._unique else found
             outputs = [
                 self._form.lines(request.seed - 1, request.text, translation, pieces)
                 for request, translation in zip(block, found, strict=True)
             ]
-            texts, guarded = [one.text for one in found], dict(self.engine.guarded)
-            self.engine.guarded.clear()
-            yield TranslatedBlock(outputs, sum(len(one.tokens) for one in found), texts, guarded)
+            before, num_recased = num_recased, self.engine.num_recased
+            tokens = sum(len(one.tokens) for one in found)
+            yield TranslatedBlock(outputs, tokens, num_recased - before)
 
 
 def _make_jax_engine(
@@ -372,14 +366,16 @@ def write_translations(
 ) -> None:
     """Translate --input by blocks of lines, and write the output of each in order."""
     from flaxformer_mt.atomic_folder import digest
-    from flaxformer_mt.corpus.documents import Documents
+    from flaxformer_mt.corpus.documents import Documents, check_context
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.requests import make_requests
     from flaxformer_mt.workers.worker_pool import InProcess, open_pool
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
     paths["document_ids"] = options.document_ids
-    data = _check_documents(options) if options.documents else DataConfig()
+    data = read_config(options.run / "config.json").data if options.documents else None
+    if data is not None:
+        check_context(data, "--documents")
     with contextlib.ExitStack() as files:
         texts = {
             name: files.enter_context(open_lines(path, invalid_utf8=options.invalid_utf8))
@@ -388,7 +384,7 @@ def write_translations(
         }
         _check_lengths(options)
         ids, documents = texts.pop("document_ids", None), None
-        if options.documents:
+        if data is not None:
             documents = Documents(texts["input"].lines, data.context, ids and ids.lines)
             texts["input"] = texts["input"]._replace(lines=iter(documents))
         worker_pool = files.enter_context(open_pool(make, workers=options.workers, ray=options.ray))
@@ -401,8 +397,6 @@ def write_translations(
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
             is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
-        if data.target_context and len(output.texts) < min(output.done, MOST_LINES):
-            raise UserError(f"the record of {options.output} lacks translations of lines; {START_OVER}")
         lines = {name: output.read(name, text.lines) for name, text in texts.items()}
         required = (line.split("\t") for line in lines["required"]) if "required" in lines else None
         constraints = {
@@ -414,7 +408,6 @@ def write_translations(
             constraints,
             first_line=output.done + 1,
             documents=documents,
-            translated=() if data.target_context else None,
             **fields,
         )
         blocks = take_windows(requests, window, is_ready)
@@ -423,30 +416,15 @@ def write_translations(
         if isinstance(worker_pool, InProcess):
             worker_pool.work.engine.on_progress = progress.add  # line by line
             worker_pool.work.ahead = all(text.is_ready is None for text in texts.values())  # files
-            worker_pool.work.before = output.texts
-        guarded: collections.Counter[str] = collections.Counter()
+        num_recased = 0
         for block in worker_pool.map(blocks, name=name_block):
-            guarded.update(block.guarded)
-            for lines_of_one, text in zip(block.outputs, block.texts, strict=True):
-                output.write(lines_of_one, text if data.target_context else None)
+            num_recased += block.num_recased
+            for lines_of_one in block.outputs:
+                output.write(lines_of_one)
             if not isinstance(worker_pool, InProcess):
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
-    for guard, count in (+guarded).items():
-        print(f"sentences that --{guard} has changed: {count:,}", file=sys.stderr)
-
-
-def _check_documents(options: TranslateOptions) -> DataConfig:
-    """Return the data section of the run's config. Raises UserError if it has no use for documents."""
-    from flaxformer_mt.corpus.documents import check_context
-
-    data = read_config(options.run / "config.json").data
-    check_context(data, "--documents")
-    if data.target_context and (options.workers or options.ray):
-        raise UserError(
-            "--workers and --ray translate blocks of lines at the same time, but this model reads the "
-            "translations of lines before (data.target_context); leave them out"
-        )
-    return data
+    if num_recased:
+        print(f"sentences that --capitals has changed: {num_recased:,}", file=sys.stderr)
 
 
 def score_file(options: ScoreOptions) -> None:

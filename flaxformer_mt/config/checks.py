@@ -185,9 +185,6 @@ _RULES: Rules = {
     "{data.batch_pairs is}; it must be a multiple of {data.row_multiple}": (
         lambda c: c.data.batch_pairs % c.data.row_multiple
     ),
-    "{data.target_context is}, but {data.context is}; set data.context=1, or leave it out": (
-        lambda c: c.data.target_context and not c.data.context
-    ),
     "{data.context is}, but a language model has no sources to read lines before (data.source_language is "
     "empty); set it to 0": lambda c: c.data.context and not c.data.source_language,
     "{data.context is}, but {data.valid_pairs} and {data.test_pairs} hold out single lines of documents that "

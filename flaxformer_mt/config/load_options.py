@@ -38,9 +38,6 @@ class LoadOptions:
     # and their translations get the capitals or title case back. auto: the same for the kinds that fewer than
     # 0.5% of the training lines had, if this is known. never: they are translated as they are.
     capitals: Literal["auto", "always", "never"] = "never"
-    # Translations that repeat a sequence of tokens, unlike their source. search_again: they are searched
-    # again without repetitions, and the better translation is taken. keep: they stay as they are.
-    repetitions: Literal["search_again", "keep"] = "keep"
     # Whether to use all devices, each for a part of each batch. If the model is too large for one device, all
     # devices share each sentence. On a CPU, up to four cores become devices, unless this process has already
     # used JAX or the environment sets the number of devices.

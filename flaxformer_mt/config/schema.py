@@ -29,8 +29,6 @@ from flaxformer_mt.config.tag_styles import TagStyle
 # What other toolkits call options that both the config and commands have.
 BATCH_NAMES = "max_tokens batch_size mini_batch_words per_device_train_batch_size mini_batch"
 DTYPE_NAMES = KnownAs("fp16 bf16 compute_dtype amp", "which has bfloat16 and float32")
-# The largest data.context.
-MOST_LINES = 100
 # What changes in a run that computes in another way.
 _ROUNDING = "further updates are the same up to rounding"
 # Kinds of noise that need sources.
@@ -203,10 +201,7 @@ class DataConfig:
     # Maximum number of lines of the same document that are read before each source, as far as they fit into
     # max_source_length; the piece <sep> follows each of them. Documents end at blank lines, at the ends of
     # files, and where the id in the file SPLIT.documents (such as train.documents) changes. 0: none.
-    context: Annotated[int, between(0, MOST_LINES)] = 0
-    # Whether the targets of the lines of context are read before the target, too. In translation, the model
-    # reads the translations that it has made of these lines.
-    target_context: bool = False
+    context: Annotated[int, between(0, 100)] = 0
     # Folder of prepared data. Empty: $FLAXFORMER_MT_CACHE or ~/.cache/flaxformer_mt.
     cache_dir: Annotated[str, MayChange()] = ""
     # Folder of TFDS data sets. Empty: $TFDS_DATA_DIR if set, else ~/tensorflow_datasets.

@@ -91,7 +91,7 @@ class Column(abc.ABC):
     @staticmethod
     def make_tokenizer(vocabs: Vocabs) -> Any:
         """In a worker: a function that makes numbers, and how many each pair has, of texts, token ids, values
-        and numbers of tokens that come before the ids [N, 2].
+        and numbers of tokens that come before the ids of the sources [N].
         """
         return None
 
@@ -211,7 +211,7 @@ class PieceLinker:
         counts = np.fromiter(map(len, alignments), np.int64, len(alignments))
         owners = np.repeat(np.arange(len(alignments)), counts)
         points, owners = link_pieces(np.concatenate(alignments), owners, sides)
-        points = points + before[owners]
+        points[:, 0] += before[owners]
         # Pairs of more pieces are far above any maximum length of training.
         fits = (points < 1 << 16).all(axis=1)
         points, owners = points[fits], owners[fits]

@@ -17,34 +17,27 @@ SEPARATOR = "<sep>"
 
 
 class Context(NamedTuple):
-    """How many lines are read before a line, and whether the targets of these are read before its target.
-
-    longest: maximum number of tokens of a source and of a target, with the lines before it and eos.
-    """
+    """How many lines are read before a source, and its maximum number of tokens, with these lines and eos."""
 
     lines: int
-    target: bool
-    longest: tuple[int, int]
+    longest: int
 
     @classmethod
     def of(cls, data: DataConfig) -> "Context | None":
-        if not data.context:
-            return None
-        return cls(data.context, data.target_context, (data.max_source_length, data.max_target_length))
+        return cls(data.context, data.max_source_length) if data.context else None
 
-    def fit(self, own: Sequence[int], before: Sequence[Sequence[np.ndarray]]) -> int:
-        """Return how many of the lines before a line fit, the nearest first, on all sides that have them.
+    def choose(self, own: int, before: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Return those of the lines before a line that are read: the nearest, as many as fit.
 
         Args:
-          own: number of tokens of the line, on each side.
-          before: the ids of the lines before it on each side, the nearest last, as of `tokenize_before`.
+          own: number of tokens of the line.
+          before: the ids of the lines before it, the nearest last, as of `tokenize_before`.
         """
-        room = [most - length for most, length in zip(self.longest, own, strict=False)]
-        for number, lengths in enumerate(zip(*(map(len, side[::-1]) for side in before), strict=True)):
-            room = [left - length for left, length in zip(room, lengths, strict=False)]
-            if min(room) < 0:
-                return number
-        return len(before[0])
+        first, room = len(before), self.longest - own
+        while first > max(0, len(before) - self.lines) and len(before[first - 1]) <= room:
+            first -= 1
+            room -= len(before[first])
+        return before[first:]
 
 
 def tokenize_before(vocab: Any, texts: Sequence[str], **how: Any) -> list[np.ndarray]:

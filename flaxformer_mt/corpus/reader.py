@@ -199,7 +199,10 @@ def read_pairs(
             keys.append(cleaned.sentences)
         reports.append(report | {"name": member.name})
         if context is not None and raw.documents is not None:
-            identities.append(["documents", *context, hashlib.blake2b(raw.documents.tobytes()).hexdigest()])
+            lengths = (config.max_source_length, config.max_target_length)
+            numbers = hashlib.blake2b(raw.documents.tobytes()).hexdigest()
+            # False, and the length of targets: so that stores of earlier versions are found again.
+            identities.append(["documents", context.lines, False, lengths, numbers])
             reports[-1]["documents"] = len(np.unique(raw.documents))
         set_name = member.dataset.partition("@")[0]
         # Sets without tags have the identity that they had before there were any.

@@ -93,9 +93,8 @@ def prepare(
         check_language_tags(vocabs.source, train_pairs.tags)
         check_language_tags(vocabs.target, filter(None, train_pairs.target_tags))
         check_tags(vocabs.source, train_pairs.report["parts"])
-        if context := train_pairs.context:
-            for vocab in (vocabs.source, vocabs.target)[: 1 + context.target]:
-                find_separator(vocab)
+        if train_pairs.context:
+            find_separator(vocabs.source)
     noises = [config.data.noise, *(stage.noise for stage in read_stages(config.data))]
     if any(noise.moves for noise in noises) and (train_pairs.tags or any(train_pairs.target_tags)):
         raise UserError(

@@ -42,7 +42,7 @@ class Drawing(NamedTuple):
 class TextChunk(NamedTuple):
     """Consecutive pairs: texts, the part of each pair, and what the columns with a tokenizer give it.
 
-    before: the pairs that are read before each one, the nearest last.
+    before: the pairs whose sources are read before that of each pair, the nearest last.
     """
 
     number: int
@@ -110,34 +110,31 @@ class TokenizeChunks:
         if self.has_source:
             ids[0] = self._tokenize(self.vocabs.source, sources, fold(seed, block.number, 0))
         ids[1] = self._tokenize(self.vocabs.target, targets, fold(seed, block.number, 1))
-        before = self._find_before(block, ids)
-        sizes = np.array([[len(one) for one in side] for side in before]).T  # [N, 2]
+        before = self._find_before(block, ids[0])
+        sizes = np.fromiter(map(len, before), np.int64, len(before))
         chunk = {"source": (_NOTHING, np.zeros(len(targets), np.int64))}
         for name, tokenize in self._tokenizers.items():
             chunk[name] = tokenize((sources, targets), ids, block.columns[name], sizes)
-        for name, tokens, earlier in zip(("source", "target"), ids, before, strict=True):
+        if self.context:
+            ids[0] = list(map(np.concatenate, zip(before, ids[0], strict=True)))
+        for name, tokens in zip(("source", "target"), ids, strict=True):
             if tokens:
-                if self.context:
-                    tokens = list(map(np.concatenate, zip(earlier, tokens, strict=True)))
                 chunk[name] = np.concatenate(tokens), np.fromiter(map(len, tokens), np.int64, len(tokens))
         return {name: (chunk[name][0].astype(dtype), chunk[name][1]) for name, dtype in self.dtypes.items()}
 
-    def _find_before(self, block: TextChunk, ids: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        """What is read before the ids of both sides of each pair: lines of its document, without noise."""
-        before = [[_NOTHING] * len(block.parts) for _ in range(2)]
+    def _find_before(self, block: TextChunk, sources: list[np.ndarray]) -> list[np.ndarray]:
+        """What is read before the ids of each source: lines of its document, without noise."""
         if self.context is None:
-            return before
-        lines, (sampling, seed, _) = list(dict.fromkeys(itertools.chain(*block.before))), self.drawing
-        tokenized = []
-        for side, vocab in enumerate((self.vocabs.source, self.vocabs.target)[: 1 + self.context.target]):
-            how = {"sampling": sampling, "seed": fold(seed, block.number, 3 + side), "threads": self.threads}
-            found = tokenize_before(vocab, [pair[side] for pair in lines], **how)
-            tokenized.append(dict(zip(lines, found, strict=True)))
-        for row, pairs in enumerate(block.before):
-            sides = [[own[pair] for pair in pairs] for own in tokenized]
-            fitting = self.context.fit([len(own[row]) for own in ids], sides)
-            for side, nearest in enumerate(sides):
-                before[side][row] = np.concatenate([_NOTHING, *nearest[len(nearest) - fitting :]])
+            return [_NOTHING] * len(block.parts)
+        sampling, seed, _ = self.drawing
+        pairs = list(dict.fromkeys(itertools.chain(*block.before)))  # each with a segmentation of its own
+        how = {"sampling": sampling, "seed": fold(seed, block.number, 3), "threads": self.threads}
+        tokenized = tokenize_before(self.vocabs.source, [pair.source for pair in pairs], **how)
+        ids = dict(zip(pairs, tokenized, strict=True))
+        before = []
+        for own, earlier in zip(sources, block.before, strict=True):
+            chosen = self.context.choose(len(own), [ids[pair] for pair in earlier])
+            before.append(np.concatenate([_NOTHING, *chosen]))
         return before
 
     def _tokenize(self, vocab: Vocab, texts: list[str], seed: int) -> list[np.ndarray]:

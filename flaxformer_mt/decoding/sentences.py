@@ -66,8 +66,7 @@ class Sentence:
     source: token ids, the last one is eos. prefix: of the translation, without eos. required: phrases of the
     translation, without eos. least: the minimum number of tokens of the translation, with eos; the search
     options may require more. prefix_ends_word: whether the token after the prefix begins a word or ends the
-    translation. no_repeat: whether the translation repeats no sequence of NO_REPEAT tokens. stream:
-    distinguishes the random numbers of equal sources, such as the number of the line.
+    translation. stream: distinguishes the random numbers of equal sources, such as the number of the line.
     """
 
     source: np.ndarray
@@ -75,7 +74,6 @@ class Sentence:
     required: tuple[tuple[int, ...], ...] = ()
     least: int = 1
     prefix_ends_word: bool = False
-    no_repeat: bool = False
     stream: tuple[int, ...] = ()
 
     @functools.cached_property
@@ -88,14 +86,13 @@ class Form(NamedTuple):
     """What the programs for some sentences have inputs for: the sizes of their constraints; 0: none.
 
     prefix: number of tokens. phrases, phrase: number of required phrases, and of tokens of each. minimum:
-    whether translations have a minimum length. no_repeat: whether some repeat nothing.
+    whether translations have a minimum length.
     """
 
     prefix: int = 0
     phrases: int = 0
     phrase: int = 0
     minimum: bool = False
-    no_repeat: bool = False
 
 
 class SentenceArrays:
@@ -128,7 +125,7 @@ class SentenceArrays:
             prefix = min(round_up_coarsely(prefix), (self._lengths.longest_target or prefix * 2) - 1)
         most = max((len(one.required) for one in sentences), default=0)
         minimum = any(max(one.least, self._min_length(len(one.source))) > 1 for one in sentences)
-        form = Form(prefix, minimum=minimum, no_repeat=any(one.no_repeat for one in sentences))
+        form = Form(prefix, minimum=minimum)
         if not most:
             return form
         longest = max(len(phrase) for one in sentences for phrase in one.required)
@@ -175,8 +172,6 @@ class SentenceArrays:
         if form.minimum:
             least = fill(max(one.least, self._min_length(len(one.source))) for one in every)
             lines = lines._replace(min_lengths=least)
-        if form.no_repeat:
-            lines = lines._replace(no_repeat=fill((one.no_repeat for one in every), dtype=np.bool_))
         if form.prefix:
             prefixes = ([*one.prefix, *[WORD_START] * one.prefix_ends_word][: form.prefix] for one in every)
             lines = lines._replace(prefixes=fill(prefixes, form.prefix, blank=NO_TOKEN))

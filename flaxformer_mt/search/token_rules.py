@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from flaxformer_mt.search.types import NO_REPEAT, NO_TOKEN, WORD_START, Lines, State, Task
+from flaxformer_mt.search.types import NO_TOKEN, WORD_START, Lines, State, Task
 from flaxformer_mt.shapes import Array
 
 
@@ -25,11 +25,8 @@ def allowed_tokens(task: Task, state: State, size: int) -> Array | None:
         masks.append(long_enough[:, None, None] | ~eos)
     if state.met is not None:
         masks.append(jnp.all(state.met, axis=-1)[:, :, None] | ~eos)
-    if n := find_unrepeated(task, lines):
-        repeating = repeating_tokens(state.in_order(state.tokens), state.prefix_lengths, n=n, size=size)
-        if not task.options.no_repeat_ngram and lines.no_repeat is not None:
-            repeating &= lines.no_repeat[:, None, None]
-        masks.append(~repeating)
+    if n := find_unrepeated(task):
+        masks.append(~repeating_tokens(state.in_order(state.tokens), state.prefix_lengths, n=n, size=size))
     allowed: Array | None = None
     for mask in masks:
         allowed = mask if allowed is None else allowed & mask
@@ -59,12 +56,12 @@ def barred_or_allowed(task: Task, state: State, size: int) -> tuple[tuple[int, A
 def needs_mask(task: Task, state: State) -> bool:
     """Return whether a line has a constraint that needs a mask of the whole vocabulary."""
     lines = state.lines
-    return lines.prefixes is not None or state.met is not None or find_unrepeated(task, lines) > 0
+    return lines.prefixes is not None or state.met is not None or find_unrepeated(task) > 0
 
 
-def find_unrepeated(task: Task, lines: Lines) -> int:
-    """Return the length of the sequences that some lines do not repeat; 0: all may be repeated."""
-    n = task.options.no_repeat_ngram or (0 if lines.no_repeat is None else NO_REPEAT)
+def find_unrepeated(task: Task) -> int:
+    """Return the length of the sequences that no hypothesis repeats; 0: all may be repeated."""
+    n = task.options.no_repeat_ngram
     return n if n <= task.max_length else 0
 
 

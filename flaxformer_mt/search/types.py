@@ -23,9 +23,6 @@ AttentionOf = Callable[[Cache], Array]
 # Padding of the shorter rows of `Lines.prefixes` and `Lines.required`.
 NO_TOKEN = -1
 
-# Length of the sequences that lines of `Lines.no_repeat` do not repeat.
-NO_REPEAT = 3
-
 # In `Lines.prefixes`, after a prefix: the next token begins a word or is eos.
 WORD_START = -2
 
@@ -84,8 +81,6 @@ class Lines(NamedTuple):
     prefixes: Int[Array, "B P"] | None = None
     # Token sequences that every hypothesis must contain (beam search only).
     required: Int[Array, "B C R"] | None = None
-    # Which lines repeat no sequence of NO_REPEAT tokens, whatever the options allow.
-    no_repeat: Bool[Array, "B"] | None = None
     # Seed of each line's random numbers (for sampling, which requires it).
     seeds: UInt[Array, "B"] | None = None
     # Which source positions are tokens (coverage penalty only).

@@ -14,18 +14,16 @@ lines as an uninterrupted one, with the same floating-point rounding and the sam
 FILE.partial locks it; the lock ends with the process, however it ends.
 """
 
-import collections
 import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, get_origin, get_type_hints
 
 from flaxformer_mt.config.files import read_json_object
-from flaxformer_mt.config.schema import MOST_LINES
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import check_output, open_locked, partial_of
 
@@ -48,8 +46,6 @@ class Record:
     digest: str
     # SHA-256 of the finished lines of each input, by its name.
     inputs: dict[str, str]
-    # The last texts of the finished lines, if the next ones depend on them.
-    texts: list[str] = field(default_factory=list)
 
     def check_origin(self, origin: Mapping[str, Any], step: int, output: Path) -> None:
         """Raise UserError if a command with this origin and step would write another output."""
@@ -71,8 +67,7 @@ def write_record(record: Record, file: Path) -> None:
     """Replace the file by this record, on the disk, completely or not at all."""
     new = file.with_name(file.name + ".new")
     with new.open("w", encoding="utf-8") as stream:
-        values = {name: value for name, value in vars(record).items() if name != "texts" or value}
-        stream.write(json.dumps(values) + "\n")
+        stream.write(json.dumps(vars(record)) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(new, file)
@@ -86,7 +81,7 @@ def write_record(record: Record, file: Path) -> None:
 def read_record(file: Path) -> Record:
     """Read what `write_record` wrote. Raises ValueError, whose message says what is wrong with the file."""
     try:
-        found = {"texts": []} | read_json_object(file)
+        found = read_json_object(file)
     except OSError as error:
         raise ValueError(f"{error.strerror}") from error
     hints = get_type_hints(Record)
@@ -97,8 +92,6 @@ def read_record(file: Path) -> Record:
         if not isinstance(value, kind) or isinstance(value, bool) or is_negative:
             raise ValueError(f"its {name} is {value!r}")
     inputs = found["inputs"].items()
-    if any(not isinstance(text, str) for text in found["texts"]):
-        raise ValueError("its texts are no texts")
     if wrong := [name for name, digest in inputs if not isinstance(digest, str)]:
         raise ValueError(f"its inputs.{wrong[0]} is {found['inputs'][wrong[0]]!r}")
     return Record(**{name: found[name] for name in hints})
@@ -148,8 +141,6 @@ class ResumableOutput:
             self._stream.close()
             raise
         self.done: int = record.lines if record else 0
-        # The last texts that were written, if `write` gets them.
-        self.texts = collections.deque(record.texts if record else (), maxlen=MOST_LINES)
         self._digests: dict[str, str] = record.inputs if record else {}
         self._readers: dict[str, _Reader] = {}
         self._written = self.done
@@ -181,9 +172,8 @@ class ResumableOutput:
             )
         return reader
 
-    def write(self, lines: Iterable[str], text: str | None = None) -> None:
-        """Write the output lines of the next input line; `text` is kept for those that depend on it."""
-        self.texts.extend(() if text is None else [text])
+    def write(self, lines: Iterable[str]) -> None:
+        """Write the output lines of the next input line."""
         for line in lines:
             encoded = line.encode("utf-8", errors="replace") + b"\n"
             self._stream.write(encoded)
@@ -212,8 +202,7 @@ class ResumableOutput:
         lines = self._written
         inputs = {name: reader.digest(lines) for name, reader in self._readers.items()}
         num_bytes, digest = self._stream.tell() if lines else 0, self._hash.hexdigest()
-        texts = list(self.texts)
-        write_record(Record(self._origin, self._step, lines, num_bytes, digest, inputs, texts), file)
+        write_record(Record(self._origin, self._step, lines, num_bytes, digest, inputs), file)
 
     def _find_record(self) -> Record:
         """Return the record of the existing output, to which the output itself has been compared."""

@@ -64,17 +64,16 @@ def annotate(
     """Return the translations and their alternatives with the additional output that is asked for."""
     hypotheses = [(part, one) for part, best in zip(parts, translations, strict=True) for one in best.n_best]
     readings = scorer.read_all(
-        [Pair(part.ids, (*part.translated, *one.tokens)) for part, one in hypotheses],
+        [Pair(part.ids, one.tokens) for part, one in hypotheses],
         params=params,
         watched=choose_watched(annotations, scorer.models),
     )
     annotated = []
     for (part, one), reading in zip(hypotheses, readings, strict=True):
-        first = len(part.translated)
         if annotations.token_log_probs:
-            one = dataclasses.replace(one, token_log_probs=tuple(reading.log_probs[first:].tolist()))
+            one = dataclasses.replace(one, token_log_probs=tuple(reading.log_probs.tolist()))
         if annotations.watched_any:
-            one = add_attention(part, one, reading.attention[0][first:], annotations, scorer.vocabs)
+            one = add_attention(part, one, reading.attention[0], annotations, scorer.vocabs)
         annotated.append(one)
     remaining = iter(annotated)
     return [rank([next(remaining) for _ in translation.n_best]) for translation in translations]

@@ -34,16 +34,9 @@ from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
 from flaxformer_mt.translation.constraints import check_constraints, make_sentences, require
-from flaxformer_mt.translation.guards import (
-    NO_GUARDS,
-    Guards,
-    LetterCase,
-    count_repeated,
-    put_back,
-    repeats_itself,
-)
 from flaxformer_mt.translation.inline_markup import MarkedLine, put_back_all, take_out
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
+from flaxformer_mt.translation.letter_case import LetterCase, put_back
 from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, rank_candidates
 from flaxformer_mt.translation.requests import Answer, Request
 from flaxformer_mt.translation.result import (
@@ -117,7 +110,7 @@ class LineEngine(ABC):
         sentences: bool,
         arriving: bool,
         together: bool = False,
-        guards: Guards = NO_GUARDS,
+        changed_cases: frozenset[str] = frozenset(),
     ) -> None:
         """Start without requests.
 
@@ -125,13 +118,13 @@ class LineEngine(ABC):
           searches: a `Scheduler`, or what has its methods.
           sentences: whether each sentence of a line is translated apart.
           arriving: whether requests arrive while other requests are translated; steps are then short.
-          guards: see `guards.py`; sentences that were guarded are counted in `guarded`.
+          changed_cases: letter cases that are changed, see `letter_case.py`.
           together: whether all processes search all sentences, with parameters that are split over them.
         """
         self.config, self.vocabs, self.arriving = config, vocabs, arriving
         self._searches, self._long_lines, self.apart = searches, long_lines, sentences
-        self._guards = guards._replace(repetitions=guards.repetitions and not config.search.no_repeat_ngram)
-        self.guarded: collections.Counter[str] = collections.Counter()
+        # Letter cases that are changed, and the number of sentences that were.
+        self._changed_cases, self.num_recased = changed_cases, 0
         self._tags: dict[tuple[str | None, str | None], LineTags] = {}
         self._lines: dict[Hashable, Line] = {}
         self._finished: collections.deque[tuple[Line, Exception | None]] = collections.deque()
@@ -219,7 +212,7 @@ class LineEngine(ABC):
             starts=[None if one.annotations.markup else one.sentence_starts for one in requests],
             language=tags.source_language,
             tags=tags.find(texts, first_line=first),
-            letter_case=LetterCase(self._guards.cases, self.vocabs.source, tags.source_language),
+            letter_case=LetterCase(self._changed_cases, self.vocabs.source, tags.source_language),
             # Their translations have text as it is given.
             unchanged=[
                 number for number, one in enumerate(requests) if one.prefix or one.required or one.glossary
@@ -240,21 +233,17 @@ class LineEngine(ABC):
             return parts
         read = (lambda text: take_out(text).text) if request.annotations.markup else str
         texts, own = [read(line)[len(find_language_tags(line)) :] for line in request.context], list[str]()
-        if self.apart and not context.target:
+        if self.apart:
             texts = [one for text in texts for one in split_sentences(text, language=tags.source_language)]
             own = [part.content for part in parts[:-1]]
-        sides = [tokenize_before(self.vocabs.source, [text.strip() for text in [*texts, *own]])]
-        if context.target:
-            sides.append(tokenize_before(self.vocabs.target, [*map(read, request.translated or ())]))
+        before = tokenize_before(self.vocabs.source, [text.strip() for text in [*texts, *own]])
         added = []
         for number, part in enumerate(parts):
             last = len(texts) + (number if own else 0)
-            nearest = [side[max(0, last - context.lines) : last] for side in sides]
-            # A translation is taken to be as long as its source.
-            fitting = context.fit([len(part.ids)] * len(sides), nearest)
-            source, *target = (tuple(itertools.chain(*side[len(side) - fitting :])) for side in nearest)
-            ids, size = np.array([*source, *part.ids], np.int32), part.added_pieces + len(source)
-            added.append(part._replace(ids=ids, added_pieces=size, translated=sum(target, ())))
+            chosen = context.choose(len(part.ids), before[:last])
+            ids = np.concatenate([*chosen, part.ids], dtype=np.int32)
+            size = part.added_pieces + len(ids) - len(part.ids)
+            added.append(part._replace(ids=ids, added_pieces=size))
         return added
 
     def _make_line(
@@ -266,10 +255,6 @@ class LineEngine(ABC):
             annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
         if request.prefix or any(sentence.required for sentence in sentences):
             self._check_sentences(request, sentences)
-        sentences = [
-            dataclasses.replace(one, prefix=(*part.translated, *one.prefix)) if part.translated else one
-            for one, part in zip(sentences, parts, strict=True)
-        ]
         line = Line(request, annotations, parts, sentences, [None] * len(parts), marked, phrases)
         line.num_missing = len(parts)
         return line
@@ -325,7 +310,7 @@ class LineEngine(ABC):
             own = waiting.setdefault(line.request.n_best, {})
             for number, sentence in enumerate(line.sentences):
                 own[line, number, False] = sentence
-            self.guarded["capitals"] += sum(part.case != "" for part in line.parts)
+            self.num_recased += sum(part.case != "" for part in line.parts)
             if len(line.parts) > 1 or line.parts[0].cut:
                 for name, what in (("split", "continues"), ("cut", "cut")):
                     if any(getattr(part, what) for part in line.parts):
@@ -414,28 +399,14 @@ class LineEngine(ABC):
         if found := [line for line in lines if line.pair is None and not line.is_annotated]:
             self._annotate([(line, number, False) for line in found for number in range(len(line.parts))])
 
-    def _take(self, found: list[tuple[Part, Translation]], *, guarded: bool = False) -> None:
-        """Store the translations of parts; those that repeat themselves are searched again."""
-        again: dict[int, dict[Part, Sentence]] = {}
-        for part, translation in found:
-            line, number, is_trial = part
-            if self._guards.repetitions and not (is_trial or guarded):
-                sentence, first = line.sentences[number], line.translations[number]
-                if first is not None:
-                    translation = _choose_better(first, translation)
-                elif repeats_itself(translation.tokens, sentence.source.tolist()):
-                    line.translations[number] = translation
-                    line.sentences[number] = dataclasses.replace(sentence, no_repeat=True)
-                    again.setdefault(line.request.n_best, {})[part] = line.sentences[number]
-                    self.guarded["repetitions"] += 1
-                    continue
+    def _take(self, found: list[tuple[Part, Translation]]) -> None:
+        """Store the translations of parts."""
+        for (line, number, is_trial), translation in found:
             (line.trial[1] if is_trial and line.trial else line.translations)[number] = translation
             line.num_missing -= 1
             self._count(int(line.num_missing == 0 and not is_trial), len(translation.tokens))
             if line.num_missing == 0:
                 self._complete(line)
-        for sentences in again.values():
-            self._search(sentences)
 
     def _complete(self, line: Line) -> None:
         """Go on with a line whose parts are all translated."""
@@ -513,7 +484,7 @@ class LineEngine(ABC):
             line.is_annotated = True
         mine = set(own)
         others = [pair for pair in zip(shared, gathered, strict=True) if pair[0] not in mine]
-        self._take(others, guarded=True)
+        self._take(others)
 
     def _count(self, lines: int, tokens: int) -> None:
         if self.on_progress is not None:
@@ -541,11 +512,6 @@ class LineEngine(ABC):
         """Return the pieces of a translation, without eos."""
         vocab = self.vocabs.target
         return vocab.pieces([token for token in translation.tokens if token != vocab.eos_id])
-
-
-def _choose_better(first: Translation, second: Translation) -> Translation:
-    """Return the translation that repeats less, or of equal ones that of the better score."""
-    return max(first, second, key=lambda one: (bool(one.tokens), -count_repeated(one.tokens), one.score))
 
 
 def _has_failed(translation: Translation) -> bool:
@@ -618,8 +584,7 @@ class JaxEngine(LineEngine):
             self._engine.check(sentence, f"line {request.seed}")
 
     def _read(self, found: list[tuple[Part, SearchResult]]) -> list[tuple[Part, Translation]]:
-        skipped = [len(line.parts[number].translated) for (line, number, _), _ in found]
-        translations = read_results([result for _, result in found], self.vocabs.target, skipped)
+        translations = read_results([result for _, result in found], self.vocabs.target)
         ranked = rank_candidates(
             [
                 (line.parts[number].content, one, line.request.n_best)

@@ -140,11 +140,14 @@ class PivotEngine:
     def __init__(self, first: LineEngine, second: LineEngine, directions: Directions) -> None:
         self._first, self._second, self._directions = first, second, directions
         self.vocabs = second.vocabs
-        self.guarded = second.guarded = first.guarded  # one count of both
         self._lines: dict[Hashable, PivotLine] = {}
         # Answers of the first engine: before the second is asked, and then with its answers so far.
         self._waiting: dict[Hashable, Translation] = {}
         self._found: dict[Hashable, tuple[Translation, dict[int, Translation]]] = {}
+
+    @property
+    def num_recased(self) -> int:
+        return self._first.num_recased + self._second.num_recased
 
     def submit(self, *requests: Request) -> None:
         self.enter(self.read(requests))

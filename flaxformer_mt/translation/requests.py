@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
-from flaxformer_mt.config.schema import MOST_LINES
 from flaxformer_mt.corpus.documents import Documents
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import take_windows
@@ -45,7 +44,6 @@ class Request:
       sentence_starts: where the sentences of the text start; None, or with markup: the engine finds them.
       context: the lines before this one in its document, the nearest last, for a model with data.context;
         None: the line is in no document.
-      translated: with data.target_context, translations of these lines; `run` adds missing ones.
     """
 
     text: str
@@ -59,14 +57,8 @@ class Request:
     target_language: str | None = None
     annotations: Annotations = NO_ANNOTATIONS
     context: tuple[str, ...] | None = None
-    translated: tuple[str, ...] | None = None
     glossary: Glossary | None = None
     sentence_starts: tuple[int, ...] | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether translations of lines before it are missing."""
-        return self.translated is not None and len(self.translated) < len(self.context or ())
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON values."""
@@ -86,7 +78,7 @@ class Request:
     def from_json(cls, fields: dict[str, Any]) -> "Request":
         """Return the request from the fields of `to_json`, also if they were JSON text in between."""
         fields = dict(fields)
-        for name in {"required", "context", "translated", "sentence_starts"} & fields.keys():
+        for name in {"required", "context", "sentence_starts"} & fields.keys():
             fields[name] = tuple(fields[name])
         if "annotations" in fields:
             fields["annotations"] = Annotations(**fields["annotations"])
@@ -204,37 +196,25 @@ def run_windows(
     *,
     ahead: bool = False,
     warn: Callable[[str], object] = lambda message: None,
-    before: Iterable[str] = (),
 ) -> Iterator[list[Translation]]:
     """Yield the translations of each window of requests, in order.
 
     The requests of a window share batches with each other alone, so that its results depend on nothing else.
-    While it is searched, another thread reads the rest of it and the next one. Requests that wait for the
-    translations of lines before them are read when these are there, those of all documents together.
+    While it is searched, another thread reads the rest of it and the next one.
 
     Args:
       ahead: whether the next window is taken, and read, while one is searched: not if it may be long in
         coming, or depends on the results before.
-      before: translations of the lines before the first window.
     """
     source, problems = iter(windows), list[Exception]()
-    # Windows that were taken, functions that read their parts, and whether each part waits for those before.
-    pending: collections.deque[tuple[Sequence[Request], list[Callable[[], Any]], bool]] = collections.deque()
+    # Windows that were taken, and functions that read their parts.
+    pending: collections.deque[tuple[Sequence[Request], list[Callable[[], Any]]]] = collections.deque()
     answers: dict[Any, Translation] = {}
-    done, earlier = 0, collections.deque(before, maxlen=MOST_LINES)
+    done = 0
     reader = ThreadPoolExecutor(1, thread_name_prefix="read")  # has no thread before it has work
 
     def read(requests: Sequence[Request], first: int) -> Any:
         return engine.read([dataclasses.replace(one, id=n) for n, one in enumerate(requests, start=first)])
-
-    def read_waiting(window: Sequence[Request], numbers: Sequence[int]) -> Any:
-        """Read some requests of the window that is translated, with the translations of lines before them."""
-        requests = []
-        for n in numbers:
-            places = range(n - len(window[n].context or ()), n)
-            texts = (earlier[m] if m < 0 else answers[done + m].text for m in places)
-            requests.append(dataclasses.replace(window[n], id=done + n, translated=tuple(texts)))
-        return engine.read(requests)
 
     def take_next() -> None:
         """Begin to read the next window; what goes wrong is raised when those before are done."""
@@ -244,18 +224,12 @@ def run_windows(
             problems.append(problem)
             return
         if window is not None:
-            reads: list[Callable[[], Any]]
-            if any(request.waits for request in window):
-                reads = [functools.partial(read_waiting, window, wave) for wave in _find_waves(window)]
-                pending.append((window, reads, True))
-                return
-            first = done + sum(len(requests) for requests, *_ in pending)
+            first = done + sum(len(requests) for requests, _ in pending)
             size = max(1, len(window)) if len(window) <= _FEW or _is_constrained(window) else _CHUNK
             starts = range(0, len(window), size)
             parts = [functools.partial(read, window[n : n + size], first + n) for n in starts]
             many = len(window) > _FEW
-            reads = [reader.submit(part).result for part in parts] if many else [*parts]
-            pending.append((window, reads, False))
+            pending.append((window, [reader.submit(part).result for part in parts] if many else [*parts]))
 
     def collect(found: list[Answer]) -> None:
         for name, answer in found:
@@ -268,13 +242,11 @@ def run_windows(
         while pending:
             if ahead:
                 take_next()
-            window, parts, in_turn = pending[0]
+            window, parts = pending[0]
             for number, part in enumerate(parts):
                 engine.enter(part())
                 while engine.has_full_call and number < len(parts) - 1:
                     collect(engine.step(more=True))
-                while in_turn and len(engine):
-                    collect(engine.step())
             while len(engine):
                 collect(engine.step())
             for message in engine.take_warnings():
@@ -282,7 +254,6 @@ def run_windows(
             pending.popleft()
             translations = [answers.pop(done + number) for number in range(len(window))]
             done += len(window)
-            earlier.extend(one.text for one in translations)
             yield translations
             if not pending:
                 take_next()
@@ -290,17 +261,6 @@ def run_windows(
         reader.shutdown(cancel_futures=True)
     if problems:
         raise problems[0]
-
-
-def _find_waves(window: Sequence[Request]) -> list[list[int]]:
-    """Return the numbers of the first lines of all documents in a window, of the second ones, and so on."""
-    waves, place = list[list[int]](), 0
-    for number, request in enumerate(window):
-        place = place + 1 if number and request.context else 0
-        if place == len(waves):
-            waves.append([])
-        waves[place].append(number)
-    return waves
 
 
 def _is_constrained(window: Sequence[Request]) -> bool:

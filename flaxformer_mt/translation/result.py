@@ -179,21 +179,18 @@ def rank(hypotheses: Sequence[Translation]) -> Translation:
     return dataclasses.replace(hypotheses[0], alternatives=tuple(hypotheses[1:]))
 
 
-def read_results(
-    results: Sequence[SearchResult], vocab: Vocab, skipped: Iterable[int] = itertools.repeat(0)
-) -> list[Translation]:
+def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translation]:
     """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none.
 
     Args:
       results: the hypotheses [N, ...] of each sentence.
       vocab: the target vocabulary.
-      skipped: number of tokens of each that are no part of its hypotheses, but before them.
     """
     found: list[list[tuple[int, list[int]]]] = []
-    for result, first in zip(results, skipped, strict=False):
+    for result in results:
         tokens = result.tokens.tolist()
         lengths = enumerate(result.lengths.tolist())
-        found.append([(number, tokens[number][first:length]) for number, length in lengths if length > 0])
+        found.append([(number, tokens[number][:length]) for number, length in lengths if length > 0])
     texts = iter(vocab.detokenize_all([tokens for own in found for _, tokens in own]))
     translations = []
     for result, own in zip(results, found, strict=True):

@@ -12,7 +12,7 @@ import regex
 from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.guards import AS_IT_IS, LetterCase
+from flaxformer_mt.translation.letter_case import AS_IT_IS, LetterCase
 from flaxformer_mt.unicode_text import is_blank, split_words
 from flaxformer_mt.vocab import Vocab
 
@@ -143,9 +143,7 @@ class SourcePart(NamedTuple):
     cut: bool = False
     # Whether the part before is of the same line or sentence, which was too long for one part.
     continues: bool = False
-    # What its translations begin with in the search, but not as results: translations of lines before it.
-    translated: tuple[int, ...] = ()
-    # The letter case of the sentence, if the model is given another one; see `guards.LetterCase`.
+    # The letter case of the sentence, if the model is given another one; see `LetterCase`.
     case: str = ""
 
     @property

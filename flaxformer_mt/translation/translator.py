@@ -34,7 +34,7 @@ from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
 from flaxformer_mt.translation.engine import JaxEngine
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.guards import NO_GUARDS, Guards, choose_guards
+from flaxformer_mt.translation.letter_case import choose_cases
 from flaxformer_mt.translation.minimum_bayes_risk import check_choice, count_candidates
 from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
 from flaxformer_mt.translation.requests import count_message, make_requests, run
@@ -143,7 +143,7 @@ class Translator:
         quantization: Quantization | None = None,
         target_lengths: tuple[float, float] | None = None,
         several_sentences: float | None = None,
-        guards: Guards = NO_GUARDS,
+        changed_cases: frozenset[str] = frozenset(),
         warn: Warn = warn_user,
     ) -> None:
         """Build the search and the scorer from `config`, whose `search` section gives the search options.
@@ -157,7 +157,7 @@ class Translator:
           spread: whether each local device searches a part of each batch, or the mesh over which parameters
             are split; parameters that are passed to a call must come from `place_parameters`.
           several_sentences: share of the training lines with several sentences; None: it is unknown.
-          guards: see `translation.guards`.
+          changed_cases: letter cases that are changed, see `translation.letter_case`.
           warn: receives a warning per call or window that names the lines that were split or cut, failed, or
             lack required phrases; and one when the device first runs out of memory.
         """
@@ -171,7 +171,7 @@ class Translator:
         self.step = step
         self._long_lines: LongLines = long_lines
         self._sentences = splits_sentences(split_sentences, several=several_sentences)
-        self._together, self._guards = isinstance(spread, SplitParameters), guards
+        self._together, self._changed_cases = isinstance(spread, SplitParameters), changed_cases
         models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
         self.all_params, self._digest = place_models(models, spread, quantization)
@@ -286,7 +286,7 @@ class Translator:
             sentences=self._sentences,
             arriving=arriving,
             together=self._together,
-            guards=self._guards,
+            changed_cases=self._changed_cases,
             describe=self.describe,
         )
         made.on_progress = self.on_progress
@@ -309,9 +309,7 @@ class Translator:
         engine, data = self.engine(params=params), self.config.data
         numbered = Documents(lines, data.context, None if isinstance(documents, bool) else documents)
         for one in make_requests(numbered, {}, documents=numbered if documents else None):
-            # Lines stand for their translations, which are not known.
-            translated = one.context if data.target_context else None
-            engine.submit(dataclasses.replace(one, id=one.seed, translated=translated))
+            engine.submit(dataclasses.replace(one, id=one.seed))
         engine.compile()
 
     def describe(self) -> dict[str, Any]:
@@ -326,7 +324,7 @@ class Translator:
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
             "sentences": "apart" if self._sentences else "together",
-            **self._guards.describe(),
+            **({"capitals": sorted(self._changed_cases)} if self._changed_cases else {}),
             **({} if shortlist is None else {"shortlist": shortlist.fingerprint}),
             **({} if learned is None else {"target_lengths": list(learned)}),
         }
@@ -464,7 +462,6 @@ class Translator:
             constraints,
             first_line=first_line,
             documents=in_documents,
-            translated=() if in_documents and data.target_context else None,
             n_best=n_best,
             source_language=source_language,
             target_language=target_language,
@@ -493,9 +490,9 @@ def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn
     trained = load_trained(run_dir, checkpoint=options.checkpoint, may_split=options.use_all_devices, **load)
     if trained.split is None:
         trained = on_host(trained)
-    config, shortlist, guards = trained.config, options.shortlist, NO_GUARDS
+    config, shortlist, changed_cases = trained.config, options.shortlist, frozenset[str]()
     if config.data.source_language:
-        guards = choose_guards(options.capitals, options.repetitions, trained.letter_cases)
+        changed_cases = choose_cases(options.capitals, trained.letter_cases)
     if options.search is not None:
         config = dataclasses.replace(config, search=options.search)
     return Translator(
@@ -513,6 +510,6 @@ def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn
         quantization=options.quantization,
         target_lengths=trained.target_lengths,
         several_sentences=trained.several_sentences,
-        guards=guards,
+        changed_cases=changed_cases,
         warn=warn,
     )

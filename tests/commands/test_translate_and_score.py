@@ -299,7 +299,6 @@ def untrained(tmp_path):
         (["--n_best=2", "--scores"], "--scores has no effect with --n_best"),
         (["--then=x", "--alignments=pieces"], "--then joins alignments of words"),
         (["--capitals=no"], "--capitals is 'no'"),
-        (["--repetitions=False"], "--repetitions is 'False'"),
         (["--unique"], "--unique has no effect without --n_best"),
         (["--n_best=2", "--token_scores"], "or give --json instead"),
         (["--scores", "--token_scores"], "leave out --scores"),

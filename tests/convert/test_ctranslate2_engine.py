@@ -11,9 +11,6 @@ from flaxformer_mt.config import MbrConfig, SearchConfig
 from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.search.types import NO_REPEAT
-from flaxformer_mt.translation import engine
-from flaxformer_mt.translation.guards import Guards
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
 from flaxformer_mt.translation.translator import Translator
@@ -105,16 +102,11 @@ def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, p
     assert [one.tokens for one in found] == expected
 
 
-def test_repetitions_are_searched_again(folder, plain, monkeypatch):
-    system = CTranslate2Engine(folder, method="greedy", guards=Guards(repetitions=True))
-    repeated = tuple(system.vocabs.source.tokenize(LINES[2]))
-    monkeypatch.setattr(engine, "repeats_itself", lambda tokens, source: tuple(source) == repeated)
-    monkeypatch.setattr(engine, "count_repeated", lambda tokens: len(tokens) - len(set(tokens)))
-    strict = translate(CTranslate2Engine(folder, method="greedy", no_repeat_ngram=NO_REPEAT), LINES)
-    assert strict[2].tokens != plain[2].tokens
-    found = [one.tokens for one in translate(system, LINES)]
-    assert found == [(strict if number == 2 else plain)[number].tokens for number in range(len(LINES))]
-    assert +system.guarded == {"repetitions": 1} and "guards" in system.describe()
+def test_capitals_are_translated_in_sentence_case(folder, plain):
+    system = CTranslate2Engine(folder, method="greedy", changed_cases=frozenset({"capitals"}))
+    (found,) = translate(system, [LINES[0].upper()])
+    assert found.tokens == plain[0].tokens and found.text == plain[0].text.upper()
+    assert system.num_recased == 1 and system.describe()["capitals"] == ["capitals"]
 
 
 def test_samples_depend_on_the_seed_and_on_their_options(folder, plain):

@@ -269,15 +269,13 @@ def test_inputs_of_a_search():
         prefix_ends_word=True,
         required=((7,), (8, 9, 10)),
         least=12,
-        no_repeat=True,
     )
     form = arrays.find_form([fixed, sentences[1]])
-    assert form == Form(prefix=4, phrases=2, phrase=4, minimum=True, no_repeat=True)
+    assert form == Form(prefix=4, phrases=2, phrase=4, minimum=True)
     lines = arrays.lay_out([[sentences[1], fixed]], form, rows=2, source_length=8).lines
     assert lines.prefixes.tolist() == [[NO_TOKEN] * 4, [4, 5, 6, WORD_START]]
     assert lines.required[1].tolist() == [[7, -1, -1, -1], [8, 9, 10, -1]]
     assert (lines.required[0] == NO_TOKEN).all() and lines.min_lengths.tolist() == [1, 12]
-    assert lines.no_repeat.tolist() == [False, True]
 
 
 def test_devices_search_queues_of_their_own_with_the_same_results(small_sizes, all_devices):

@@ -45,7 +45,6 @@ from flaxformer_mt.search import (
     take_rows,
 )
 from flaxformer_mt.search.sampling import draw_tokens, keep_likely, make_keys
-from flaxformer_mt.search.types import NO_REPEAT
 from flaxformer_mt.shapes import Batch
 
 # 27 prefixes of three words, four continuations each: with four steps and three words that may be chosen
@@ -177,22 +176,6 @@ def test_no_ngram_occurs_twice(n):
     free = run(long, limits(14, 14, 14, 14), options=GREEDY)
     assert not any(repeats(tokens_of(path, row)) for row in range(4))
     assert all(repeats(tokens_of(free, row)) for row in range(4))
-
-
-def test_some_lines_repeat_nothing():
-    """Those rows are as with the option, the others as without."""
-    tables = make_tables(4, 7, seed=5)
-    tables[..., EOS] = -9.0
-    free, strict = (
-        run(tables, limits(14, 14, 14, 14), options=dataclasses.replace(GREEDY, no_repeat_ngram=n))
-        for n in (0, NO_REPEAT)
-    )
-    chosen = np.array([True, False, False, True])
-    lines = limits(14, 14, 14, 14)._replace(no_repeat=chosen)
-    mixed = run(tables, lines, options=GREEDY)
-    for row, own in enumerate(chosen):
-        assert tokens_of(mixed, row) == tokens_of(strict if own else free, row)
-        assert tokens_of(strict, row) != tokens_of(free, row)
 
 
 PHRASES = [[(3, 4), (4, 5)], [(5, 5, 3)], [], [(4,), (4,), (5, 4)]]

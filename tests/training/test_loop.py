@@ -286,10 +286,10 @@ def test_killed_and_resumed_equals_undisturbed(base, reference, tmp_path, capfd)
 
 
 def test_documents_killed_and_resumed_equal_undisturbed(base, tmp_path):
-    """Lines before each pair are drawn again for each epoch, and validation waits for translations."""
+    """Lines before each pair are drawn again for each epoch."""
     config = change(
         base,
-        data={"context": 2, "target_context": True, "max_source_length": 32, "max_target_length": 32},
+        data={"context": 2, "max_source_length": 32},
         vocab={"sampling": 0.2},
         train={"steps": 6, "log_every": 6, "checkpoint_every": 2, "evaluate_every": 4},
         search={"method": "greedy", "beam_size": 1},

@@ -21,8 +21,7 @@ from flaxformer_mt.corpus.documents import Context, Documents
 from flaxformer_mt.corpus.text_rows import TextRows
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.runs.load_run import load_trained
-from flaxformer_mt.translation.requests import EngineThread, Request, make_requests, run_windows
+from flaxformer_mt.translation.requests import EngineThread, Request, make_requests, run
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
@@ -46,7 +45,7 @@ def config(tmp_path_factory) -> Config:
         write(folder, split, xx=SOURCE, yy=TARGET, documents=IDS)
     lengths = {"max_source_length": 40, "max_target_length": 40, "batch_tokens": 640, "num_shapes": 1}
     return Config(
-        data=text_data(folder, "xx-yy", context=2, target_context=True, **lengths),
+        data=text_data(folder, "xx-yy", context=2, **lengths),
         vocab=VocabConfig(size=20, byte_fallback=False, normalization="identity", symbols=("<sep>",)),
         model=small_model(1, 16, 2, 16),
         search=SearchConfig(beam_size=2, max_length_ratio=1.0, max_length_offset=6),
@@ -65,14 +64,6 @@ def translator(run_dir) -> Translator:
     return Translator.load(run_dir, use_all_devices=False, warn=pytest.fail)
 
 
-@pytest.fixture(scope="module")
-def source_only(run_dir) -> Translator:
-    """The same network, read with the sources of the lines before alone."""
-    trained = load_trained(run_dir)
-    config = change(trained.config, data={"target_context": False})
-    return Translator(config, trained.params, trained.vocabs, warn=pytest.fail)
-
-
 def before_each(lines, size, ids=None):
     documents = Documents(lines, size, ids)
     return [documents.before for _ in documents]
@@ -87,12 +78,12 @@ def test_a_document_ends_at_a_blank_line_and_where_the_id_changes():
             before_each(["a", "b", "c"], 1, ids)
 
 
-def test_the_nearest_lines_that_fit_on_all_sides_are_read():
-    context, line = Context(9, True, (10, 8)), [np.zeros(3)] * 4
-    assert context.fit([4, 2], [line, line]) == 2  # 4 + 2 * 3 are 10, 2 + 3 * 3 more than 8
-    assert context.fit([5, 1], [line, line]) == 1
-    assert context.fit([8, 1], [line, line]) == 0 and context.fit([1, 1], [[], []]) == 0
-    assert context._replace(target=False).fit([1, 8], [line]) == 3
+def test_the_nearest_lines_that_fit_are_read():
+    lines = [np.zeros(3), np.ones(3), np.ones(2)]
+    for own, size, expected in ((2, 9, 3), (3, 9, 2), (5, 9, 2), (6, 9, 1), (9, 9, 0), (11, 9, 0), (2, 2, 2)):
+        chosen = Context(size, 10).choose(own, lines)
+        assert list(map(id, chosen)) == list(map(id, lines[3 - expected :])), (own, size)
+    assert not Context(9, 10).choose(1, [])
 
 
 def in_folder(config, folder, **fields):
@@ -123,13 +114,13 @@ def test_pairs_are_stored_with_the_pairs_before_them(config, tmp_path, monkeypat
     ]
     expected = [
         ("aba bab", "ABA BAB"),
-        ("aba bab<sep> ba ab", "ABA BAB<sep> BA AB"),
+        ("aba bab<sep> ba ab", "BA AB"),
         # The repeated pair is left out, but read; the blank line ends its document.
-        ("ba ab<sep> ba ab<sep> ab a", "BA AB<sep> BA AB<sep> AB A"),
+        ("ba ab<sep> ba ab<sep> ab a", "AB A"),
         ("abba", "ABBA"),
         ("baab ab", "BAAB AB"),  # of another document
-        ("baab ab<sep> ab ba aba", "BAAB AB<sep> AB BA ABA"),
-        ("baab ab<sep> ab ba aba<sep> a b a b", "BAAB AB<sep> AB BA ABA<sep> A B A B"),
+        ("baab ab<sep> ab ba aba", "AB BA ABA"),
+        ("baab ab<sep> ab ba aba<sep> a b a b", "A B A B"),
     ]
     assert found == expected
     assert prepared.report["train"]["parts"][0]["documents"] == 2
@@ -144,22 +135,20 @@ def test_alignments_and_weights_stay_with_their_pairs(config, tmp_path):
     write(tmp_path, "train", align=["1-0", "0-1", "", "1-1", "", "0-0", "0-0", "2-1", "3-2"])
     plain = in_folder(config, tmp_path, alignments=("train.align",))
     stores = []
-    for fields in ({"context": 0, "target_context": False}, {}, {"target_context": False}):
-        data = dataclasses.replace(plain, **fields)
+    for context in (0, 2):
+        data = dataclasses.replace(plain, context=context)
         pairs = read_pairs(data, "train")
         run = change(config, model={"alignment": dataclasses.replace(config.model.alignment, weight=0.1)})
         stores.append(prepare(dataclasses.replace(run, data=data), tmp_path / f"run{len(stores)}").train.base)
         assert len(pairs) == 7
-    alone, both, sources = stores
-    assert alone.columns["target_weights"].values.tolist() == both.columns["target_weights"].values.tolist()
+    alone, read = stores
+    assert alone.columns["target_weights"].values.tolist() == read.columns["target_weights"].values.tolist()
     for number in range(len(alone)):
-        sizes = [np.array([len(side) for side in store[number]]) for store in stores]
-        links = [store.columns["alignment"]._links.take(np.array([number]))[0] for store in stores]
-        for moved, size in zip(links[1:], sizes[1:], strict=True):
-            source, target = size - sizes[0]
-            assert (links[0] + (int(source) << 16 | int(target))).tolist() == moved.tolist()
-        assert sizes[2][1] == sizes[0][1] and (sizes[1] >= sizes[0]).all()
-    assert len(both.source.tokens) > len(alone.source.tokens) == len(alone.target.tokens)
+        (source, target), (longer, same) = alone[number], read[number]
+        own, moved = (store.columns["alignment"]._links.take(np.array([number]))[0] for store in stores)
+        assert (own + (len(longer) - len(source) << 16)).tolist() == moved.tolist()
+        assert target.tolist() == same.tolist()
+    assert len(read.source.tokens) > len(alone.source.tokens)
 
 
 def test_without_a_context_nothing_changes(config, tmp_path):
@@ -173,65 +162,52 @@ def test_without_a_context_nothing_changes(config, tmp_path):
     assert before.fingerprint == FINGERPRINT
 
 
-def test_a_line_is_read_as_its_pair_is_stored(config, run_dir, translator, source_only, tmp_path):
-    for each in (translator, source_only):
-        data = dataclasses.replace(each.config.data, cache_dir=str(tmp_path))
-        prepared = prepare(dataclasses.replace(config, data=data), None)
-        pairs, engine = read_pairs(data, "valid"), each.engine()
-        vocabs = prepared.vocabs
-        assert vocabs.source.fingerprint == each.vocabs.source.fingerprint
-        documents, targets = Documents([pair.source for pair in pairs], 2, pairs.documents), []
-        for number, request in enumerate(make_requests(documents, {}, documents=documents)):
-            assert len(request.context) == (0, 1, 2, 2, 0, 0, 0, 1, 2)[number]
-            translated = tuple(targets[number - len(request.context) :]) if data.target_context else None
-            (line,) = engine.read([dataclasses.replace(request, translated=translated)])
-            targets.append(pairs[number].target)
-            if not SOURCE[number]:
-                continue
-            (sentence,), (source, target) = line.sentences, prepared.valid[number]
-            assert sentence.source.tolist() == source.tolist()
-            own = vocabs.target.tokenize(targets[-1])
-            assert [*sentence.prefix, *own] == target.tolist()
-            assert len(sentence.prefix) == len(target) - len(own)
+def test_a_line_is_read_as_its_pair_is_stored(config, translator, tmp_path):
+    data = dataclasses.replace(config.data, cache_dir=str(tmp_path))
+    prepared = prepare(dataclasses.replace(config, data=data), None)
+    pairs, engine = read_pairs(data, "valid"), translator.engine()
+    assert prepared.vocabs.source.fingerprint == translator.vocabs.source.fingerprint
+    documents = Documents([pair.source for pair in pairs], 2, pairs.documents)
+    for number, request in enumerate(make_requests(documents, {}, documents=documents)):
+        assert len(request.context) == (0, 1, 2, 2, 0, 0, 0, 1, 2)[number]
+        (line,) = engine.read([request])
+        for sentence in line.sentences:  # none of a blank line
+            assert sentence.source.tolist() == prepared.valid[number][0].tolist() and not sentence.prefix
+        assert len(line.sentences) == bool(SOURCE[number])
 
 
 LINES = [line for line in SOURCE * 3 if line]
 LINE_IDS = [n // 5 for n in range(len(LINES))]
 
 
-def test_translations_just_made_are_read_in_windows_of_any_size(translator):
-    whole = translator.translate(LINES, documents=LINE_IDS)
+def test_lines_are_translated_in_windows_of_any_size_and_in_any_order(translator):
+    texts = [one.text for one in translator.translate(LINES, documents=LINE_IDS)]
     for window in (1, 3, 7):
         windows = translator.translate_stream(LINES, documents=LINE_IDS, window=window)
-        assert [one.text for one in windows] == [one.text for one in whole], window
-    texts, documents = [], Documents(LINES, 2, LINE_IDS)
-    for request in make_requests(documents, {}, documents=documents):
-        last = tuple(texts[len(texts) - len(request.context) :])
-        ((one,),) = run_windows(translator.engine(), [[dataclasses.replace(request, translated=last)]])
-        texts.append(one.text)
-    assert texts == [one.text for one in whole]
-    assert texts != [one.text for one in translator.translate(LINES)]
-    assert not any("<sep>" in one.text for one in translator.translate(["a"] * 2, documents=True)[:1])
+        assert [one.text for one in windows] == texts, window
+    documents = Documents(LINES, 2, LINE_IDS)
+    requests = [*make_requests(documents, {}, documents=documents)]
+    assert [one.text for one in run(translator.engine(), requests[::-1])] == texts[::-1]
+    assert [one.text for one in translator.translate(LINES)] != texts
 
 
-def test_annotations_are_of_the_line_alone(translator, source_only):
+def test_annotations_are_of_the_line_alone(translator):
     annotations = Annotations(token_log_probs=True, alignments="words", attention=True)
-    for each in (translator, source_only):
-        found = each.translate(LINES, documents=True, annotations=annotations, n_best=2)
-        for line, one in zip(LINES, found, strict=True):
-            for hypothesis in one.n_best:
-                assert len(hypothesis.token_log_probs) == len(hypothesis.tokens)
-                assert {len(row) for row in hypothesis.attention} <= {len(one.source_pieces)}
-                words = len(line.split()), max(1, len(hypothesis.text.split()))  # a text may be a space
-                assert all(i < words[0] and j < words[1] for i, j in hypothesis.alignment)
-            assert "".join(one.source_pieces).replace("\u2581", " ").strip() == line
+    found = translator.translate(LINES, documents=True, annotations=annotations, n_best=2)
+    for line, one in zip(LINES, found, strict=True):
+        for hypothesis in one.n_best:
+            assert len(hypothesis.token_log_probs) == len(hypothesis.tokens)
+            assert {len(row) for row in hypothesis.attention} <= {len(one.source_pieces)}
+            words = len(line.split()), max(1, len(hypothesis.text.split()))  # a text may be a space
+            assert all(i < words[0] and j < words[1] for i, j in hypothesis.alignment)
+        assert "".join(one.source_pieces).replace("\u2581", " ").strip() == line
 
 
-def test_sentences_of_a_line_are_lines_before_one_another(source_only):
-    engine = source_only.with_search(method="greedy").engine()
+def test_sentences_of_a_line_are_lines_before_one_another(translator):
+    engine = translator.with_search(method="greedy").engine()
     request = Request("ab. Ba. Ab. Ba.", context=("ab ba. Aba.",))
     (line,) = engine.read([request])
-    pieces = [source_only.vocabs.source.detokenize(one.source) for one in line.sentences]
+    pieces = [translator.vocabs.source.detokenize(one.source) for one in line.sentences]
     assert [piece.count("<sep>") for piece in pieces] == [2, 2, 2, 2] and len(line.parts) == 4
     (alone,) = engine.read([dataclasses.replace(request, context=None)])
     assert all(part.added_pieces == 0 for part in alone.parts)
@@ -250,17 +226,16 @@ def ask(translator, text, **fields):
         thread.stop()
 
 
-def test_the_server_reads_text_and_html_as_documents(translator, source_only):
+def test_the_server_reads_text_and_html_as_documents(translator):
     pytest.importorskip("starlette", reason="the server needs the extra serve")
     lines = [*LINES[:3], "", *LINES[3:6]]
-    for each in (translator, source_only):
-        expected = [one.text for one in each.translate(lines, documents=True)]
-        assert ask(each, "\n".join(lines)).split("\n") == expected
-        alone = [one.text for one in each.translate(lines)]
-        assert ask(each, "\n".join(lines), documents=False).split("\n") == alone != expected
-        html = "".join(f"<p>{line}</p>" for line in LINES[:4])
-        found = [one.text for one in each.translate(LINES[:4], documents=True)]
-        assert ask(each, html, format="html") == "".join(f"<p>{text}</p>" for text in found)
+    expected = [one.text for one in translator.translate(lines, documents=True)]
+    assert ask(translator, "\n".join(lines)).split("\n") == expected
+    alone = [one.text for one in translator.translate(lines)]
+    assert ask(translator, "\n".join(lines), documents=False).split("\n") == alone != expected
+    html = "".join(f"<p>{line}</p>" for line in LINES[:4])
+    found = [one.text for one in translator.translate(LINES[:4], documents=True)]
+    assert ask(translator, html, format="html") == "".join(f"<p>{text}</p>" for text in found)
 
 
 # ---- the command ----
@@ -271,7 +246,7 @@ PROGRAM = (
 
 
 def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, tmp_path, monkeypatch):
-    """Killed in the middle of a document, whose last translations its record has."""
+    """Killed in the middle of a document, whose lines are read again from the input."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flaxformer_mt.commands.translate.WINDOW", 4)
     write(tmp_path, "in", txt=LINES, ids=LINE_IDS)
@@ -316,10 +291,6 @@ def one_line(capfd):
             "ids has 2 lines, but --input=in has 3; give one",
         ),
         (["--documents", "--document_ids=binary"], "binary, line 1, is not UTF-8"),
-        (
-            ["--documents", "--workers=2", "--output=o"],
-            "--workers and --ray translate blocks of lines at the same time",
-        ),
         (["--documents=yes"], "--documents"),
         (["--documents", "--document_ids=out", "--output=out"], "would overwrite the input out"),
     ],
@@ -366,7 +337,6 @@ def test_wrong_documents_of_the_api_and_the_server(translator, tiny_run):
     [
         ({"context": -1}, "data.context is -1; it must be from 0 to 100"),
         ({"context": 101}, "data.context is 101; it must be from 0 to 100"),
-        ({"context": 0}, "data.target_context is True, but data.context is 0; set data.context=1"),
         ({"valid_pairs": 2}, "data.context is 2, but data.valid_pairs 2 and data.test_pairs 0 hold out"),
         ({"source_language": ""}, "data.context is 2, but a language model has no sources"),
     ],

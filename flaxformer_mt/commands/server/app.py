@@ -142,10 +142,9 @@ class Measurements:
         self._totals["lines"] += lines
         self._totals["characters"] += characters
 
-    def format(self, gauges: Mapping[str, tuple[str, float]], guarded: Mapping[str, int]) -> str:
-        rows = _head("guarded_total", "counter", "Sentences in capitals, and those searched again.")
-        for name in ("capitals", "repetitions"):
-            rows.append(f'flaxformer_mt_guarded_total{{guard="{name}"}} {guarded.get(name, 0)}')
+    def format(self, gauges: Mapping[str, tuple[str, float]], num_recased: int) -> str:
+        rows = _head("guarded_total", "counter", "Sentences whose letter case was changed.")
+        rows.append(f'flaxformer_mt_guarded_total{{guard="capitals"}} {num_recased}')
         rows += _head("requests_total", "counter", "Requests answered.")
         for (path, status), count in sorted(self._requests.items()):
             rows.append(f'flaxformer_mt_requests_total{{path="{path}",status="{status}"}} {count}')
@@ -346,10 +345,7 @@ class _Server:
                 },
                 "models": {"-".join(pair): model.title for pair, model in self._models.items()},
                 # Number of lines that are read before each line.
-                "documents": {
-                    "-".join(pair): model.context.lines if model.context else 0
-                    for pair, model in self._models.items()
-                },
+                "documents": {"-".join(pair): model.context for pair, model in self._models.items()},
                 "version": flaxformer_mt.__version__,
             }
         )
@@ -368,8 +364,8 @@ class _Server:
             "active_sentences": ("Sentences that are being searched.", active),
             "resident_bytes": ("Memory of the server.", resident_bytes()),
         }
-        guarded = sum((one.engine.guarded for one in threads), collections.Counter[str]())
-        return PlainTextResponse(self._measurements.format(gauges, guarded))
+        num_recased = sum(thread.engine.num_recased for thread in threads)
+        return PlainTextResponse(self._measurements.format(gauges, num_recased))
 
     async def _read(self, request: Request) -> dict[str, Any]:
         # A character takes at most 12 bytes, as an escape, and the other fields take little.

@@ -1,6 +1,5 @@
 """The command `serve`: loads models, listens, and ends when all that was begun is answered."""
 
-import collections
 import contextlib
 import dataclasses
 import logging
@@ -83,9 +82,8 @@ def serve(options: ServeOptions) -> None:
                 handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         threads = {model.thread for model in models.values()}
-        guarded = sum((one.engine.guarded for one in threads), collections.Counter[str]())
-        for guard, count in (+guarded).items():
-            _say(f"sentences that --{guard} has changed: {count:,}")
+        if num_recased := sum(thread.engine.num_recased for thread in threads):
+            _say(f"sentences that --capitals has changed: {num_recased:,}")
         _say("all requests are answered; the server ends")
 
 
@@ -161,17 +159,17 @@ def _load(
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
         from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
-        from flaxformer_mt.translation.guards import choose_guards
+        from flaxformer_mt.translation.letter_case import choose_cases
 
-        guards = choose_guards(options.capitals, options.repetitions, None)
-        changes |= {"split_sentences": options.split_sentences, "guards": guards}
+        changed_cases = choose_cases(options.capitals, None)
+        changes |= {"split_sentences": options.split_sentences, "changed_cases": changed_cases}
         return CTranslate2Engine(path, arriving=True, **changes), (), ""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
     from flaxformer_mt.translation.translator import Translator
 
-    names = ("dtype", "quantization", "shortlist", "split_sentences", "capitals", "repetitions")
+    names = ("dtype", "quantization", "shortlist", "split_sentences", "capitals")
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading: dict[str, Any] = {name: getattr(options, name) for name in names}
     translator = Translator.load(path, LoadOptions(checkpoint=checkpoint, search=search, **loading))

@@ -11,7 +11,7 @@ from flaxformer_mt.commands.server.html_documents import Line, Template, read_ht
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
-from flaxformer_mt.corpus.documents import Context, Documents
+from flaxformer_mt.corpus.documents import Documents
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.pivot import PivotLine
 from flaxformer_mt.translation.requests import EngineThread, Request
@@ -26,8 +26,8 @@ class DirectedModel(NamedTuple):
     target_language: str | None = None
     # What names the model to its readers, such as its run and checkpoint.
     title: str = ""
-    # What it reads before a line.
-    context: Context | None = None
+    # Number of lines that it reads before a line, at most.
+    context: int = 0
     # The model that translates on, if the target is another language than this model's.
     then: "DirectedModel | None" = None
 
@@ -57,7 +57,7 @@ class DirectedModel(NamedTuple):
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
     """Return a model in each of its directions."""
-    return {pair: DirectedModel(thread, *pair, title, Context.of(data)) for pair in find_directions(data)}
+    return {pair: DirectedModel(thread, *pair, title, data.context) for pair in find_directions(data)}
 
 
 def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
@@ -67,7 +67,7 @@ def add_pivots(models: dict[Pair, DirectedModel]) -> dict[Pair, DirectedModel]:
         for (between, target), two in models.items():
             if between == pivot and source != target:
                 title = f"{one.title}; then {two.title}"
-                every.setdefault((source, target), one._replace(title=title, context=None, then=two))
+                every.setdefault((source, target), one._replace(title=title, context=0, then=two))
     return every
 
 
@@ -159,32 +159,17 @@ async def _translate_lines(
     annotations: Annotations = NO_ANNOTATIONS,
     **options: Any,
 ) -> list[Translation]:
-    """Translate lines together, as requests with these options; if this is cancelled, so are they.
-
-    Lines that are read with the translations of lines before them wait for these.
-    """
+    """Translate lines together, as requests with these options; if this is cancelled, so are they."""
     for_markup = annotations._replace(alignments="words", for_markup=True)
-    context = model.context if documents is not False else None
-    texts = Documents([line.text for line in lines], context.lines if context else 0)
-    # Consecutive lines of which each waits for those before, with the lines that are read before each.
-    chains: list[list[tuple[Line, tuple[str, ...]]]] = []
+    context = model.context if documents is not False else 0
+    texts = Documents([line.text for line in lines], context)
+    asked = []
     for line, _ in zip(lines, texts, strict=True):
-        if not (context and context.target and texts.before):
-            chains.append([])
-        chains[-1].append((line, texts.before))
-
-    async def translate_chain(chain: Sequence[tuple[Line, tuple[str, ...]]]) -> list[Translation]:
-        answers: list[Translation] = []
-        for line, before in chain:
-            fields: dict[str, Any] = {"annotations": for_markup if line.needs_alignment else annotations}
-            if context:
-                fields["context"] = before
-            if context and context.target:
-                fields["translated"] = tuple(one.text for one in answers[len(answers) - len(before) :])
-            answers.append(await model.translate(line.text, **options, **fields))
-        return answers
-
-    return [one for answers in await asyncio.gather(*map(translate_chain, chains)) for one in answers]
+        fields: dict[str, Any] = {"annotations": for_markup if line.needs_alignment else annotations}
+        if context:
+            fields["context"] = texts.before
+        asked.append(model.translate(line.text, **options, **fields))
+    return await asyncio.gather(*asked)
 
 
 async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[str, Any]]:

@@ -21,11 +21,9 @@ from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.search.types import NO_REPEAT
 from flaxformer_mt.translation.annotation import add_attention
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.engine import Line, LineEngine, Part
-from flaxformer_mt.translation.guards import NO_GUARDS, Guards
 from flaxformer_mt.translation.language_tags import LineTags
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Translation, one_line, rank
@@ -80,7 +78,7 @@ class _Batches:
 
     has_full_call = False
 
-    def __init__(self, translate: Callable[[list[Sentence], int, bool, bool], list[Any]]) -> None:
+    def __init__(self, translate: Callable[[list[Sentence], int, bool], list[Any]]) -> None:
         self._translate, self.num_active = translate, 0
         self._waiting: dict[Part, tuple[Sentence, int]] = {}
 
@@ -98,12 +96,11 @@ class _Batches:
         lines: dict[Line, list[Part]] = {}
         for part in self._waiting:
             lines.setdefault(part[0], []).append(part)
-        # A call has one length limit and one rule of repetitions; attention costs time and is asked for
-        # separately.
+        # A call has one length limit; attention costs time and is asked for separately.
         alike, chosen = None, list[Part]()
         for line, parts in lines.items():
-            sentence, count = self._waiting[parts[0]]
-            kind = count, line.annotations.watched_any, sentence.no_repeat
+            _, count = self._waiting[parts[0]]
+            kind = count, line.annotations.watched_any
             alike = alike or kind
             if kind == alike and len(chosen) < _BATCH:
                 chosen += parts
@@ -128,7 +125,7 @@ class CTranslate2Engine(LineEngine):
         folder: Path,
         *,
         split_sentences: SplitSentences = "auto",
-        guards: Guards = NO_GUARDS,
+        changed_cases: frozenset[str] = frozenset(),
         arriving: bool = False,
         **search: Any,
     ) -> None:
@@ -136,8 +133,7 @@ class CTranslate2Engine(LineEngine):
 
         Args:
           split_sentences: see `LoadOptions`; what the model was trained on is not known.
-          guards: see `LineEngine`.
-          arriving: see `LineEngine`.
+          changed_cases, arriving: see `LineEngine`.
           search: search options that replace those of the run.
         """
         if not (folder / "model.bin").is_file():
@@ -161,10 +157,12 @@ class CTranslate2Engine(LineEngine):
             long_lines="split",
             sentences=splits_sentences(split_sentences, several=None),
             arriving=arriving,
-            guards=guards,
+            changed_cases=changed_cases,
         )
-        self._folder, self._changes = folder, {"search": search, "split_sentences": split_sentences}
-        self._changes |= guards.describe()
+        self._folder = folder
+        self._changes: dict[str, Any] = {"search": search, "split_sentences": split_sentences}
+        if changed_cases:
+            self._changes["capitals"] = sorted(changed_cases)
         self._model = ctranslate2.Translator(
             str(folder), device="cpu", compute_type="default", intra_threads=core_count()
         )
@@ -212,17 +210,13 @@ class CTranslate2Engine(LineEngine):
             self.seed(min(line.request.seed for line in lines) - 1)
         super().enter(sorted(lines, key=lambda line: len(line.request.text)))
 
-    def _translate(
-        self, sentences: list[Sentence], n_best: int, attention: bool, no_repeat: bool
-    ) -> list[Any]:
+    def _translate(self, sentences: list[Sentence], n_best: int, attention: bool) -> list[Any]:
         """Return the result of each sentence; a call has one minimum for all of its sentences."""
         found: list[Any] = [None] * len(sentences)
         shortest = [self._shortest(sentence) for sentence in sentences]
         for least in sorted(set(shortest)):
             chosen = [number for number, own in enumerate(shortest) if own == least]
             options = {"num_hypotheses": n_best, "return_attention": attention}
-            if no_repeat:
-                options["no_repeat_ngram_size"] = NO_REPEAT
             group = self._translate_alike([sentences[n] for n in chosen], least, options)
             for number, result in zip(chosen, group, strict=True):
                 found[number] = result
@@ -254,11 +248,6 @@ class CTranslate2Engine(LineEngine):
 
     def _annotate(self, parts: list[Part]) -> None:
         """Do nothing: CTranslate2 returns attention with its translations."""
-
-    def _check(self, request: Request) -> None:
-        super()._check(request)
-        if request.translated is not None:
-            raise UserError("CTranslate2 reads no translations before a line here (data.target_context)")
 
     def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
         raise UserError("CTranslate2 takes no prefixes and required phrases here; use the run itself")

@@ -1,6 +1,5 @@
 """The server's interface: every answer is that of `translate`, every failure has its status and one line."""
 
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -245,7 +244,7 @@ class SlowEngine:
     apart = True
 
     def __init__(self) -> None:
-        self.guarded = collections.Counter(capitals=2)
+        self.num_recased = 2
         self.lines, self.cancelled = {}, []
         self.go, self.error, self.answer = threading.Event(), None, self.shout
 

@@ -1,9 +1,8 @@
-"""Guards: sentences in a letter case that training lacked, and translations that repeat themselves."""
+"""Letter cases that training lacked: such sentences are translated in sentence case, and put back."""
 
-import itertools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from flaxformer_mt.data.text_noise import change_case
 from flaxformer_mt.unicode_text import CASES, SHORT_WORD, find_case
@@ -11,37 +10,19 @@ from flaxformer_mt.vocab import Vocab
 
 # Sentences in capitals, in title case, or of a single word: changed where training lacked them, or anyway.
 Capitals = Literal["auto", "always", "never"]
-# Translations that repeat themselves are searched again, or stay.
-Repetitions = Literal["search_again", "keep"]
 
 # A model of whose training lines fewer are in a letter case does not know it.
 _KNOWN = 0.005
-# Tokens in a row that repeat what is before them, from which on a translation is searched again.
-_LOOP = 4
 
 
-class Guards(NamedTuple):
-    """What is guarded: the letter cases (of `CASES`), and whether repetitions are searched again."""
-
-    cases: frozenset[str] = frozenset()
-    repetitions: bool = False
-
-    def describe(self) -> dict[str, Any]:
-        return {} if self == NO_GUARDS else {"guards": [sorted(self.cases), self.repetitions]}
-
-
-NO_GUARDS = Guards()
-
-
-def choose_guards(capitals: Capitals, repetitions: Repetitions, shares: Mapping[str, float] | None) -> Guards:
-    """Return the guards by the options.
+def choose_cases(capitals: Capitals, shares: Mapping[str, float] | None) -> frozenset[str]:
+    """Return the letter cases (of `CASES`) that are changed.
 
     Args:
       shares: of the training lines in each letter case. None: unknown; then `auto` changes none.
     """
     known = shares if capitals == "auto" else dict.fromkeys(CASES, 0.0 if capitals == "always" else 1.0)
-    lacking = frozenset(case for case, share in (known or {}).items() if share < _KNOWN)
-    return Guards(lacking, repetitions == "search_again")
+    return frozenset(case for case, share in (known or {}).items() if share < _KNOWN)
 
 
 class LetterCase(NamedTuple):
@@ -99,21 +80,3 @@ def put_back(text: str, case: str, language: str, source: str) -> str:
         return re.sub(words, lambda word: change_case(word[0], "title_case", language), text)
     change = {"capitals": "upper_case", "title_case": "title_case"}.get(case)
     return text if change is None else change_case(text, change, language)
-
-
-def count_repeated(tokens: Sequence[int]) -> int:
-    """Return how many tokens in a row, at most, repeat those before them: [7 5 6 5 6 5 6 8] has 4; 0: few."""
-    most, size = 0, len(tokens)
-    if len(set(zip(*(tokens[n:] for n in range(_LOOP)), strict=False))) > size - _LOOP:
-        return 0  # too few to count, for most sentences
-    for distance in range(1, size // 2 + 1):
-        same = map(int.__eq__, tokens[distance:], tokens)
-        run = max((sum(1 for _ in group) for equal, group in itertools.groupby(same) if equal), default=0)
-        most = max(most, run if run >= distance else 0)
-    return most
-
-
-def repeats_itself(tokens: Sequence[int], source: Sequence[int]) -> bool:
-    """Return whether the tokens of a translation repeat themselves more than those of its source."""
-    repeated = count_repeated(tokens)
-    return repeated >= _LOOP and repeated > count_repeated(source)
