@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from flaxformer_mt.config.field_values import show_value
 from flaxformer_mt.errors import UserError
 
 
@@ -54,6 +55,9 @@ _TABLE: dict[str, Removed] = {
     "data.target_context": Removed(False, _TARGET_CONTEXT, needed=True),
     "--repetitions": Removed("keep", _REPETITIONS),
     "--comet": Removed(None, _COMET),
+    "--positions": Removed(
+        None, "no page showed its figure; model.positions.sinusoidal_table gives the numbers"
+    ),
     "search.method=mbr": Removed(None, _MBR),
     "search.mbr_candidates": Removed("samples", _MBR),
     "search.mbr_utility": Removed("chrf", _MBR),
@@ -84,7 +88,8 @@ _TABLE: dict[str, Removed] = {
 def find_removed(name: str, value: Any = None) -> Removed | None:
     """Return what is known of a removed field or flag, or of a value that a field no longer has."""
     name = re.sub(r"^data\.stages\.\d+\.noise\b", "data.noise", name)
-    return _TABLE.get(name) or _TABLE.get(name.rpartition(".")[0]) or _TABLE.get(f"{name}={value}")
+    names = [name, name.rpartition(".")[0], *([f"{name}={value}"] if isinstance(value, str) else [])]
+    return next((_TABLE[one] for one in names if one in _TABLE), None)
 
 
 def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], dict[str, Removed]]:
@@ -99,7 +104,7 @@ def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any]
         path = f"{where}{name}"
         if removed := find_removed(path, value):
             if not _is_default(value, removed):
-                changed[f"{path}={value}"] = removed
+                changed[f"{path}={value if isinstance(value, str) else show_value(value)}"] = removed
             continue
         if isinstance(value, dict):
             inner, changed_inside = take_out(value, f"{path}.")

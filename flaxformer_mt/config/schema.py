@@ -7,7 +7,7 @@ it, and its names in other toolkits (config/field_values.py). Rules between fiel
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -819,8 +819,8 @@ for _path, _mark in find_marks(Config, KnownAs).items():
         FOREIGN_NAMES.setdefault(_name, _path)
 
 
-def _take_removed_fields(section: type, where: str) -> None:
-    """Let a section be made with removed fields at their defaults, as config files of earlier versions do."""
+def _take_removed_fields(section: type, where: str = "") -> None:
+    """Let sections be made with removed fields at their defaults, as config files of earlier versions do."""
     make = section.__init__  # type: ignore[misc]
 
     @functools.wraps(make)
@@ -828,14 +828,9 @@ def _take_removed_fields(section: type, where: str) -> None:
         make(self, *positional, **refuse_removed(values, where))
 
     section.__init__ = initialize  # type: ignore[misc]
-
-
-def _list_sections(section: type, where: str = "") -> Iterator[tuple[type, str]]:
-    yield section, where
     for name, hint in typing.get_type_hints(section).items():
         if dataclasses.is_dataclass(hint):
-            yield from _list_sections(typing.cast(type, hint), f"{where}{name}.")
+            _take_removed_fields(typing.cast(type, hint), f"{where}{name}.")
 
 
-for _section, _where in _list_sections(Config):
-    _take_removed_fields(_section, _where)
+_take_removed_fields(Config)
