@@ -89,7 +89,7 @@ def find_removed(name: str, value: Any = None) -> Removed | None:
     """Return what is known of a removed field or flag, or of a value that a field no longer has."""
     name = re.sub(r"^data\.stages\.\d+\.noise\b", "data.noise", name)
     names = [name, name.rpartition(".")[0], *([f"{name}={value}"] if isinstance(value, str) else [])]
-    return next((_TABLE[one] for one in names if one in _TABLE), None)
+    return next((_TABLE[key] for key in names if key in _TABLE), None)
 
 
 def take_out(values: Mapping[str, Any], where: str = "") -> tuple[dict[str, Any], dict[str, Removed]]:
