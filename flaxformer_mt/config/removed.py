@@ -39,7 +39,7 @@ _UNMEASURED = "its gain was never measured"
 _TYPOS = "data.noise.typos makes all kinds of typos, each with probability 0.1"
 _WORDS = "random words have 2 to 5 characters, and there are at most 6"
 
-# Dotted names of fields, NAME=VALUE of values, and flags of commands.
+# Dotted names of fields, NAME=VALUE of values, flags of commands, and classes.
 _TABLE: dict[str, Removed] = {
     "train.prng": Removed(..., "the generator of random numbers is chosen by itself"),
     "data.terms": Removed(0.0, _ANNOTATION),
@@ -75,6 +75,7 @@ _TABLE: dict[str, Removed] = {
     "data.noise.random_words.min_word_length": Removed(2, _WORDS),
     "data.noise.random_words.max_word_length": Removed(5, _WORDS),
     "data.noise.random_words.max_words": Removed(6, _WORDS),
+    "TypoConfig": Removed(..., _TYPOS),
     **{
         f"data.noise.typo_kinds.{kind}": Removed(0.1, _TYPOS)
         for kind in (
