@@ -62,7 +62,7 @@ def test_a_request_travels_as_json_and_pickle():
     full = Request(
         *("a", "id", 7, "b", "p", ("x", "y"), 3, "de", "en"),
         Annotations(alignments="pieces", layer=-1),
-        *(4, ("c", "d")),
+        ("c", "d"),
         Glossary((("Hund", "dog"),)),
         (0, 2),
     )
