@@ -232,7 +232,7 @@ def _name_failure(target: Target) -> Iterator[None]:
         if not misses_cudnn and not isinstance(error, jax.errors.JaxRuntimeError):
             raise
         remedy = f"; cuDNN comes with the extra cuda13: {install_command(extra='cuda13')}"
-        remedy += "; or set model.attention=xla"
+        remedy += "; or set model.attention=plain"
         raise UserError(
             f"--target={target.name}: the update does not compile ({first_line(error)})"
             f"{remedy if misses_cudnn else ''}"
