@@ -108,8 +108,8 @@ def _digest(file: str | None) -> str:
 class PlainOutput:
     """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
 
-    def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
-        self._write, self.done = write, done
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write, self.done = write, 0
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
         """Return the lines after those that are done."""
