@@ -38,7 +38,8 @@ def format_completion(shells: Sequence[str], kinds: Mapping[str, type]) -> str:
     """Return the script for the one shell that is named; `kinds` are the options of the commands."""
     known = ("bash", "zsh", "fish")
     if len(shells) != 1 or shells[0] not in known:
-        raise UserError(f"--print-completion needs a shell, but got {' '.join(shells)!r} ({', '.join(known)})")
+        given = " ".join(shells)
+        raise UserError(f"--print-completion needs a shell, but got {given!r} ({', '.join(known)})")
     flags = {command: list_flag_types(kind) for command, kind in kinds.items()}
     # Command and flag -> what may follow it; None: nothing.
     choices = {
