@@ -18,10 +18,10 @@ class FileHasNoLock(Exception):
         self.stream = stream
 
 
-def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
+def lock(file: int, *, wait: bool = False) -> None:
     """Lock an open file or folder until it is closed, in place of a lock that this process has on it."""
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise FileHasNoLock from error

@@ -108,7 +108,7 @@ _RULES: Rules = {
     ),
     "{model.attention} does not support the attention dropout rate {rate}; set "
     "model.attention_dropout_rate=0, or model.attention=auto": (
-        lambda c: c.model.attention in ("xla", "cudnn") and _attention_dropout(c.model)
+        lambda c: c.model.attention == "cudnn" and _attention_dropout(c.model)
     ),
     "{model.attention} needs model.dtype bfloat16, but {model.dtype is}; set it, or use auto": (
         lambda c: c.model.attention in ("cudnn", "pallas") and c.model.dtype != "bfloat16"

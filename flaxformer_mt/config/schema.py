@@ -463,12 +463,11 @@ class ModelConfig:
     initializer: Literal[
         "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
     ] = "xavier_uniform"
-    # Implementation of attention over whole sequences: plain (matrix products and softmax), xla
-    # (jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
-    # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
-    # apply, else plain. Attention dropout and relative positions need pallas on GPUs, or plain; plots of
-    # attention weights always use plain.
-    attention: Annotated[Literal["auto", "plain", "xla", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
+    # Implementation of attention over whole sequences: plain (matrix products and softmax), cudnn
+    # (flash attention, on GPUs in bfloat16) or pallas (rows of up to about 256 tokens, on GPUs and TPUs in
+    # bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else plain. Attention dropout and
+    # relative positions need pallas on GPUs, or plain; plots of attention weights always use plain.
+    attention: Annotated[Literal["auto", "plain", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.resumable_output import open_resumable
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
 
 ORIGIN = {"run": "runs/a", "checkpoint": "best (step 10)", "options": {"beam_size": 4}}
 LINES = ["a", "", "c\u2028", "d ||| x", "e", "f", "g"]
@@ -24,7 +24,7 @@ class Killed(BaseException):
 
 
 def run(path, lines, *, origin=ORIGIN, step=2, stop_after=None, second=None, resume=False, **options):
-    with open_resumable(str(path), origin=origin, step=step, resume=resume, **options) as output:
+    with ResumableOutput(str(path), origin=origin, step=step, resume=resume, **options) as output:
         start = output.done
         reader = output.read("input", lines)
         other = None if second is None else output.read("prefix", second)
@@ -203,8 +203,8 @@ def test_a_complete_output_whose_record_was_kept_is_compared_and_stays(tmp_path)
 
 HOLD = """
 import sys
-from flaxformer_mt.text_io.resumable_output import open_resumable
-with open_resumable(sys.argv[1], origin={}, step=2, resume=True) as output:
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
+with ResumableOutput(sys.argv[1], origin={}, step=2, resume=True) as output:
     print("open", flush=True)
     sys.stdin.read()
 """

@@ -42,7 +42,7 @@ from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weig
 from flaxformer_mt.convert.name_table import Constant, Leaves, Table, read_names
 from flaxformer_mt.convert.network_fields import EVERY_FIELD, Field, find_problems, value_of
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
+from flaxformer_mt.model.positions import SINUSOIDAL_TABLES
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import PretrainedVocab, Vocab, Vocabs
 
@@ -225,10 +225,9 @@ def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
     """Return the tables of positions, which Flax computes and CTranslate2 stores."""
-    if config.positions in ("sinusoidal", "sinusoidal_halves"):
+    if config.positions in SINUSOIDAL_TABLES:
         first, longest = config.first_position, config.longest_input or 0
-        make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table
-        encodings = make_table(first + longest, config.model_dim)[first:]
+        encodings = SINUSOIDAL_TABLES[config.positions](first + longest, config.model_dim)[first:]
         for stack in ("encoder", "decoder"):
             yield Constant(f"{stack}/position_encodings/encodings", encodings)
 
