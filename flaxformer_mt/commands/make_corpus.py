@@ -24,7 +24,7 @@ from flaxformer_mt.commands.translate import (
     translate_with_ctranslate2,
 )
 from flaxformer_mt.config.checks import check_n_best
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
 from flaxformer_mt.text_io.pair_table import write_report, write_table
@@ -72,6 +72,10 @@ def distil(options: DistilOptions) -> dict[str, Any] | None:
 
 def _check(options: Any) -> Any:
     """Raise UserError for flags that are wrong by themselves; make the output folder."""
+    if options.max_length_ratio is not None:
+        warn_user("--max_length_ratio, which filters pairs here, is now called --pair_length_ratio")
+        changes = {"pair_length_ratio": options.max_length_ratio, "max_length_ratio": None}
+        options = dataclasses.replace(options, **changes)
     if options.input == STANDARD:
         raise UserError("--input is read twice, so that it cannot be standard input; give a file")
     with open_input(options.input):

@@ -503,6 +503,8 @@ class CorpusOptions(
     output: Annotated[Path, _Output]
     # Weight of each pair in the loss of training, written as a third column. None: no such column.
     weight: Annotated[float | None, between(SMALLEST_WEIGHT, LARGEST_WEIGHT)] = None
+    # Earlier name of --pair_length_ratio.
+    max_length_ratio: Annotated[float | None, at_least(1)] = None
     # ---- lines and interruptions ----
 
     # Number of lines that are translated at a time; these lines share batches. None: 2048.

@@ -203,6 +203,7 @@ def test_wrong_flags_are_refused_in_one_line(capfd):
         ([*COMMAND, "--output=out", "--window=0"], "--window is 0; it must be at least 1"),
         ([*COMMAND, "--output=out", "--weight=-1"], "--weight is -1.0; it must be"),
         ([*COMMAND, "--output=out", "--weight=nan"], "--weight is 'nan'; it must be a finite number"),
+        ([*COMMAND, "--output=out", "--max_length_ratio=0.5"], "--max_length_ratio is 0.5"),
         ([*COMMAND, "--output=out", "--pair_length_ratio=0.5"], "--pair_length_ratio is 0.5"),
         ([*COMMAND, "--output=out", "--max_repetitions=0"], "--max_repetitions is 0"),
         ([*COMMAND, "--output=out", "--resume", "--overwrite"], "exclude each other"),
@@ -228,7 +229,7 @@ def test_wrong_flags_are_refused_in_one_line(capfd):
         *((kind, SearchConfig, set()) for kind in (TranslateOptions, EvaluateOptions)),
         (ScoreOptions, SearchConfig, {"batch_tokens"}),
         (GenerateOptions, SearchConfig, {"method"}),
-        *((kind, SearchConfig, set()) for kind in (BacktranslateOptions, DistilOptions)),
+        *((kind, SearchConfig, {"max_length_ratio"}) for kind in (BacktranslateOptions, DistilOptions)),
     ],
 )
 def test_options_of_one_name_in_two_classes_mean_the_same(kind, target, own):
@@ -241,6 +242,8 @@ def test_options_of_one_name_in_two_classes_mean_the_same(kind, target, own):
         return SearchConfig if options is SearchConfig else find_declaration(options, name)
 
     shared = {field.name for field in fields(kind)} & {field.name for field in fields(target)}
+    if target is TranslateOptions:  # a filter of pairs under its earlier name, which no search gets
+        own = own | {"max_length_ratio"}
     assert {name for name in shared if declare(kind, name) is not declare(target, name)} == own
     assert len(shared - own) >= 3
 
@@ -249,10 +252,13 @@ def test_the_filter_of_pairs_is_no_option_of_the_search(monkeypatch, capfd):
     write("in", ["a", "the dog barks loudly"])
     seen = []
     monkeypatch.setattr(make_corpus, "translate_file", lambda options, **more: seen.append(options) or 1 / 0)
-    for flags, ratio in ([], 4.0), (["--pair_length_ratio=9"], 9.0):
+    for flags, ratio in ([], 4.0), (["--pair_length_ratio=9"], 9.0), (["--max_length_ratio=9"], 9.0):
+        told = []
+        monkeypatch.setattr(make_corpus, "warn_user", told.append)
         with pytest.raises(ZeroDivisionError):
             main([*COMMAND, "--output=out", "--overwrite", *flags])
         assert choose_search(seen[-1]) == read_config(Path("run/config.json")).search
+        assert ["--pair_length_ratio" in line for line in told] == [True] * ("--max" in "".join(flags))
         options = BacktranslateOptions(run=Path("run"), input="in", output=Path("out"), overwrite=True)
         options = dataclasses.replace(options, **{flag[2:-2]: 9.0 for flag in flags})
         assert make_corpus._check(options).pair_length_ratio == ratio
