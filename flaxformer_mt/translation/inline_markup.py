@@ -384,27 +384,27 @@ class _Layout:
             self.cursor = max(self.cursor, place)
             return
         if item.space_before and gap > 0:
-            word, opening = self.target[gap - 1], f" {opening}"
-            # In "word {0}, more" the marks of the word come after the placeholder.
-            marks_follow = previous is None or item.start <= previous.core_end
-            place = self._find_inside(previous, word, item.start, in_core=marks_follow)
+            opening = f" {opening}"
+            place = self._find_inside(item, previous, self.target[gap - 1])
         elif item.space_before or item.space_after:
             opening = f"{opening} " if self.target else opening
         elif previous and previous.end >= item.start > 0 and gap > 0:
-            word = self.target[gap - 1]
             if gap - 1 in links or gap == self._find_boundary(item):
-                in_core = item.start < previous.end and item.start <= previous.core_end
-                place = self._find_inside(previous, word, item.start, in_core=in_core)
+                place = self._find_inside(item, previous, self.target[gap - 1])
         self._copy(place)
         self.parts.append(opening)
 
-    def _find_inside(self, source: _Word | None, target: _Word, start: int, *, in_core: bool) -> int:
+    def _find_inside(self, item: _Item, source: _Word | None, target: _Word) -> int:
         """Return the place in a target word of a point that is inside a source word, or after it."""
-        if source and self.marked.text[source.start : source.end] == self.text[target.start : target.end]:
-            return target.start + min(start, source.end) - source.start
-        if source and start <= source.core_start:
+        if source is None:
+            return target.core_end
+        if self.marked.text[source.start : source.end] == self.text[target.start : target.end]:
+            return target.start + min(item.start, source.end) - source.start
+        if item.start <= source.core_start:
             return target.core_start
-        return target.core_end if in_core else target.end
+        # In "word {0}, more" the marks of the word come after the placeholder.
+        before_marks = item.start <= source.core_end and (item.space_before or item.start < source.end)
+        return target.core_end if before_marks else target.end
 
     def _gap(self, gap: int) -> int:
         """Position of the gap before a target word; the last one is at the end of the last word."""

@@ -10,7 +10,7 @@ from growth import growth
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.inline_markup import put_back, take_out
+from flaxformer_mt.translation.inline_markup import _best_run, put_back, take_out
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
@@ -299,7 +299,6 @@ SENTENCE = "Der Mann liest ein Buch und die Frau sieht den Hund. "
 ALIGNMENTS = {
     "word for word": lambda n: [(i, i) for i in range(n)],
     "one word with all": lambda n: [(0, i) for i in range(n)] + [(i, 0) for i in range(n)],
-    "every other word": lambda n: [(i % 7, 2 * i) for i in range(n)],
     "none": lambda n: [],
 }
 
@@ -324,6 +323,25 @@ def test_markup_takes_time_in_proportion_to_the_line(make_text, alignment):
         put_back(marked, marked.text, ALIGNMENTS[alignment](len(marked.text.split())))
 
     assert growth(put_all_back, make_text) < 1.6
+
+
+def test_the_best_run_is_the_best_of_all_runs():
+    dice = random.Random(3)
+    for _ in range(500):
+        targets, sources = dice.randrange(1, 20), dice.randrange(1, 20)
+        linked = sorted(dice.sample(range(targets), dice.randrange(1, targets + 1)))
+        first = dice.randrange(sources)
+        words = range(first, dice.choice([first + 1, dice.randrange(first + 1, sources + 1)]))
+        expected = (sum(words) / len(words) + 0.5) / sources * targets
+
+        def rank(run, linked=linked, words=words, expected=expected):
+            start, end = run
+            size, distance = end - start, abs((start + end) / 2 - expected)
+            surplus = 2 * sum(start <= one < end for one in linked) - size
+            return surplus, -distance if len(words) == 1 else size - distance / 1000
+
+        runs = [(start, last + 1) for start in linked for last in linked if last >= start]
+        assert _best_run(set(linked), words, sources, targets) == max(runs, key=rank)
 
 
 @pytest.mark.parametrize("unit", ["</b>", "<a ", "<a '", '<a b=">" ', "{n,plural,", "{{", "%(", "&#"])
