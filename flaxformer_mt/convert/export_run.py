@@ -13,6 +13,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 
 import flaxformer_mt
+from flaxformer_mt.atomic_folder import new_folder
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.formats import Format, Weights, find_format
@@ -279,14 +280,14 @@ def export_run(
             f"the files of format {target.name} do not carry {' and '.join(lost)}; its translations differ "
             "unless you give that system options to the same effect"
         )
-    partial = output.with_name(f"{output.name}.partial")
-    try:
+    with new_folder(output) as partial:
         parity = write_checked(target, weights, partial, tolerance)
         result: dict[str, Any] = {"format": target.name, "output": name_urls(str(output))} | _describe(
             weights, parity, tolerance
         )
         if quantization != "none":
-            _clear(partial)
+            shutil.rmtree(partial)
+            partial.mkdir()
             target.write(weights, partial, quantization)
             assert target.open is not None
             quantized = measure(weights, target.open(partial), quantity=target.quantity)
@@ -295,11 +296,6 @@ def export_run(
             target.write_shortlist(rules, partial)
         card = make_card(weights.config, result, read_report(run_dir), weights.vocabs)
         (partial / "README.md").write_text(card, encoding="utf-8")
-        if output.is_dir():
-            output.rmdir()  # check_output has verified that the folder is empty
-        partial.rename(output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     if hub_name is not None:
         result["pushed"] = push_model(output, hub_name)
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
@@ -350,8 +346,7 @@ def check_expressible(target: Format, weights: Weights, quantization: str) -> No
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Write the format into a folder, replacing its contents, and compare the outputs of both systems."""
-    _clear(folder)
+    """Write the format into an empty folder, and compare the outputs of both systems."""
     target.write(weights, folder, "none")
     assert target.open is not None
     parity = measure(weights, target.open(folder), quantity=target.quantity)
@@ -367,11 +362,3 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
 def check_output(output: Path) -> None:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
-
-
-def _clear(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; give another --output=DIR") from error

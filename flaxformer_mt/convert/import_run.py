@@ -6,15 +6,14 @@ to some of them.
 
 import dataclasses
 import itertools
-import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict, cast
 
 import numpy as np
 
+from flaxformer_mt.atomic_folder import new_folder
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
@@ -325,9 +324,7 @@ def import_run(
         check_cuttable(weights, vocab_text)
     if run_dir.is_symlink():
         run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
-    partial = run_dir.with_name(f".{run_dir.name}.importing")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with new_folder(run_dir) as partial:
         ours = None
         if source.open is not None:
             ours = compute_own(weights, quantity=source.quantity, read_data=False)
@@ -348,9 +345,6 @@ def import_run(
                 f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
                 f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
             )
-        os.replace(partial, run_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     publish(run_dir)
     unchecked = {"checked_on": f"nothing: {source.name} files are read without their toolkit"}
     checked = unchecked if parity is None else dataclasses.asdict(parity)
