@@ -39,7 +39,11 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
 # Arrays that early files have and no version of transformers uses.
-UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+UNUSED = (
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    "model.encoder.version",
+    "model.decoder.version",
+)
 
 _T5_NAMES = """
 shared_embedding                                                       shared
@@ -125,7 +129,8 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
         return our_format.read(path, overrides)
     formats.refuse_overrides(overrides, folder)
     family = read_family(folder, stored)
-    tensors = {name: tensor for name, tensor in open_tensors(folder).items() if name not in UNUSED}
+    stored_tensors = (open_tensors if family.is_t5 else bart_family.open_bart_tensors)(folder)
+    tensors = {name: tensor for name, tensor in stored_tensors.items() if name not in UNUSED}
     return _read_tensors(folder, family, tensors)
 
 
