@@ -149,17 +149,11 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
                     partial.rmdir()  # empty, if it was made above
                 yield None
                 return
-            if _is_at(partial, file):
+            if file_lock.is_at(partial, file):
                 yield partial
                 return
         finally:
             os.close(file)
-
-
-def _is_at(folder: Path, file: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file), folder.stat())
-    return False
 
 
 def _remove_leftovers(root: Path) -> None:
@@ -196,10 +190,9 @@ def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
 
 @contextlib.contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `final`, and give it that name at the end; an error removes it.
+    """Yield a folder with a name that nothing else has, which is `final` at the end; an error removes it.
 
-    `final` is absent or an empty folder. The new folder has a name that nothing else has, so that nothing of
-    a user's is replaced, and of two commands that make `final` the first to end does.
+    Nothing of a user's is replaced, and of two commands that make `final`, the first to end does.
     """
     partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
     try:

@@ -16,13 +16,14 @@ import flaxformer_mt
 from flaxformer_mt.atomic_folder import new_folder
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.convert.formats import Format, Weights, find_format
+from flaxformer_mt.convert.formats import EXPORTED, Format, Weights, find_format
 from flaxformer_mt.convert.hub_store import find_hub_name, push_model
 from flaxformer_mt.convert.parity_check import Parity, check_tolerance, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, open_output, publish_output
 from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, read_report
+from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
@@ -265,7 +266,7 @@ def export_run(
     run_dir, output = open_copy(run_dir), open_output(output, empty=True)
     if output.is_symlink():
         output = output.resolve()  # the finished folder is renamed, and must not replace the link
-    target, hub_name = find_format(format_name), None if push is None else find_hub_name(push)
+    target, hub_name = find_format(format_name, EXPORTED), None if push is None else find_hub_name(push)
     if push is not None and (hub_name is None or format_name not in _ON_HUB):
         raise UserError(
             f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
@@ -292,6 +293,8 @@ def export_run(
             assert target.open is not None
             quantized = measure(weights, target.open(partial), quantity=target.quantity)
             result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
+        if (run_dir / LENGTHS_FILE).is_file():
+            shutil.copyfile(run_dir / LENGTHS_FILE, partial / LENGTHS_FILE)
         if rules is not None and target.write_shortlist is not None:
             target.write_shortlist(rules, partial)
         card = make_card(weights.config, result, read_report(run_dir), weights.vocabs)
@@ -336,13 +339,14 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    problems = target.problems(weights.config)
-    if problems:
-        raise UserError("\n".join(f"{target.name} cannot express this model: {line}" for line in problems))
+    problems = target.problems(weights.config) + target.more_problems(weights)
+    lines = [f"{target.name} cannot express this model: {line}" for line in problems]
     if quantization not in target.quantizations:
-        raise UserError(
+        lines.append(
             f"{target.name} has no --quantization={quantization}; it has: {', '.join(target.quantizations)}"
         )
+    if lines:
+        raise UserError("\n".join(lines))
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:

@@ -306,7 +306,7 @@ def import_run(
         like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", origin)
         hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if like_hub_name else ""
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
-    source = find_format(format_name or find_format_name(path))
+    source = find_format(format_name or find_format_name(path), formats.IMPORTED)
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     overrides = ImportOverrides(config, None if vocab is None else read_user_vocabs(Path(vocab).expanduser()))

@@ -249,7 +249,7 @@ def test_a_difference_leaves_nothing_behind(run, tmp_path, monkeypatch):
             handbuilt.FORMAT,
             open=lambda *path, e=error: lambda batch: handbuilt.FORMAT.open(*path)(batch) + e,
         )
-        monkeypatch.setattr(exporting, "find_format", lambda name, wrong=wrong: wrong)
+        monkeypatch.setattr(exporting, "find_format", lambda *names, wrong=wrong: wrong)
         with pytest.raises(UserError, match=f"differs from the Flax model by {shown} in logits, more than"):
             export_run(run, format_name="handbuilt", output=tmp_path / "out", warn=print)
         assert list(tmp_path.iterdir()) == []
@@ -301,7 +301,7 @@ def test_a_model_with_a_given_config_is_checked_as_any_other(run, exported, tmp_
     wrong = dataclasses.replace(
         handbuilt.FORMAT, open=lambda *path: lambda batch: handbuilt.FORMAT.open(*path)(batch) + 0.01
     )
-    monkeypatch.setattr(importing, "find_format", lambda name: wrong)
+    monkeypatch.setattr(importing, "find_format", lambda *names: wrong)
     for vocab in (given, {"vocab": run / "vocab"}):
         with pytest.raises(UserError, match=r"differs from .*state_dict.pt by 0\.01\d* in logits, more than"):
             import_run(state, format_name="handbuilt", run_dir=tmp_path / "new", **vocab)

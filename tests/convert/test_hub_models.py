@@ -23,6 +23,7 @@ from tiny_hub import CORPUS, LINES, MAKERS, train_briefly
 from flaxformer_mt.config import ParallelConfig, SearchConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.huggingface.hub_models import _make_table
 from flaxformer_mt.convert.import_run import import_run
@@ -271,6 +272,18 @@ def test_weights_of_the_base_class_and_of_wrapped_models_are_imported(name, tmp_
         weights = FORMAT.read(tmp_path / "hub", ImportOverrides())
         expected = weights if number == 0 else expected
         assert_same(expected, weights)
+
+
+@pytest.mark.parametrize("name", ["nllb", "m2m_100"])
+def test_an_exported_tokenizer_has_the_languages_of_the_run(name, tmp_path):
+    MAKERS[name](tmp_path / "hub")
+    import_run(tmp_path / "hub", run_dir=tmp_path / "run", languages=["fr", "de"])
+    export_run(tmp_path / "run", format_name="hf", output=tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    codes = {"nllb": ("fra_Latn", "deu_Latn"), "m2m_100": ("fr", "de")}[name]
+    assert (tokenizer.src_lang, tokenizer.tgt_lang) == codes
+    tag = tokenizer.convert_ids_to_tokens(tokenizer("nous lisons").input_ids)[0]
+    assert tag.strip("_") == codes[0]
 
 
 def test_bfloat16_files_are_read_as_float32(tmp_path):

@@ -37,6 +37,7 @@ from flaxformer_mt.convert.huggingface.model_config import (
     read_model_fields,
 )
 from flaxformer_mt.convert.huggingface.tokenizer_files import (
+    find_symbol_problem,
     read_exported_tokenizer,
     read_tokenizer,
     write_tokenizer,
@@ -163,7 +164,13 @@ class HuggingFaceFormat:
 
     def make_format(self) -> Format:
         return Format(
-            self.name, self.problems, self._write, open_model, self._read, lost_options=lost_options
+            self.name,
+            self.problems,
+            self._write,
+            open_model,
+            self._read,
+            lost_options=lost_options,
+            more_problems=find_symbol_problem,
         )
 
     def problems(self, config: Config) -> list[str]:
