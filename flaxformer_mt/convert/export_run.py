@@ -272,7 +272,8 @@ def export_run(
             f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
             f"{', '.join(_ON_HUB)}"
         )
-    check_output(output)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
     check_expressible(target, weights, quantization)
     rules = _read_shortlist(shortlist, target, weights)
@@ -361,8 +362,3 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
             "the converter unless weights have non-finite values: report it with the run's config.json"
         )
     return parity
-
-
-def check_output(output: Path) -> None:
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")

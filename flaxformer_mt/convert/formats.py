@@ -119,14 +119,11 @@ class Format:
         """Return an import-only format, whose files describe themselves: its problems say so."""
         reason = "its files are only read; give another --format, such as torch or ctranslate2"
 
-        def write(weights: Weights, folder: Path, quantization: str) -> None:
-            raise UserError(f"{name} is import-only: {reason}")
-
         def read_alone(path: Path, overrides: ImportOverrides) -> Weights:
             refuse_overrides(overrides, path)
             return read(path)
 
-        return cls(name, lambda config: [reason], write, None, read_alone)
+        return cls(name, lambda config: [reason], lambda *arguments: None, None, read_alone)
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:

@@ -200,11 +200,6 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
     return dataclasses.replace(weights.config, data=data)
 
 
-def check_cuttable(weights: Weights, texts: Sequence[str | Path]) -> None:
-    if not isinstance(weights.vocabs.target, PretrainedVocab):
-        raise UserError(f"--vocab_text is {texts[0]}, but this model has no vocabulary that can be cut")
-
-
 def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
     """Return a model with the pieces that texts have, and the tags of some languages (None: all)."""
     vocab = weights.vocabs.target
@@ -320,8 +315,8 @@ def import_run(
     validate(weights.config)
     if bad := [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]:
         raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
-    if vocab_text:
-        check_cuttable(weights, vocab_text)
+    if vocab_text and not isinstance(weights.vocabs.target, PretrainedVocab):
+        raise UserError(f"--vocab_text is {vocab_text[0]}, but this model has no vocabulary that can be cut")
     if run_dir.is_symlink():
         run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
     with new_folder(run_dir) as partial:

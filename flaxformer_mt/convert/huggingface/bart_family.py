@@ -204,12 +204,7 @@ class HuggingFaceFormat:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
-        return self._read_tensors(path, overrides, stored, open_bart_tensors(folder))
-
-    def _read_tensors(
-        self, path: Path, overrides: ImportOverrides, stored: dict[str, Any], tensors: Mapping[str, Any]
-    ) -> Weights:
-        folder = path if path.is_dir() else path.parent
+        tensors = open_bart_tensors(folder)
         fields, network = read_model_fields(self.fields, folder)
         if overrides.vocabs is not None:
             vocabs = overrides.vocabs

@@ -140,10 +140,6 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
     family = read_family(folder, stored)
     stored_tensors = (open_tensors if family.is_t5 else bart_family.open_bart_tensors)(folder)
     tensors = {name: tensor for name, tensor in stored_tensors.items() if not name.endswith(UNUSED)}
-    return _read_tensors(folder, family, tensors)
-
-
-def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> Weights:
     vocab, data = read_vocab(folder, family)
     vocabs = Vocabs(vocab, vocab, joint=True)
     tied, bias = _is_tied(family, tensors), bart_family.has_output_bias(tensors)
