@@ -221,8 +221,6 @@ _RULES: Rules = {
     "{optim.weight_decay} has no effect with {optim.optimizer}; use adamw, lion or muon": (
         lambda c: c.optim.weight_decay and c.optim.optimizer in ("adam", "adafactor")
     ),
-    "{optim.freeze} has no effect with {optim.lora.rank}, which freezes all parameters but those of "
-    "optim.lora.also_train; leave it out": lambda c: c.optim.lora.rank and c.optim.freeze,
     "{optim.lora.rank is}, so other settings of optim.lora have no effect; give a rank, such as 8": (
         lambda c: not c.optim.lora.rank and c.optim.lora != LoraConfig()
     ),

@@ -556,7 +556,7 @@ class OptimConfig:
         float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay store_ema")
     ] = 0.0
     # Parameters that are not trained, as patterns of their paths. For example, encoder,*_embedding freezes
-    # the encoder and all embeddings. Empty: all are trained.
+    # the encoder and all embeddings. LoRA freezes all of them, whatever this says. Empty: all are trained.
     freeze: tuple[str, ...] = ()
     # Low-rank adaptation (LoRA) of a trained model: small changes of frozen matrices.
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self, get_origin, get_type_hints
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import check_output, open_locked, partial_of
@@ -64,12 +65,7 @@ def _show(values: Mapping[str, Any], name: str) -> str:
 
 def write_record(record: Record, file: Path) -> None:
     """Replace the file by this record, on the disk, completely or not at all."""
-    new = file.with_name(file.name + ".new")
-    with new.open("w", encoding="utf-8") as stream:
-        stream.write(json.dumps(vars(record)) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(new, file)
+    write_atomically(file, f"{json.dumps(vars(record))}\n".encode(), sync=True)
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -228,16 +229,19 @@ def test_the_record_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
     calls = []
     sync, replace = os.fsync, os.replace
 
+    def show(path):
+        return re.sub(r"^\.(.*)\.[0-9a-f]{8}$", r"new \1", os.path.basename(path))
+
     def log_sync(descriptor):
-        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        calls.append(show(os.readlink(f"/proc/self/fd/{descriptor}")))
         sync(descriptor)
 
     def log_replace(source, target):
-        calls.append(f"{os.path.basename(source)} -> {os.path.basename(target)}")
+        calls.append(f"{show(source)} -> {show(target)}")
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", log_sync)
     monkeypatch.setattr(os, "replace", log_replace)
     run(tmp_path / "out", LINES[:2])
-    record = ["out.partial.json.new", "out.partial.json.new -> out.partial.json", tmp_path.name]
+    record = ["new out.partial.json", "new out.partial.json -> out.partial.json", tmp_path.name]
     assert calls == [*record, "out.partial", *record, "out.partial", "out.partial -> out"]
