@@ -3,8 +3,11 @@
 import collections
 import functools
 import re
+import string
 import unicodedata
 from collections.abc import Iterable
+
+import regex
 
 from flaxformer_mt.errors import UserError
 
@@ -30,13 +33,45 @@ _IGNORABLE = frozenset(
 _DRAWN = frozenset(
     map(chr, (*range(0x0600, 0x0606), 0x06DD, 0x070F, 0x0890, 0x0891, 0x08E2, 0x110BD, 0x110CD))
 )
-# What alignments count: between spaces and tabs, as for fast_align and Moses. A no-break space is in a word.
+# Soft hyphen, Arabic letter mark, zero-width space, marks of direction, embeddings and overrides of it, word
+# joiner, invisible operators of formulas, isolates, deprecated format characters, byte order mark.
+INVISIBLE = "\u00ad\u061c\u200b\u200e\u200f\ufeff" + "".join(
+    map(chr, (*range(0x202A, 0x202F), *range(0x2060, 0x2065), *range(0x2066, 0x2070)))
+)
+# These and all white space, as strip methods and character classes take them.
+BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + INVISIBLE
+# White space, invisible characters, and what looks like one character.
+_CHARACTER = regex.compile(rf"(\s[{BLANKS}]*)|[{INVISIBLE}]+|(\X)")
+# Marks that are no part of the word that they stand beside.
+MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
+# What the positions of alignments count: what is between spaces and tabs, as for fast_align and Moses, whose
+# files have them. A no-break space is in such a word.
 WORD = re.compile(r"[^ \t\r\n]+")
 
 
 def split_words(text: str) -> list[str]:
     """Return the words of a text, as the positions of alignments count them."""
     return WORD.findall(text)
+
+
+def normalize(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return the one spelling of texts that look alike, and what each of its characters is in the text.
+
+    It is in NFKC, with single spaces for all white space, and without invisible characters. Whether words
+    are the same, in glossaries, required phrases, alignments and scores of terms, is decided here alone.
+    """
+    characters, spans = list[str](), list[tuple[int, int]]()
+    for match in _CHARACTER.finditer(text):
+        # No letter has more than 30 accents (Unicode's stream-safe format); more take quadratic time.
+        spelling = " " if match[1] else unicodedata.normalize("NFKC", (match[2] or "")[:30])
+        characters += spelling
+        spans += [match.span()] * len(spelling)
+    return "".join(characters), spans
+
+
+def spell(text: str) -> str:
+    """Return the one spelling of texts that look alike; see `normalize`."""
+    return normalize(text)[0].strip()
 
 
 # Ways to write a line by the case of its letters, and lines of a single word.

@@ -19,6 +19,8 @@ from flaxformer_mt.unicode_text import (
     find_script,
     is_blank,
     lacks_spaces,
+    normalize,
+    spell,
 )
 
 # Article 1 of the Universal Declaration of Human Rights begins so, in the translations of the OHCHR.
@@ -87,6 +89,16 @@ def test_scripts_are_those_of_unicode_names():
 def test_what_nobody_sees_is_blank(text):
     assert is_blank(text)
     assert not is_blank(f"{text}a") and not is_blank(f"\u4e00{text}")
+
+
+def test_texts_that_look_alike_have_one_spelling():
+    assert spell("\ufeffBu\u0308cher\u00a0\u2009und Hu\u00adnd ") == "Bücher und Hund"
+    text = "x\u200eBu\u0308\u00a0 \ufb01"
+    plain, spans = normalize(text)
+    assert plain == "xBü fi" and [text[start:end] for start, end in spans] == [
+        *("x", "B", "u\u0308", "\u00a0 ", "\ufb01", "\ufb01")
+    ]
+    assert spell("نمی\u200cدانم") == "نمی\u200cدانم"  # joiners are a part of words
 
 
 def test_every_character_with_a_picture_is_text():

@@ -5,9 +5,9 @@ as numbers: words for `align`, pieces for a shortlist. Two directions are joined
 (Koehn et al. 2003). If combinations of words are too many, the rarest are given up.
 """
 
+import functools
 import itertools
 import re
-import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from flaxformer_mt.atomic_folder import artifact, digest, map_arrays, save_array
 from flaxformer_mt.corpus.pairs import RawSplit, WordLinks
 from flaxformer_mt.corpus.text_files import load_or_scan, read_lines
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.unicode_text import split_words
+from flaxformer_mt.unicode_text import MARKS, spell, split_words
 
 # Cells of a block [N, T, S], the unit of the computation; cells of all blocks that are kept in memory.
 _BLOCK, _KEPT = 1 << 17, 1 << 28
@@ -30,8 +30,6 @@ _EMPTY = 0.1
 _LONGEST_JUMP = 15
 # Weight of one occurrence of every jump and of a hundredth of one of every combination of words.
 _SMOOTHING = 0.01
-# Marks that are no part of the word that they stand beside.
-MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
 _NEIGHBOURS = [step for step in itertools.product((-1, 0, 1), repeat=2) if step != (0, 0)]
 
 
@@ -165,8 +163,9 @@ def _number(sentences: Sequence[Sequence[str]]) -> Sentences:
     """Give each different word a number from 1, without case and the marks around it; 0: the empty word."""
     numbers: dict[str, int] = {}
 
+    @functools.lru_cache(maxsize=1 << 16)
     def number(word: str) -> int:
-        folded = word.casefold()
+        folded = spell(word).casefold()
         return numbers.setdefault(folded.strip(MARKS) or folded, len(numbers) + 1)
 
     lengths = np.array([len(words) for words in sentences], np.int64)

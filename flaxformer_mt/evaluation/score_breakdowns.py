@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 from flaxformer_mt.config import TrainConfig
 from flaxformer_mt.config.directions import Direction
 from flaxformer_mt.corpus.pairs import Pairs
-from flaxformer_mt.corpus.word_alignment import MARKS
 from flaxformer_mt.errors import warn_user
 from flaxformer_mt.evaluation.evaluation_set import Translations
 from flaxformer_mt.evaluation.tables import Table, make_table
 from flaxformer_mt.scoring.bleu_tokenizers import SCRIPT_SAMPLE
 from flaxformer_mt.scoring.metrics import METRICS, QUICK, choose_score_options, score_translations
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.unicode_text import split_words
+from flaxformer_mt.unicode_text import MARKS, spell
 
 
 class _Rows(NamedTuple):
@@ -142,7 +141,8 @@ def score_terms(translations: Translations, glossary: Glossary) -> dict[str, Any
 
 def _has_term(text: str, term: str) -> bool:
     """Whether the words of the term are adjacent words of the text, which may have marks around them."""
-    words, wanted = [word.strip(MARKS) or word for word in split_words(text)], split_words(term)
+    words, wanted = spell(text).split(), spell(term).split()
+    words = [word.strip(MARKS) or word for word in words]
     return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
 
 

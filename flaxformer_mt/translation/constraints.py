@@ -13,8 +13,10 @@ from flaxformer_mt.search import Symbols
 from flaxformer_mt.translation.language_tags import LineTags
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.segmentation import SourcePart
-from flaxformer_mt.unicode_text import is_blank
 from flaxformer_mt.vocab import Vocab
+
+# Required phrases of a sentence, and tokens of each, that a server takes.
+_MOST_PHRASES, _MOST_TOKENS = 16, 32
 
 
 def check_constraints(search: SearchConfig) -> None:
@@ -38,8 +40,6 @@ def make_sentences(
     Returns also the phrases of a line in several parts: which part has which is found by searching. A target
     of the glossary belongs to the part that has its term, unless the term is divided.
     """
-    if not (request.prefix or request.required or vocab.num_forced or request.glossary):
-        return [Sentence(part.ids, stream=(request.seed, n)) for n, part in enumerate(parts)], []
     prefixes = share_prefix(request.prefix, len(parts), language=tags.target_language) if parts else []
     sentences = [
         dataclasses.replace(
@@ -49,19 +49,20 @@ def make_sentences(
         for number, part in enumerate(parts)
     ]
     name = f"line {request.seed}"
-    phrases = [phrase for phrase in request.required if not is_blank(phrase)]
+    phrases = request.phrases
     if request.glossary is not None:
         whole, *targets = (
             dict.fromkeys(term.target for term in request.glossary.find(text))
             for text in ("".join(part.content for part in parts), *(part.content for part in parts))
         )
         sentences = [
-            require(sentence, [*own], vocab=vocab, name=name)
+            require(sentence, [*own], vocab=vocab, lead=tags.lead, name=name)
             for sentence, own in zip(sentences, targets, strict=True)
         ]
-        phrases += [target for target in whole if not any(target in own for own in targets)]
+        known = set[str]().union(*targets)
+        phrases += [target for target in whole if target not in known]
     if len(sentences) == 1 and phrases:
-        return [require(sentences[0], phrases, vocab=vocab, name=name)], []
+        return [require(sentences[0], phrases, vocab=vocab, lead=tags.lead, name=name)], []
     return sentences, phrases
 
 
@@ -91,11 +92,13 @@ def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -
     return Sentence(source, ids, prefix_ends_word=bool(ids) and prefix[-1:].isspace())
 
 
-def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str) -> Sentence:
-    """Add required phrases to a sentence."""
+def require(
+    sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str, lead: str = ""
+) -> Sentence:
+    """Add required phrases to a sentence; `lead` as in `make_sentence`: a tag in a phrase is text."""
     tokenized = [
         tuple(token for token in tokens[:-1].tolist() if token not in vocab.silent_ids)
-        for tokens in vocab.tokenize_all(phrases)
+        for tokens in vocab.tokenize_all([lead + phrase for phrase in phrases])
     ]
     for phrase, tokens in zip(phrases, tokenized, strict=True):
         if not tokens:
@@ -103,6 +106,15 @@ def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: s
                 f"{name} requires {phrase!r}, which has no tokens in the target vocabulary; remove it"
             )
     return dataclasses.replace(sentence, required=(*sentence.required, *tokenized))
+
+
+def check_size(name: str, count: int, longest: int = 0) -> None:
+    """Raise UserError for more, or longer, phrases than a server takes, for which programs are compiled."""
+    if count > _MOST_PHRASES or longest > _MOST_TOKENS:
+        raise UserError(
+            f"{name} requires {count} phrases of up to {longest} tokens in a sentence; the server takes "
+            f"at most {_MOST_PHRASES} of {_MOST_TOKENS}: give fewer or shorter ones"
+        )
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:

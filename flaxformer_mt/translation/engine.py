@@ -33,7 +33,7 @@ from flaxformer_mt.parallel.processes import exchange, process_count, process_in
 from flaxformer_mt.search import SearchResult, search_width
 from flaxformer_mt.text_io.lines import format_line_numbers
 from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
-from flaxformer_mt.translation.constraints import check_constraints, make_sentences, require
+from flaxformer_mt.translation.constraints import check_constraints, check_size, make_sentences, require
 from flaxformer_mt.translation.inline_markup import MarkedLine, put_back_all, take_out
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.letter_case import LetterCase, put_back
@@ -55,7 +55,7 @@ from flaxformer_mt.translation.segmentation import (
     find_language_tags,
     read_sources,
 )
-from flaxformer_mt.unicode_text import is_blank
+from flaxformer_mt.unicode_text import spell
 from flaxformer_mt.vocab import Vocabs
 
 _NOT_NUMBERS = "the model's scores are not numbers (NaN)"
@@ -217,7 +217,9 @@ class LineEngine(ABC):
             letter_case=LetterCase(self._changed_cases, self.vocabs.source, tags.source_language),
             # Their translations have text as it is given.
             unchanged=[
-                number for number, one in enumerate(requests) if one.prefix or one.required or one.glossary
+                number
+                for number, one in enumerate(requests)
+                if one.prefix.strip() or one.phrases or (one.glossary and one.glossary.find(texts[number]))
             ],
         )
         of_lines: list[list[SourcePart]] = [[] for _ in requests]
@@ -234,7 +236,8 @@ class LineEngine(ABC):
         if context is None or request.context is None:
             return parts
         read = (lambda text: take_out(text).text) if request.annotations.markup else str
-        texts, own = [read(line)[len(find_language_tags(line)) :] for line in request.context], list[str]()
+        find = (lambda line: "") if tags.added else find_language_tags
+        texts, own = [read(line)[len(find(line)) :] for line in request.context], list[str]()
         if self.apart:
             texts = [one for text in texts for one in split_sentences(text, language=tags.source_language)]
             own = [part.content for part in parts[:-1]]
@@ -255,7 +258,9 @@ class LineEngine(ABC):
         annotations = request.annotations
         if annotations.markup:
             annotations = annotations._replace(markup=False, for_markup=True, alignments="words")
-        if request.prefix or any(sentence.required for sentence in sentences):
+        if self.arriving:
+            check_size(f"line {request.seed}", len(phrases))
+        if request.prefix or phrases or any(sentence.required for sentence in sentences):
             self._check_sentences(request, sentences)
         line = Line(request, annotations, parts, sentences, [None] * len(parts), marked, phrases)
         line.num_missing = len(parts)
@@ -264,7 +269,7 @@ class LineEngine(ABC):
     def _check(self, request: Request) -> None:
         if request.n_best != 1:
             check_n_best(self.config.search, request.n_best)
-        if request.required or request.glossary is not None:
+        if request.phrases or request.glossary is not None:
             check_constraints(self.config.search)
         if request.context:
             check_context(self.config.data, "a context")
@@ -415,14 +420,18 @@ class LineEngine(ABC):
         if line.trial is not None:
             _keep_best_trial(line)
         if line.phrases:
-            texts = [translation.text for translation in line.translations]
-            line.phrases = [one for one in line.phrases if not any(one.strip() in text for text in texts)]
+            texts = "\n".join(spell(translation.text) for translation in line.translations)
+            line.phrases = [one for one in line.phrases if spell(one) not in texts]
         if line.phrases:  # which part it belongs to is found by searching each part with it
             name = f"line {line.request.seed}"
             phrase, line.phrases = line.phrases[:1], line.phrases[1:]
-            vocab = self.vocabs.target
-            tried = [require(one, phrase, vocab=vocab, name=name) for one in line.sentences]
-            self._check_sentences(line.request, tried)
+            vocab, lead = self.vocabs.target, self._choose_tags(*_kind_of(line.request)[:2]).lead
+            try:
+                tried = [require(one, phrase, vocab=vocab, lead=lead, name=name) for one in line.sentences]
+                self._check_sentences(line.request, tried)
+            except UserError as error:  # of this line alone
+                self._finished.append((line, error))
+                return
             line.trial, line.num_missing = (tried, [None] * len(tried)), len(tried)
             self._search({(line, number, True): one for number, one in enumerate(tried)})
         elif line.annotations.needs_reading and not line.is_annotated:
@@ -440,8 +449,7 @@ class LineEngine(ABC):
             self._named["failed"].add(request.seed)
         parts, translations, how = line.parts, line.translations, dict[str, Any]()
         if any(part.case for part in parts):
-            language = self._choose_tags(request.source_language, request.target_language).target_language
-            how = {"language": language}
+            how = {"language": self._choose_tags(*_kind_of(request)[:2]).target_language}
             translations = [
                 change_texts(one, functools.partial(put_back, case=part.case, source=part.content, **how))
                 for part, one in zip(parts, translations, strict=True)
@@ -452,9 +460,9 @@ class LineEngine(ABC):
             how = {"n_best": request.n_best, "eos_id": self.vocabs.target.eos_id}
             joined = join_parts(text, parts, translations, annotations=line.annotations, **how)
         if len(parts) != 1:  # no search knows all phrases
-            phrases = [one for one in request.required if not is_blank(one)]
+            phrases = request.phrases
             if request.glossary is not None:
-                phrases += [term.target for term in request.glossary.find(text)]
+                phrases += dict.fromkeys(term.target for term in request.glossary.find(text))
             joined = check_phrases(joined, phrases) if phrases else joined
         if not joined.satisfied:
             self._named["unsatisfied"].add(request.seed)
@@ -583,6 +591,9 @@ class JaxEngine(LineEngine):
 
     def _check_sentences(self, request: Request, sentences: Sequence[Sentence]) -> None:
         for sentence in sentences:
+            if self.arriving:
+                longest = max(map(len, sentence.required), default=0)
+                check_size(f"line {request.seed}", len(sentence.required), longest)
             self._engine.check(sentence, f"line {request.seed}")
 
     def _read(self, found: list[tuple[Part, SearchResult]]) -> list[tuple[Part, Translation]]:

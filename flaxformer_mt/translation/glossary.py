@@ -1,20 +1,22 @@
 """Glossaries: the terms of a user with their translations, and where they are in a text."""
 
 import functools
-import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flaxformer_mt.corpus.word_alignment import MARKS
+import regex
+
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import STANDARD, open_lines
-from flaxformer_mt.unicode_text import WORD, is_blank, lacks_spaces, split_words
+from flaxformer_mt.unicode_text import MARKS, is_blank, lacks_spaces, normalize, spell, split_words
 
-# What is a word in a text without spaces: a run of ASCII characters, or any other character.
-_UNSPACED = re.compile(r"[!-~]+|[^ \t]")
+# Words and characters of a source term: at each word of a text, the lengths of all terms are tried.
+_MOST_WORDS, _MOST_CHARACTERS = 30, 200
+# What is a word in a text without spaces: a run of ASCII characters, or any other character and its accents.
+_UNSPACED = r"[!-~]+|\S\p{M}*"
 
 
 class Term(NamedTuple):
@@ -55,6 +57,11 @@ class Glossary:
             for side, term in zip(("source", "target"), columns, strict=False):
                 _check(term, f"{where}, has a {side} term")
             source, target = columns[:2]
+            if (words := len(source.split())) > _MOST_WORDS or len(source) > _MOST_CHARACTERS:
+                raise UserError(
+                    f"{where}, has a source term of {words} words and {len(source)} characters; shorten it "
+                    f"to {_MOST_WORDS} and {_MOST_CHARACTERS}"
+                )
             known, first = found.setdefault(source, (target, number))
             if known != target:
                 raise UserError(
@@ -83,41 +90,38 @@ class Glossary:
         A term is found between spaces and marks, as it is spelled; a term without capitals is also found with
         capitals.
         """
-        pattern = _UNSPACED if lacks_spaces([text]) else WORD
-        words, found, first = [match.span() for match in pattern.finditer(text)], list[Term](), 0
-        while first < len(words):
-            for last in range(min(first + self._longest, len(words)) - 1, first - 1, -1):
-                if term := self._find_at(text, words[first][0], words[last][1]):
-                    found.append(term)
-                    first = last
-                    break
-            first += 1
-        return found
-
-    def _find_at(self, text: str, start: int, end: int) -> Term | None:
-        """Look up adjacent words, with as many as possible of the marks around them, as in C++."""
-        written = text[start:end]
-        before, after = (len(written) - len(strip(MARKS)) for strip in (written.lstrip, written.rstrip))
-        for first in range(start, min(start + before, end - 1) + 1):
-            for stop in range(end, max(end - after, first + 1) - 1, -1):
-                form = " ".join(split_words(text[first:stop]))
-                target = self._targets.get(form) or self._targets.get(form.lower())
-                if target is not None:
-                    return Term(first, stop, target)
-        return None
+        plain, spans = normalize(text)
+        starts, ends = list[int](), set[int]()
+        for word in regex.finditer(_UNSPACED if lacks_spaces([text]) else r"\S+", plain):
+            # A term may be with or without the marks around a word, as in C++.
+            bare = word.start() + len(word[0]) - len(word[0].lstrip(MARKS))
+            starts += range(word.start(), min(bare + 1, word.end()))
+            ends.update(range(word.start() + max(1, len(word[0].rstrip(MARKS))), word.end() + 1))
+        found, targets = list[tuple[int, int, int, str]](), self._targets
+        for start in starts:
+            for end in ends & {start + length for length in self._lengths}:
+                written, form = text[spans[start][0] : spans[end - 1][1]], plain[start:end]
+                if target := targets.get(written) or targets.get(form) or targets.get(form.lower()):
+                    found.append((start - end, start, end, target))
+        terms, taken = list[Term](), set[int]()
+        for _, start, end, target in sorted(found):  # the longest first
+            if taken.isdisjoint(range(start, end)):
+                taken.update(range(start, end))
+                terms.append(Term(spans[start][0], spans[end - 1][1], target))
+        return sorted(terms)
 
     @functools.cached_property
     def _targets(self) -> dict[str, str]:
-        return dict(self.terms)
+        """The translations of terms as they are written, and as `spell` has them: the first of several."""
+        return {spell(source): target for source, target in reversed(self.terms)} | dict(self.terms)
 
     @functools.cached_property
-    def _longest(self) -> int:
-        """The most words of a term."""
-        return max(len(pattern.findall(source)) for source, _ in self.terms for pattern in (WORD, _UNSPACED))
+    def _lengths(self) -> set[int]:
+        return set(map(len, self._targets))
 
 
 def _check(term: str, where: str) -> None:
-    if not term:
+    if is_blank(term):
         raise UserError(f"{where} that is empty; write a source term, a tab and a target term")
     if odd := [letter for letter in term if unicodedata.category(letter) in ("Cc", "Cs")]:
         raise UserError(f"{where} with the character {odd[0]!r}; remove it")

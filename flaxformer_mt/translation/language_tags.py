@@ -13,14 +13,16 @@ from flaxformer_mt.config.directions import (
     common_languages,
     find_directions,
 )
-from flaxformer_mt.config.tag_styles import spell_tag
+from flaxformer_mt.config.tag_styles import BOTH_SIDES, spell_tag
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import BLANKS
 
 
 class LineTags(NamedTuple):
     """What is put before each line: `added`, unless the line begins with one of the tags in `known`."""
 
     added: str
+    # None are known where the request names the language: a tag in a line is then text.
     known: tuple[str, ...] = ()
     # Why `added` is not known, for a line that begins with no tag; "" where it is known.
     missing: str = ""
@@ -32,11 +34,11 @@ class LineTags(NamedTuple):
 
     def find(self, lines: Sequence[str], *, first_line: int = 1) -> list[str] | None:
         """Return the tags to put before each line; None if no line gets one."""
-        if not self.known:
+        if not (self.known or self.added):
             return None
         found = []
         for number, line in enumerate(lines, start=first_line):
-            plain = line.lstrip()
+            plain = line.lstrip(BLANKS)
             tagged = not plain or plain.startswith(self.known)
             if not tagged and self.missing:
                 raise UserError(f"{self.missing} (line {number} does not)")
@@ -90,6 +92,8 @@ def choose_line_tags(
     if len(possible) > 1:
         return LineTags("", known_tags, _ask(fitting, possible), common.source, common.target, lead)
     added, known_tags = "".join(f"{tag} " for tag in possible[0]), (*known_tags, *possible[0])
+    if (source_language if data.tag_style in BOTH_SIDES else target_language) is not None:
+        known_tags = ()
     return LineTags(added, tuple(dict.fromkeys(known_tags)), "", common.source, common.target, lead)
 
 

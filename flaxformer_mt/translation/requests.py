@@ -18,6 +18,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import take_windows
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
+from flaxformer_mt.unicode_text import is_blank
 
 # Requests that are split and tokenized together, while the device computes; fewer are read at once.
 _CHUNK = 512
@@ -59,6 +60,11 @@ class Request:
     context: tuple[str, ...] | None = None
     glossary: Glossary | None = None
     sentence_starts: tuple[int, ...] | None = None
+
+    @property
+    def phrases(self) -> list[str]:
+        """The required phrases; a blank one requires nothing."""
+        return [phrase for phrase in self.required if not is_blank(phrase)]
 
 
 def make_requests(
@@ -239,7 +245,7 @@ def run_windows(
 
 def _is_constrained(window: Sequence[Request]) -> bool:
     """Whether the programs that a window needs are known only when all of it has been read."""
-    return any(request.prefix or request.required or request.glossary for request in window)
+    return any(request.prefix or request.phrases or request.glossary for request in window)
 
 
 class Stopped(Exception):

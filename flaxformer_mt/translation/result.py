@@ -16,7 +16,7 @@ import numpy as np
 from flaxformer_mt.search import SearchResult
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.translation.segmentation import SourcePart, join_translations
-from flaxformer_mt.unicode_text import WORD
+from flaxformer_mt.unicode_text import WORD, spell
 from flaxformer_mt.vocab import Vocab
 
 # Factor of the weights of marks in `weigh_down_marks`.
@@ -217,9 +217,10 @@ def change_texts(translation: Translation, change: Callable[[str], str]) -> Tran
 
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
     """Mark whether a translation, and each of its alternatives, contains all phrases."""
+    text = spell(translation.text)
     return dataclasses.replace(
         translation,
-        satisfied=all(phrase.strip() in translation.text for phrase in phrases),
+        satisfied=all(spell(phrase) in text for phrase in phrases),
         alternatives=tuple(check_phrases(other, phrases) for other in translation.alternatives),
     )
 

@@ -373,9 +373,9 @@ class Translator:
           glossary: source terms and their translations, as a mapping, a file or a `Glossary`.
           annotations: additional output: log-probabilities of tokens, alignments.
           markup: the same as `annotations.markup`.
-          source_language: language of lines that do not begin with a language tag, for a model with
-            data.source_tags.
-          target_language: target language of lines without a language tag, for a model of several languages.
+          source_language: for a model with data.source_tags.
+          target_language: for a model of several languages; a tag in a line is then text. None: the language
+            of the tag that each line begins with.
           documents: whether a model with data.context reads each line with the lines before it, up to a blank
             line. Or the id of the document of each line; documents then also end where the id changes.
           then: a translator that translates the results further, from the target into a third language.

@@ -22,9 +22,10 @@ import numpy as np
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import BLANKS
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.pretrained_tokenizers import Kind, make_segmenter
-from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, join_lines
+from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, clean_line
 
 
 def choose_pieces(pieces: Sequence[str], used: Iterable[int], *, always: Collection[int]) -> list[int]:
@@ -255,9 +256,10 @@ class PretrainedVocab(Vocab):
         """Id of the tag that a text begins with, if there is one, and the rest."""
         if not self.metadata.target_tags:  # the segmenter knows the tags, which are text
             return (), text
-        first, _, rest = text.lstrip().partition(" ")
+        plain = text.lstrip(BLANKS)
+        first = (plain.split(maxsplit=1) or [""])[0]
         number = self.tags.get(first)
-        return ((), text) if number is None else ((number,), rest)
+        return ((), text) if number is None else ((number,), plain[len(first) + 1 :])
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
         """Return the texts of ids up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""
@@ -269,7 +271,7 @@ class PretrainedVocab(Vocab):
         plain = [token for token in tokens if token not in self._dropped]
         if self.metadata.kept is not None:
             plain = [self.metadata.kept[token] for token in plain]
-        return join_lines(self._segmenter.decode(plain))
+        return clean_line(self._segmenter.decode(plain))
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         return [self._names[token] for token in np.asarray(ids).tolist()]

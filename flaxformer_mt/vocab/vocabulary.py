@@ -19,26 +19,10 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import INVISIBLE
 from flaxformer_mt.vocab.model_file import SPACE, set_normalization
 from flaxformer_mt.vocab.subword_sampling import SubwordSampler, make_sampler
 
-# Soft hyphen, Arabic letter mark, zero-width space, marks of direction, embeddings and overrides of it, word
-# joiner, invisible operators of formulas, isolates, deprecated format characters, byte order mark.
-INVISIBLE = frozenset(
-    map(
-        chr,
-        (
-            0x00AD,
-            0x061C,
-            0x200B,
-            *range(0x200E, 0x2010),
-            *range(0x202A, 0x202F),
-            *range(0x2060, 0x2065),
-            *range(0x2066, 0x2070),
-            0xFEFF,
-        ),
-    )
-)
 # The zero-width non-joiner and joiner change how the letters beside them look: words of Persian or Hindi are
 # misspelt without them, and emoji fall apart.
 _JOINERS = frozenset("\u200c\u200d")
@@ -170,10 +154,7 @@ class Vocab:
         return self._samplers[rate].sample(normalized, seed=seed, end=self.eos_id)
 
     def detokenize(self, ids: Sequence[int] | np.ndarray) -> str:
-        r"""Text of `ids` up to the first eos, without pad and bos, always as a single line.
-
-        A model with byte fallback can produce any byte, so "\n" and "\r" are replaced by spaces.
-        """
+        """Text of `ids` up to the first eos, without pad and bos, as one line; see `clean_line`."""
         return self.detokenize_all([np.asarray(ids).tolist()])[0]
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
@@ -186,7 +167,7 @@ class Vocab:
         # Lists start threads, which take longer than a sentence.
         texts = [self._processor.decode(shown[0])] if len(shown) == 1 else self._processor.decode(shown)
         # Byte pieces, and a word model before each unknown word, can also produce the symbol for a space.
-        return [join_lines(text.removeprefix(SPACE).replace(SPACE, " ")) for text in texts]
+        return [clean_line(text.removeprefix(SPACE).replace(SPACE, " ")) for text in texts]
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """Pieces as strings, with special symbols, and spaces as U+2581."""
@@ -206,8 +187,9 @@ def load_processor(model: bytes, *, name: str) -> sentencepiece.SentencePiecePro
     return processor
 
 
-def join_lines(text: str) -> str:
-    return text.replace("\n", " ").replace("\r", " ")
+def clean_line(text: str) -> str:
+    """Return a decoded text as one line, without the U+FFFD of bytes that are no character."""
+    return text.replace("\n", " ").replace("\r", " ").replace("\ufffd", "")
 
 
 def check_unicode(texts: Iterable[str]) -> None:

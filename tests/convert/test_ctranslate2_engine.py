@@ -13,6 +13,7 @@ from flaxformer_mt.config import MbrConfig, SearchConfig
 from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
 from flaxformer_mt.translation.translator import Translator
@@ -189,3 +190,11 @@ def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
 def test_a_folder_that_is_no_model(tiny_run):
     with pytest.raises(UserError, match=r"no model\.bin"):
         CTranslate2Engine(tiny_run)
+
+
+def test_a_term_that_two_sentences_share_ends_no_other_request(folder):
+    """It is a required phrase of the line, which CTranslate2 does not have: refused before the search."""
+    system = CTranslate2Engine(folder, arriving=True)
+    with pytest.raises(UserError, match="CTranslate2 takes no prefixes and required phrases"):
+        system.submit(Request("ba do. fi gu!", id=1, glossary=Glossary.make({"do. fi": "NU"})))
+    assert translate(system, ["ba"])[0].text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.corpus.sentence_split import split_sentences
-from flaxformer_mt.corpus.word_alignment import align_corpus, symmetrize
+from flaxformer_mt.corpus.word_alignment import _number, align_corpus, symmetrize
 
 
 @pytest.mark.parametrize(
@@ -204,6 +204,8 @@ def test_blank_sides_have_no_points_and_marks_and_case_do_not_count():
     assert [points.shape for points in found[:3]] == [(0, 2)] * 3 and len(said) == 2
     assert found[3].tolist() == [[0, 0], [1, 1]] and found[4].tolist() == [[0, 0]]
     assert align_corpus([]) == []
+    # Neither do the ways to write the same letters.
+    assert _number([["Büro", "Bu\u0308ro,", "Hu\u00adnd", "\u200ehund"]]).tokens.tolist() == [1, 1, 2, 2]
 
 
 def test_directions_are_joined_by_grow_diag_final_and():

@@ -264,6 +264,8 @@ def test_terms_are_counted_where_the_reference_has_them():
     found = score_terms(texts, Glossary.make({"Hund": "dog", "Apfel": "red apple"}))
     assert found == {"count": 4, "used": 0.5}
     assert score_terms(texts, Glossary.make({"Katze": "cat"})) == {"count": 0, "used": None}
+    spelled = Translations(("Hu\u00adnd",), ("ein\u00a0Bu\u0308ro",), ("\u200eein Büro.",))
+    assert score_terms(spelled, Glossary.make({"Hund": "ein Büro"})) == {"count": 1, "used": 1.0}
 
 
 def test_a_glossary_is_that_of_the_run_and_its_report(run_dir, tmp_path):

@@ -11,6 +11,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.translator import Translator
 
 
@@ -42,6 +43,53 @@ def test_terms_are_whole_words_as_they_are_written():
     assert find({"猫": "cat"}, "a 熊猫 b and much more text in Latin letters") == []
 
 
+# Text in which the first term is found, and the second column is what is found of it.
+SPELLINGS = {
+    "NFD text": ("Bücher", "Er liest Bu\u0308cher.", ["Bu\u0308cher"]),
+    "NFD term": ("Bu\u0308cher", "Er liest Bücher.", ["Bücher"]),
+    "no-break spaces": ("Hund", "Der\u00a0Hund\u00a0schläft.", ["Hund"]),
+    "spaces": (
+        "letzte Woche",
+        "letzte\u00a0Woche, letzte\u202fWoche letzte\u2009Woche",
+        ["letzte\u00a0Woche", "letzte\u202fWoche", "letzte\u2009Woche"],
+    ),
+    "invisible": (
+        "Hund",
+        "Hu\u00adnd \u200eHund. \u200bHund (\ufeffHund)",
+        ["Hu\u00adnd", "Hund", "Hund", "Hund"],
+    ),
+    "a mark between": ("alter Hund", "alter \u200e Hund", ["alter \u200e Hund"]),
+    "Hangul": (
+        "한국어",
+        "\u1112\u1161\u11ab\u1100\u116e\u11a8\u110b\u1165 x",
+        ["\u1112\u1161\u11ab\u1100\u116e\u11a8\u110b\u1165"],
+    ),
+    "Vietnamese": (
+        "tiếng Việt",
+        "tie\u0302\u0301ng Vie\u0323\u0302t",
+        ["tie\u0302\u0301ng Vie\u0323\u0302t"],
+    ),
+    "a ligature": ("Effizient", "E\ufb03zient", ["E\ufb03zient"]),
+    "kana": ("がく", "か\u3099くです", ["か\u3099く"]),
+    "other words": ("Hund", "Schäferhu\u00adnd Hu\u0308nd", []),
+    "many marks": ("Hund", "(((((Hund)))))!!!!!", ["Hund"]),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_words_that_look_alike_are_the_same(name):
+    term, text, expected = SPELLINGS[name]
+    assert find({term: "x"}, text) == [(one, "x") for one in expected]
+
+
+def test_of_overlapping_terms_the_longest_counts():
+    terms = {"New York": "A", "York City Hall": "B"}
+    assert find(terms, "das ist New York City Hall.") == [("York City Hall", "B")]
+    assert find(terms | {"New": "C"}, "New York City Hall") == [("New", "C"), ("York City Hall", "B")]
+    # A term that is written as the text has it comes before one that only looks like it.
+    assert find({"CO2": "x", "CO₂": "y"}, "CO₂ CO2") == [("CO₂", "y"), ("CO2", "x")]
+
+
 def test_files_have_comments_and_more_columns(tmp_path):
     file = tmp_path / "terms.tsv"
     file.write_bytes("\ufeff# comment\r\n\r\nHund \tdog\tnoun\r\nNew  York\t NYC\nHund\tdog\n".encode())
@@ -64,6 +112,12 @@ WRONG = {
         "Hund\tdog\nHund\thound\n",
         "line 2, translates 'Hund' as 'hound', but line 1 as 'dog'",
     ),
+    "many words": (
+        "a " * 31 + "\tb\n",
+        "line 1, has a source term of 31 words and 61 characters; shorten it to 30 and 200",
+    ),
+    "many letters": ("a" * 201 + "\tb\n", "line 1, has a source term of 1 words and 201 characters"),
+    "invisible": ("Hund\t\u200b\n", "line 1, has a target term that is empty"),
     "nothing": ("", "terms.tsv has no terms; write"),
     "comments": ("# Hund\tdog\n\n", "terms.tsv has no terms; write"),
     "Latin-1": (b"Hund\tdog\nH\xfcndin\tbitch\n", "terms.tsv, line 2, is not UTF-8"),
@@ -125,6 +179,43 @@ def test_a_constraint_is_what_required_phrases_are(translator):
     assert two.parts > 1 and two.satisfied and two.text.index("milk") < two.text.index("good book")
     (both,) = translator.translate(LINES[:1], glossary=TERMS, required=[["red apples"]])
     assert "milk" in both.text and "red apples" in both.text
+
+
+def test_a_constraint_changes_only_the_lines_that_it_concerns(config, params, vocabs, shared_translator):
+    """The guard of capitals was off for all lines as soon as there was a glossary."""
+    cases = {"changed_cases": frozenset({"capitals", "single_words"}), "warn": lambda message: None}
+    guarded = Translator(config, params, vocabs, **cases)
+    guarded.search.programs = shared_translator.search.programs
+    lines = ["ANNA!", "die Katze .", "Hund"]
+
+    def read(**constraints):
+        return [one.text for one in guarded.translate(lines, **constraints)]
+
+    free, required = read(), [[], [""], ["\u00a0"]]
+    assert free[0].isupper()
+    assert (
+        free == read(glossary={"chien": "hound"}) == read(required=required) == read(prefixes=[" ", "", ""])
+    )
+    found = read(glossary={"Hund": "milk"})
+    assert found[:2] == free[:2] and found[2] != free[2] and "milk" in found[2]
+
+
+def test_a_server_takes_few_and_short_phrases(translator):
+    """Of each number and length there are programs; a line that is refused ends no other."""
+    engine = translator.engine(arriving=True)
+    words = [f"Hund{letter}" for letter in "abcdefghijklmnopqrst"]
+    divided = Glossary(tuple((f"{word}. Die", word) for word in words))
+    text = " ".join(f"Der {word}. Die Katze." for word in words)
+    long = Glossary((("Hund", "the old cat " * 12),))
+    for request in (Request(text, glossary=divided), Request("der Hund", glossary=long)):
+        with pytest.raises(UserError, match="requires (20|1) phrases .* the server takes at most 16 of 32"):
+            engine.submit(request)
+    one = Glossary((("Hund. Die", "the old cat " * 12),))
+    engine.submit(Request("der Hund. Die Katze.", id=1, glossary=one), Request("der Hund", id=2))
+    answers = {}
+    while len(engine):
+        answers |= dict(engine.step())
+    assert "takes at most 16 of 32" in str(answers[1]) and answers[2].text
 
 
 def test_what_cannot_be_done_with_a_glossary_is_named(translator, translator_with):

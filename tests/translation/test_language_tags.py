@@ -3,24 +3,28 @@
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 
 from flaxformer_mt.config import DataConfig, VocabConfig
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.decoding.forced_decoding import PairScore
+from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.constraints import require
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.vocab import make_vocabs
+from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
 
 MANY = DataConfig(dataset="a:en-de,b:en-fr,c:de-en")
 
 
 def test_the_languages_choose_the_tags():
-    known = (">>de<<", ">>fr<<", ">>en<<")
     names = {"source_language": "en", "target_language": "fr"}
-    assert choose_line_tags(MANY, target_language="fr") == LineTags(">>fr<< ", known, **names)
+    assert choose_line_tags(MANY, target_language="fr") == LineTags(">>fr<< ", **names)
+    assert choose_line_tags(MANY, "de").known == (">>de<<", ">>fr<<", ">>en<<")
     assert choose_line_tags(MANY, "de").added == ">>en<< "  # the only language that German goes to
     assert choose_line_tags(MANY, "de", "fr").added == ">>fr<< "  # without an example in training
     assert choose_line_tags(DataConfig(), "de", "en") == LineTags(
@@ -37,6 +41,30 @@ def test_the_languages_choose_the_tags():
             dataclasses.replace(DataConfig(), dataset="a:en-de,b:fr-de", source_tags=True)
         ).missing
     )
+
+
+def test_a_tag_in_a_text_is_text_where_the_request_names_the_language():
+    lines = ["A dog.", ">>de<< A dog.", " ", "\u200e"]
+    assert choose_line_tags(MANY, "en", "fr").find(lines) == [">>fr<< ", ">>fr<< ", "", ""]
+    assert choose_line_tags(MANY, target_language="fr").find(lines[1:2]) == [">>fr<< "]
+    assert choose_line_tags(MANY).find([">>de<< A dog.", "\ufeff>>de<<\u00a0A dog."]) == ["", ""]
+    nllb = DataConfig(source_language="de", target_language="en", tag_style="nllb")
+    text = "deu_Latn ist ein Code."
+    assert choose_line_tags(nllb, "de").find([text]) == ["deu_Latn "]
+    assert choose_line_tags(nllb, None, "en").find([text]) == [""]
+
+
+def test_the_first_word_of_a_text_is_kept_after_the_tag_of_the_request():
+    tags = {"deu_Latn": 259, "eng_Latn": 260}
+    vocab = PretrainedVocab(PretrainedMetadata("bytes", 261, 0, 1, 1, 2, tags=tags, target_tags=True), {})
+    added, text = "deu_Latn ", "deu_Latn ist ein Code."
+    assert vocab.tokenize(added + text)[0] == 259
+    assert vocab.detokenize(vocab.tokenize(added + text)) == text
+    for spelling in ("\u200edeu_Latn Hund", "deu_Latn\u00a0Hund", " deu_Latn Hund"):
+        assert vocab.tokenize(spelling) == vocab.tokenize("deu_Latn Hund")
+    # So is that of a required phrase.
+    sentence = require(Sentence(np.array([1])), ["eng_Latn code"], vocab=vocab, lead="eng_Latn ", name="x")
+    assert vocab.detokenize(sentence.required[0]) == "eng_Latn code"
 
 
 def test_a_missing_or_unknown_language_is_named_with_the_known_ones():
@@ -76,7 +104,7 @@ def test_a_given_language_is_a_tag_that_the_line_does_not_show(shared_translator
     translator.scorer = copy.copy(translator.scorer)
     translator.scorer.vocabs = vocabs
     lines = ["the dog", "", ">>de<< dog", "sees", "dog sees", "the dog sees the dog. " * 3]
-    tagged = [f">>fr<< {line}" if line and line[0] != ">" else line for line in lines]
+    tagged = [f">>fr<< {line}" if line else line for line in lines]
     annotations = Annotations(alignments="words", attention=True)
     given = translator.translate(lines, target_language="fr", annotations=annotations)
     own = translator.translate(tagged, annotations=annotations)

@@ -9,7 +9,7 @@ import pytest
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.constraints import require, share_prefix
-from flaxformer_mt.translation.result import Annotations
+from flaxformer_mt.translation.result import Annotations, Translation, check_phrases
 from flaxformer_mt.translation.translator import Translator
 
 SENTENCES = ["Der Hund.", "Anna!", "Wir lesen."]  # of at most 12 tokens
@@ -125,6 +125,12 @@ def test_a_required_phrase_goes_to_the_sentence_that_it_costs_least(translator, 
     assert translator.translate([line], required=[["\u200b"]])[0].text == " ".join(texts)
     with pytest.raises(UserError, match="line 1 requires 'a', which has no tokens"):
         require(Sentence(np.array([2])), ["a"], vocab=NothingVocab(), name="line 1")
+
+
+def test_a_phrase_is_there_however_it_is_spelled():
+    translation = Translation("The Bu\u0308ro\u00a0sleeps.", 0.0, 0.0, ())
+    assert check_phrases(translation, ["Büro sleeps", " \ufeffThe "]).satisfied
+    assert not check_phrases(translation, ["Büros"]).satisfied
 
 
 def test_lines_are_counted_once_while_phrases_are_searched(translator, monkeypatch):

@@ -116,6 +116,21 @@ def test_bytes_of_line_breaks_become_spaces(vocabs):
     assert vocab.detokenize([letter, newline, letter, carriage_return, letter]) == "k k k"
 
 
+@pytest.mark.parametrize(
+    ("spelled", "text"),
+    [
+        (b"\xf0\x9f", ""),
+        (b"\x80", ""),
+        (b"k\xc3k", "kk"),
+        ("kä".encode(), "kä"),
+    ],
+)
+def test_bytes_of_no_character_are_left_out(vocabs, spelled, text):
+    vocab = vocabs["bpe"]
+    ids = [vocab._processor.piece_to_id(f"<0x{byte:02X}>") for byte in spelled]
+    assert vocab.detokenize(ids) == text
+
+
 def test_lone_surrogates_are_the_users_mistake(vocabs):
     with pytest.raises(UserError, match="not valid Unicode.*character 4"):
         vocabs["bpe"].tokenize("ein \ud800")

@@ -161,12 +161,13 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
 
 
 def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
-    texts, several = read_texts(fields, most_characters)
+    glossary = _read_option(fields, "glossary")
+    texts, several = read_texts(fields, most_characters, glossary or "")
     if (fields.get("format"), fields.get("alignments")) == ("html", "pieces"):
         raise Refusal(400, "the field alignments is pieces; with format html it must be words")
     source, target = _read_language(fields, "source"), _read_language(fields, "target")
     options: dict[str, Any] = {name: _read_option(fields, name) for name in OPTIONS}
-    options["glossary"] = _read_glossary(options["glossary"])
+    options["glossary"] = _read_glossary(glossary)
     return TextRequest(texts, several, source, target, **options)
 
 
@@ -184,7 +185,7 @@ def read_file(fields: dict[str, Any]) -> UploadedFile:
     return file
 
 
-def read_texts(fields: dict[str, Any], most_characters: int) -> tuple[tuple[str, ...], bool]:
+def read_texts(fields: dict[str, Any], most: int, glossary: str = "") -> tuple[tuple[str, ...], bool]:
     if "q" not in fields:
         raise Refusal(400, "the field q is missing: the text to translate")
     several = isinstance(fields["q"], list)
@@ -194,11 +195,10 @@ def read_texts(fields: dict[str, Any], most_characters: int) -> tuple[tuple[str,
             raise Refusal(400, f"the field q has {_name_type(text)} where it needs a string")
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise Refusal(400, "the field q is not valid Unicode: it has half of a surrogate pair")
-    total = sum(map(len, texts))
-    if max(total, len(texts)) > most_characters:
-        raise Refusal(
-            413, f"q has {total} characters in {len(texts)} texts; this server takes {most_characters}"
-        )
+    total = sum(map(len, (*texts, glossary)))
+    if max(total, len(texts)) > most:
+        what = f"{len(texts)} texts{' and the glossary' if glossary else ''}"
+        raise Refusal(413, f"q has {total} characters in {what}; this server takes {most}")
     return tuple(texts), several
 
 

@@ -95,9 +95,13 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
         ({"glossary": "ba\t\ud800"}, "has a target term with the character '\\ud800'"),
         ({"glossary": {"ba": "NU"}}, "the field glossary is {'ba': 'NU'}; it must be text"),
         ({"glossary": ["ba\tNU"]}, "it must be text"),
+        ({"glossary": "ba\t" + "NU " * 40}, "line 1 requires 1 phrases of up to"),
     ]:
         status, answer = serving.translate("ba", **fields)
         assert status == 400 and named in answer["error"] and len(serving.take_log()) == 1, answer
+    status, answer = serving.translate("ba", glossary="ba\t" + "x" * 2000)
+    assert status == 413 and answer["error"].startswith("q has 2005 characters in 1 texts and the glossary;")
+    serving.take_log()
 
 
 def test_clients_of_libretranslate_work(serving, translator):
