@@ -57,7 +57,7 @@ def serve(options: ServeOptions) -> None:
             names = ", ".join(pair.name for pair in pairs)
             preparation = _warm_up(warm_up, f"{path}, {names}") if options.warm_up else ()
             thread = EngineThread(engine, names, preparation=preparation)
-            stack.callback(thread.stop)
+            stack.callback(thread.stop, patience=0.5)  # it may be waiting for the compiler
             models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
         if options.pivots:
             models = add_pivots(models)
@@ -76,15 +76,15 @@ def serve(options: ServeOptions) -> None:
         logger = logging.getLogger("uvicorn.error")
         logger.propagate = False
         logger.addHandler(_LogOfUvicorn(logging.WARNING))
-        with contextlib.ExitStack() as handlers:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # uvicorn answers what was begun, then raises the signal again, which then has no effect.
-                handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
+        # uvicorn answers what was begun, then raises the signal again: SIGINT is a KeyboardInterrupt.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        try:
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
-        threads = {model.thread for model in models.values()}
-        if num_recased := sum(thread.engine.num_recased for thread in threads):
-            _say(f"sentences that --capitals has changed: {num_recased:,}")
-        _say("all requests are answered; the server ends")
+        finally:
+            threads = {model.thread for model in models.values()}
+            if num_recased := sum(thread.engine.num_recased for thread in threads):
+                _say(f"sentences that --capitals has changed: {num_recased:,}")
+            _say("all requests are answered; the server ends")
 
 
 def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
