@@ -197,8 +197,6 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
         message = re.sub(
             r"--config\.data\.clean\.(unequal_lines|invalid_utf8)=drop", "--drop_invalid", str(error)
         )
-        if len(options.files) == 1:
-            message += "; of a corpus of two files, give both"
         for link, path in corpus.links.items():  # the user knows the files, not the links to them
             message = message.replace(str(corpus.text_dir / link), str(path))
         raise UserError(message) from error

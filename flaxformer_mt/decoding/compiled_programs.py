@@ -73,6 +73,7 @@ class StatePrograms:
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
         """Read sources; return them as the state of waiting sentences."""
+        self.wait()
         return self._programs["prefill"].result()(params, *sources)
 
     def generate(

@@ -168,8 +168,6 @@ class Slots:
                 entered[part].append(name)
                 used[part] += 1
         sentences = [[self.waiting.pop(name) for name in own] for own in entered]
-        if self._state is None:
-            self.programs.wait()
         if any(entered):
             self._entered = self.programs.prefill(self._params, self._lay_out(sentences))
         assert self._entered is not None, "a state that has no sentences is not searched"

@@ -227,7 +227,7 @@ def fit(
         start below `if __name__ == "__main__":`. None: this process does it.
       loss_terms: further terms of the loss, which are no part of the config: to resume the run, give them
         again.
-      allow_changed_data: whether to go on with text that has changed since the last checkpoint.
+      allow_changed_data: whether to continue with text that has changed since the last checkpoint.
 
     Raises:
       UserError: an invalid config, data set or run directory, gradients that stay non-finite, or another

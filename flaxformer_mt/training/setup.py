@@ -338,7 +338,7 @@ def _check_texts(reached: TrainProgress, now: dict[str, str], run_dir: Path) -> 
     if changed:
         raise UserError(
             f"the text of {run_dir} has changed since step {reached.step}: {'; '.join(changed)}; restore it, "
-            "or give --allow_changed_data to go on with it as it is: then the rest of the epoch has other "
+            "or give --allow_changed_data to continue with it as it is: then the rest of the epoch has other "
             "pairs, and scores of another validation set do not compare with those so far"
         )
 

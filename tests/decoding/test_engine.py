@@ -401,7 +401,6 @@ def test_each_part_is_dealt_like_lengths(monkeypatch):
     slots = searcher.engine.make_slots(searcher.params, Size(2, 8, 12), Form(), n_best=1)
     slots._busy = [{}, {}]
     slots.programs = SimpleNamespace(
-        wait=lambda: None,
         prefill=lambda params, sources: sources,
         empty=lambda: (),
         generate=lambda *arguments, **limits: SimpleNamespace(state=(), owners=None, results=limits),

@@ -197,9 +197,6 @@ def test_a_file_that_was_given_is_named_and_not_the_link_to_it(corpus, capfd):
     assert main(["new", "other.xx", "corpus.yy", "--run=a"]) == 2
     named = f"{corpus / 'other.xx'} has 600 lines, but {corpus / 'corpus.yy'} has 599"
     assert named in capfd.readouterr().err
-    languages = ["--source_language=xx", "--target_language=yy"]
-    assert main(["new", "other.xx", "--run=b", *languages]) == 2
-    assert "; of a corpus of two files, give both" in capfd.readouterr().err
     found = {"config": "a.py", "pairs": {"train": 9}, "problems": {}, "train": "train a.py"}
     assert COMMANDS["new"].summarize(found) == "pairs\n  train  9"  # what standard error has not said
 
