@@ -63,7 +63,7 @@ def test_only_training_keeps_memory(monkeypatch, words, keeps):
 
 # A command that compiles for minutes: in another thread, or in the main one, where Python gets no word in.
 COMPILING = """
-import hashlib, sys
+import hashlib, signal, sys
 from concurrent.futures import ThreadPoolExecutor
 from flaxformer_mt.commands import launch, main
 def compile_it():
@@ -73,6 +73,7 @@ def run(arguments):
     print("compiling", flush=True)
     compile_it() if future is None else future.result()
 main._run = run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
 launch.launch([sys.argv[1]])
 """
 

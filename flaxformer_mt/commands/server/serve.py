@@ -76,15 +76,15 @@ def serve(options: ServeOptions) -> None:
         logger = logging.getLogger("uvicorn.error")
         logger.propagate = False
         logger.addHandler(_LogOfUvicorn(logging.WARNING))
-        # uvicorn answers what was begun, then raises the signal again: SIGINT is a KeyboardInterrupt.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        try:
+        with contextlib.ExitStack() as handlers:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # uvicorn answers what was begun, then raises the signal again, which then has no effect.
+                handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
-        finally:
-            threads = {model.thread for model in models.values()}
-            if num_recased := sum(thread.engine.num_recased for thread in threads):
-                _say(f"sentences that --capitals has changed: {num_recased:,}")
-            _say("all requests are answered; the server ends")
+        threads = {model.thread for model in models.values()}
+        if num_recased := sum(thread.engine.num_recased for thread in threads):
+            _say(f"sentences that --capitals has changed: {num_recased:,}")
+        _say("all requests are answered; the server ends")
 
 
 def _warm_up(programs: Iterable[object], name: str) -> Iterator[object]:
