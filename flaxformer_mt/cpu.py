@@ -15,6 +15,14 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def host_memory() -> int:
+    """Return the bytes of memory of this machine; 0 if the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 def bfloat16_instructions() -> list[str]:
     """Return the names of the processor's instruction sets for products of bfloat16 numbers; [] if none."""
     fields = _read_cpuinfo()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import DataConfig
-from flaxformer_mt.cpu import bfloat16_instructions, core_count, slow_bfloat16_reason
+from flaxformer_mt.cpu import bfloat16_instructions, core_count, host_memory, slow_bfloat16_reason
 from flaxformer_mt.errors import UserError, describe_error, install_command
 
 # Distribution -> module to import. The same distributions as the dependencies in pyproject.toml.
@@ -69,23 +69,25 @@ EXTRAS = {
 
 def doctor(run: str | Path | None = None) -> dict[str, Any]:
     """Check the installation and return a report; `problems` is empty if everything required works."""
+    programs = {} if run is None else {"programs": _list_programs(run)}  # a wrong name is told at once
     packages, problems = _check_packages()
     devices: dict[str, Any] = {}
     if packages["jax"] is not None:
         devices, found = _check_devices()
         problems += found
     cache, found = _check_cache()
+    memory = round(host_memory() / 2**30, 1) or None
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "executable": sys.executable,
         "packages": packages,
         "devices": devices,
-        "host": {"cores": core_count(), "memory_gib": _host_memory_gib(), "bfloat16": _describe_bfloat16()},
+        "host": {"cores": core_count(), "memory_gib": memory, "bfloat16": _describe_bfloat16()},
         "cache": cache,
         "extras": {name: _describe_extra(name) for name in EXTRAS},
         "problems": problems + found,
-        **({} if run is None else {"programs": _list_programs(run)}),
+        **programs,
     }
 
 
@@ -189,13 +191,6 @@ def _check_devices() -> tuple[dict[str, Any], list[str]]:
         "count": len(devices),
         "memory_gib": round(memory / 2**30, 1) if memory else None,
     }, problems
-
-
-def _host_memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):  # not available on this system
-        return None
 
 
 def _describe_bfloat16() -> str:

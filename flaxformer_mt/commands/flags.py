@@ -58,6 +58,7 @@ _OTHERWISE = {
         "device devices gpu gpus gpuid gpu_ranks use_cuda world_size n_gpu"
     ),
     "the network is that of the config: --config=NAME, or --config.model.*": "arch encoder_type type",
+    "batches have --config.data.batch_tokens; show --target says whether they fit": "mini_batch_fit",
     "pieces are joined by themselves": "remove_bpe post_process bpe_symbol",
     "delete the run directory, or give another --run": "overwrite overwrite_output_dir",
     "prepare and train make the vocabulary; --config.vocab.* says how": (
@@ -294,7 +295,9 @@ def _refuse_unknown(flag: str, known: Sequence[str], kind: type) -> NoReturn:
     same_field = [name for name in known if name.removeprefix("--").rpartition(".")[2] == field]
     section = flag.rpartition(".")[0] + "."
     near = difflib.get_close_matches(flag, known, n=1, cutoff=_SIMILAR)
-    near += [name for name in known if name.startswith(section) and name.endswith(f"_{field}")]
+    for name in known:  # those of the same section with such a word: model_dim for dimm
+        if name.startswith(section) and difflib.get_close_matches(field, name[len(section) :].split("_")):
+            near.append(name)
     typos = difflib.get_close_matches(flag, known, n=1, cutoff=0.95)
     similar = list(dict.fromkeys([*typos, *(same_field or near)]))
     hint = "" if same_field else _find_meaning(field, kind)

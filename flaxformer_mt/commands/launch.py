@@ -5,7 +5,10 @@ Imports nothing before it has checked the version, and is written so that Python
 
 import ctypes
 import os
+import select
+import signal
 import sys
+import threading
 
 from flaxformer_mt.cpu import core_count
 
@@ -34,6 +37,29 @@ def keep_memory():  # type: ignore[no-untyped-def]
         library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def _watch_for_interrupts(grace):  # type: ignore[no-untyped-def]
+    """From now on, end the process `grace` seconds (None: any) after Ctrl-C, and at once after a second one.
+
+    Python raises KeyboardInterrupt between two of its instructions: not while the main thread compiles.
+    Returns a list that is not empty once Ctrl-C was pressed.
+    """
+    interrupts = []
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+
+    def watch():  # type: ignore[no-untyped-def]
+        for limit in (None, grace):
+            while select.select([reading], [], [], limit)[0] and os.read(reading, 1)[0] != signal.SIGINT:
+                pass
+            interrupts.append(limit)
+        os.write(2, b"interrupted\n")
+        os._exit(130)
+
+    threading.Thread(target=watch, name="interrupt", daemon=True).start()
+    return interrupts
+
+
 def launch(arguments=None):  # type: ignore[no-untyped-def]
     """Run a command and end the process with its status; 2 if this Python is too old or lacks a package."""
     if sys.version_info < _OLDEST:
@@ -44,6 +70,9 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["train"]:
         keep_memory()
+    # The command may follow flags. Training saves a checkpoint first, and a server answers what it was asked.
+    trains, serves = "train" in words, "serve" in words
+    interrupts = [] if trains else _watch_for_interrupts(None if serves else 1.5)
     try:
         from flaxformer_mt.commands.main import main
 
@@ -53,6 +82,8 @@ def launch(arguments=None):  # type: ignore[no-untyped-def]
         if package not in _required_modules():
             raise
         _refuse(f"this Python lacks the package {package}")
+    if serves or (status == 130 and not trains):
+        os._exit(130 if interrupts else status)  # Python would wait for the threads that compile
     sys.exit(status)
 
 

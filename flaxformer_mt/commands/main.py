@@ -7,6 +7,8 @@ modules are imported when the command runs, so that `--help` is fast.
 import contextlib
 import dataclasses
 import errno
+import functools
+import logging
 import os
 import re
 import sys
@@ -48,6 +50,7 @@ from flaxformer_mt.errors import (
 )
 from flaxformer_mt.evaluation.tables import write_text
 from flaxformer_mt.text_io.lines import check_output, open_output
+from flaxformer_mt.tracking.progress_display import WorkProgress
 
 # The options that have an effect on a language model, or are refused where it is evaluated.
 _FOR_TEXT = {
@@ -56,6 +59,8 @@ _FOR_TEXT = {
 }
 
 
+# Commands that show no progress of their own.
+_SILENT = ("average", "doctor", "export", "import", "plot", "report")
 # Pairs that are read at a time.
 _CHUNK = 4096
 PROGRAM = "flaxformer-mt"
@@ -89,11 +94,6 @@ def evaluate(options: command_options.EvaluateOptions) -> object:
         reason = f", which is evaluated by loss and perplexity only; {leave_out}"
         refuse_language_model(data, options.run, reason)
     search = None if language_model else choose_search(options)
-    if not language_model and (options.source is None) != (options.reference is None):
-        missing = "--reference" if options.reference is None else "--source"
-        raise UserError(
-            f"{missing} is missing; to evaluate on files, give both --source=FILE and --reference=FILE"
-        )
     file = options.reference if options.source is None else options.source
     if file is not None and options.split is not None:
         flag = "--reference" if options.source is None else "--source"
@@ -200,6 +200,7 @@ def _train(options: command_options.TrainOptions) -> object:
         init=options.init,
         new_vocab=options.new_vocab,
         profile=options.profile or 0,
+        allow_changed_data=options.allow_changed_data,
         progress=sys.stderr,
         workers=core_count(),
     )
@@ -233,7 +234,6 @@ def _prepare(options: command_options.PrepareOptions) -> object:
     from flaxformer_mt.data.learned_shortlist import ShortlistRequest
     from flaxformer_mt.data.prepare import prepare
     from flaxformer_mt.text_io.lines import check_output
-    from flaxformer_mt.tracking.progress_display import WorkProgress
     from flaxformer_mt.workers.worker_pool import choose_pool
 
     shortlist = None
@@ -340,6 +340,7 @@ COMMANDS = {
         _new,
         words=("files",),
         examples={"corpus.fr corpus.en --run=runs/fr_en": "then: train runs/fr_en.py"},
+        summarize=lambda result: summarize_values({n: result[n] for n in ("pairs", "problems") if result[n]}),
     ),
     "train": _Command(
         command_options.TrainOptions,
@@ -478,12 +479,16 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _speak(level: str) -> Iterator[None]:
-    """Print every warning of the package as `warning: MESSAGE`; above level info, nothing else but errors."""
+    """Print each warning of the package as `warning: MESSAGE`; above level info, nothing else but errors."""
     stream: TextIO | None = None  # what is standard error at that time
+
+    @functools.cache
+    def say(text: str) -> None:
+        print(text, file=stream or sys.stderr, flush=True)
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FlaxformerWarning):
-            print(f"warning: {message}", file=stream or sys.stderr)
+            say(f"warning: {message}")
         else:
             previous(message, category, *place, **more)
 
@@ -495,6 +500,13 @@ def _speak(level: str) -> Iterator[None]:
             stream = sys.stderr
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
+        else:  # what is being waited for
+            logger, handler = logging.getLogger("flaxformer_mt"), logging.Handler()
+            handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
+            logger.setLevel(logging.INFO)
+            logger.propagate = False
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
         yield
 
 
@@ -550,7 +562,8 @@ def _run(arguments: list[str]) -> None:
     if isinstance(options, command_options.ScorerOptions):
         _define_scorers(options)
     run = _run_in_processes if isinstance(options, command_options.ProcessOptions) else run_locally
-    result = run(command.run, options)
+    with WorkProgress(sys.stderr if name in _SILENT else None).part(f"{name} is at work"):
+        result = run(command.run, options)
     _print_result(result, command.summarize, json=getattr(options, "json", False))
 
 

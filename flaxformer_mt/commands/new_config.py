@@ -136,8 +136,8 @@ def _find_table(path: Path, name: str, languages: tuple[str | None, str | None],
         match = re.search(rf"(?<![a-z])({LANGUAGE_CODE})-({LANGUAGE_CODE})\.({'|'.join(TABLES)})$", name)
         if match is None:
             raise UserError(
-                f"the languages of {path} are unknown; give --source_language=fr --target_language=en. (A "
-                "corpus of two files is given as both of them.)"
+                f"the languages of {path} are unknown; of a corpus of two files, give both, as in corpus.fr "
+                "corpus.en; of a table, give --source_language=fr --target_language=en"
             )
         source, target = source or match[1], target or match[2]
     _check_languages(source, target)
@@ -153,7 +153,8 @@ def _check_file(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        hint = suggest_sibling(path) or "; give the files of the corpus, as in corpus.fr corpus.en"
+        hint = "" if path.is_dir() else suggest_sibling(path)
+        hint = hint or "; give the files of the corpus, as in corpus.fr corpus.en"
         raise UserError(f"{name} {what}{hint}")
     return path.resolve()
 

@@ -202,6 +202,8 @@ class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     ] = None
     # With --init: train a vocabulary on the new data. Shared subwords keep their embeddings.
     new_vocab: bool = False
+    # Continue a run whose training or validation text has changed since its last checkpoint.
+    allow_changed_data: bool = False
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ def _explain(error: Exception, name: str, done: str) -> str:
             "correct the name, which is OWNER/NAME or OWNER/NAME@REVISION, or log in with `hf auth login`"
         )
     elif _is_offline(error) or "LocalEntryNotFoundError" in names:
+        reason = reason.partition(" To enable")[0]  # by an argument that is no flag here
         remedy = "check the network, or download the model elsewhere and give its folder"
     elif "home directory" in reason:  # huggingface_hub looks for its settings there
         remedy = "set HOME to a folder of your own"

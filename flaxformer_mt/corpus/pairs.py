@@ -176,6 +176,11 @@ class Pairs:
     def __len__(self) -> int:
         return self._ends[-1]
 
+    def name_texts(self) -> dict[str, str]:
+        """What changes whenever the text of a set does -> the files of the set, for messages."""
+        names = {split.identity: (*split.sides, split.metadata.get("folder", "")) for split in self._splits}
+        return {text: f"{source}, {target} in {folder}" for text, (source, target, folder) in names.items()}
+
     def read_hashes(self) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
         """Yield the hashes of all pairs in blocks, uint64 [N, 2], with the tags of their data set."""
         for split, kept, hashes in zip(self._splits, self.kept, self._hashes, strict=True):

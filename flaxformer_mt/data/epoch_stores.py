@@ -45,20 +45,20 @@ class EpochStores:
 
         Batches lack the columns `unused`, which the text alone depends on.
         """
-        self._pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
+        self.pairs, self._vocabs, self._root = pairs, vocabs, Path(root)
         self._own_root = own_root or self._root
         self.sampling, self._seed = sampling, seed
         self._noise, self._unused = noise or TextNoise(NoiseConfig()), unused
         self.varies = varies or bool(sampling) or self._noise.rates.active
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._stores: dict[int, TokenStore] = {}
-        self.base = self._build(0, self._pairs, self._noise, pool=pool, count=count)
+        self.base = self._build(0, self.pairs, self._noise, pool=pool, count=count)
 
     def store(self, epoch: int) -> TokenStore:
         """Build the store if missing; all but the base and the last two requested are removed."""
         if epoch == 0 or not (self.sampling or self._noise.rates.active):
             return self.base
-        return self._keep(epoch, lambda: self._build(epoch, self._pairs, self._noise))
+        return self._keep(epoch, lambda: self._build(epoch, self.pairs, self._noise))
 
     def draw(self, epoch: int, drawn: np.ndarray, rates: NoiseConfig) -> tuple[TokenStore, np.ndarray]:
         """The store that has the pairs with the numbers `drawn` as they are in `epoch`, and where they are.
@@ -68,7 +68,7 @@ class EpochStores:
         noise = self._noise._replace(rates=rates)
         if not self.sampling and not rates.active and not self._noise.rates.active:
             return self.base, drawn
-        pairs = self._pairs.select(np.sort(drawn))
+        pairs = self.pairs.select(np.sort(drawn))
         store = self._keep(epoch, lambda: self._build(epoch, pairs, noise, self._own_root))
         return store, np.arange(len(store))
 

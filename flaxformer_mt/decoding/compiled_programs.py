@@ -18,7 +18,7 @@ import numpy as np
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.ensemble_members import Members, Sources, make_models
-from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN
+from flaxformer_mt.decoding.sizes import CANDIDATES_PER_TOKEN, check_memory
 from flaxformer_mt.parallel import SplitParameters, compile_by_rows, default_platform, local_device_count
 from flaxformer_mt.parallel.compilation import compile_kept, keep_json
 from flaxformer_mt.parallel.independent_rows import split_rows
@@ -40,9 +40,11 @@ from flaxformer_mt.search import (
     find_layout,
     pack,
     search_queue,
+    search_width,
     take_first_step,
 )
 from flaxformer_mt.shapes import Array
+from flaxformer_mt.tracking.progress_display import announce_if_slow
 
 if TYPE_CHECKING:
     from flaxformer_mt.model import Model
@@ -62,14 +64,16 @@ class StatePrograms:
         self._parts, self._programs = parts, programs
 
     def wait(self) -> None:
-        for program in self._programs.values():
-            program.result()
+        with announce_if_slow("compiling the search (once per size; kept for later)"):
+            for program in self._programs.values():
+                program.result()
 
     def empty(self) -> Leaves:
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
 
     def prefill(self, params: tuple[Any, ...], sources: Sources) -> Leaves:
         """Read sources; return them as the state of waiting sentences."""
+        self.wait()
         return self._programs["prefill"].result()(params, *sources)
 
     def generate(
@@ -149,6 +153,7 @@ class SearchPrograms:
     def _compile(
         self, params: tuple[Any, ...], size: Size, example: Sources, n_best: int, *, keep: bool
     ) -> StatePrograms:
+        check_memory(size, search_width(self._options, n_best), self._configs, self._sizes[1])
         devices = jax.local_devices()[: self.parts]
         places = {getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)}
         keep &= self._split is None and not self.jit_options

@@ -25,6 +25,7 @@ from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.search import average_logits
 from flaxformer_mt.search.penalties import coverage_penalty, length_penalty
 from flaxformer_mt.shapes import Array, Batch
+from flaxformer_mt.tracking.progress_display import announce_if_slow
 from flaxformer_mt.vocab import Vocabs
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ class TokenScorer:
             if not any(map(len, sides[0])):
                 shape = shape._replace(source=0)  # a language model has no source
             ids: dict[str, Any] = {"pad_id": self.vocabs.target.pad_id, "bos_id": self.vocabs.target.bos_id}
-            outputs = run(pad_pairs(*sides, shape, **ids))
+            with announce_if_slow("compiling the scores (once per size; kept for later)"):
+                outputs = run(pad_pairs(*sides, shape, **ids))
             # The device computes this batch while the host processes the previous one.
             if previous is not None:
                 yield from _split_batch(*previous)

@@ -1,8 +1,9 @@
 """Sentences as inputs of a search: what constrains each translation, and the arrays that programs take."""
 
 import functools
+import hashlib
 import itertools
-import zlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -184,9 +185,9 @@ class SentenceArrays:
         return Sources(ids, mask, lines)
 
     def _find_seed(self, sentence: Sentence) -> int:
-        """Return a seed that is a function of the sentence, not of its row."""
-        seed = zlib.crc32(np.asarray(sentence.stream, np.int64).tobytes(), self._options.seed)
-        return zlib.crc32(np.asarray(sentence.source, np.int32).tobytes(), seed)
+        """Return a hash of the sentence and of search.seed, not of its row: other seeds share no sample."""
+        known = json.dumps([self._options.seed, sentence.stream, sentence.source.tolist()])
+        return int.from_bytes(hashlib.blake2b(known.encode(), digest_size=4).digest(), "big")
 
     def _min_length(self, source_length: int) -> int:
         """Return the number of tokens that the search options require of a translation."""

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
+from flaxformer_mt.cpu import host_memory
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import default_platform
 from flaxformer_mt.parallel.devices import device_memory
 from flaxformer_mt.search import Size
@@ -124,6 +126,20 @@ def choose_batch_tokens(search: SearchConfig, models: Sequence[ModelConfig], tar
     bytes_each += sum(2 * 4 * model.num_decoder_layers * model.model_dim for model in models)
     tokens = max(_CPU_TOKENS, min(MOST_TOKENS, int(_MEMORY_SHARE * memory / bytes_each)))
     return 1 << (tokens.bit_length() - 1)
+
+
+def check_memory(size: Size, width: int, models: Sequence[ModelConfig], target_size: int) -> None:
+    """Raise UserError if one sentence exceeds the memory of the device: a smaller batch would not help."""
+    memory, _ = device_memory(jax.local_devices()[0]) or (host_memory(), 0)
+    # Each beam has scores for the tokens of all beams, which are in memory about five times.
+    scores = sum(5 * model.num_heads for model in models) * width
+    cache = sum(2 * model.num_decoder_layers * model.model_dim for model in models)
+    needed = 4 * width * (size.capacity * (scores + cache) + 4 * target_size)
+    if 0 < memory < needed:
+        raise UserError(
+            f"search.beam_size {width} needs about {needed / 2**30:.1f} GiB for a sentence of "
+            f"{size.source_length} tokens, but the device has {memory / 2**30:.1f}; give a smaller beam"
+        )
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ from flaxformer_mt.scoring.metrics import (
     score_translations,
 )
 from flaxformer_mt.text_io.throughput import Throughput
+from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.scorer import Scorer
 from flaxformer_mt.translation.translator import Translator
@@ -280,7 +281,8 @@ def evaluate_run(
             lower = scoring["lowercase"]
             save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
         score = functools.partial(compare, evaluation, rivals, resampling, scorers=scorers, **scoring)
-        report |= decide_once(score)
+        with WorkProgress(progress).part("scoring the translations"):
+            report |= decide_once(score)
         report |= {"by_length": score_by_length(evaluation, **scoring)} if references else {}
         reports[scored.direction.name] = report
     result = next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)

@@ -162,7 +162,7 @@ def read_sets(
     alone = alone and source is not None and reference is None
     if (source is None) != (reference is None) and not alone:
         missing = "a reference" if reference is None else "a source"
-        raise UserError(f"{source or reference} is given without {missing}; give both files")
+        raise UserError(f"{source or reference} is given without {missing}; give both files, or --scorer")
     if source is None:
         return _read_split_sets(config, split, directions, named)
     if source == reference:

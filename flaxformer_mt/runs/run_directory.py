@@ -97,8 +97,8 @@ def _give_reason(line: str, old: Config, new: Config) -> str:
 
 def _describe_remedies(run_dir: Path, differences: list[str], new: Config) -> str:
     remedies = (
-        "The updates so far were made with the old values. To resume, restore the old values; to train anew, "
-        "give another --run=DIR or delete the directory"
+        "The updates so far were made with the old values. To resume, restore the old values, or leave out "
+        "--config, because the run has its own; to train anew, give another --run=DIR or delete the directory"
     )
     other_network = any(line.startswith(_FIXED_BY_IMPORT) for line in differences)
     if other_network:

@@ -37,14 +37,14 @@ _NAMED_LINES = 10
 
 
 @contextlib.contextmanager
-def open_input(path: str) -> Iterator[BinaryIO]:
+def open_input(path: str, what: str = "input") -> Iterator[BinaryIO]:
     """Open a file for reading, or standard input for `-`. Raises UserError if it is absent or a folder."""
     if path == STANDARD:
         yield sys.stdin.buffer
         return
     file = Path(path).expanduser()
     if not file.is_file():
-        raise UserError(f"input {file} {_why_not_a_file(file)}")
+        raise UserError(f"{what} {file} {_why_not_a_file(file)}")
     with file.open("rb") as stream:
         yield stream
 
@@ -89,9 +89,11 @@ class Text(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_lines(path: str, *, invalid_utf8: Literal["refuse", "replace"]) -> Iterator[Text]:
+def open_lines(
+    path: str, what: str = "input", *, invalid_utf8: Literal["refuse", "replace"]
+) -> Iterator[Text]:
     """Open a file, or standard input for `-`, and yield its lines, as `read_lines` does."""
-    with open_input(path) as stream:
+    with open_input(path, what) as stream:
         arriving = watch_arrival(stream)
         lines = read_lines(arriving or stream, name=path, invalid_utf8=invalid_utf8)
         yield Text(lines, arriving.is_ready if arriving else None)

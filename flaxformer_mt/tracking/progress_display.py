@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import logging
 import math
 import os
 import sys
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple, TextIO
 _SILENT_LIVE, _SILENT_PLAIN = 5.0, 20.0
 # Seconds after which work of unknown length is announced.
 _SLOW = 2.0
+# Shows a message where a command runs, and nothing in calls from a library.
+_log = logging.getLogger("flaxformer_mt").info
 # Seconds between two moves of the sign that stands for work on a terminal.
 _SIGN = 0.3
 # Values that a progress line shows, in this order; other values are only recorded.
@@ -55,7 +58,7 @@ class Sample(NamedTuple):
 
 
 @contextlib.contextmanager
-def announce_if_slow(text: str, say: Callable[[str], object]) -> Iterator[None]:
+def announce_if_slow(text: str, say: Callable[[str], object] = _log) -> Iterator[None]:
     """Call `say` with `text` if what the context does takes longer than two seconds."""
     timer = threading.Timer(_SLOW, say, [text])
     timer.daemon = True

@@ -153,6 +153,7 @@ class TrainProgress:
     `epoch`, `index` and the fields of the stage name the next batch, see `Position`. `metrics` are those of
     the evaluation at `step`, if there was one. `log` is what the next line of the training log has
     accumulated so far. `interim` marks a checkpoint that was saved only because training was asked to stop.
+    `texts` are those that were read, see `Pairs.name_texts`; earlier versions did not record them.
     """
 
     step: int = 0
@@ -170,6 +171,7 @@ class TrainProgress:
     evaluations_since_best: int = 0
     log: dict[str, Any] = field(default_factory=dict)
     interim: bool = False
+    texts: dict[str, str] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:

@@ -209,6 +209,7 @@ def fit(
     progress: TextIO | None = None,
     workers: int | None = None,
     loss_terms: Sequence[LossTerm] = (),
+    allow_changed_data: bool = False,
 ) -> TrainingReport:
     """Train the model that a config describes, or resume the run in `run_dir`; return the run's report.
 
@@ -226,6 +227,7 @@ def fit(
         start below `if __name__ == "__main__":`. None: this process does it.
       loss_terms: further terms of the loss, which are no part of the config: to resume the run, give them
         again.
+      allow_changed_data: whether to continue with text that has changed since the last checkpoint.
 
     Raises:
       UserError: an invalid config, data set or run directory, gradients that stay non-finite, or another
@@ -253,6 +255,7 @@ def fit(
             progress=progress,
             pool=PoolOptions(workers),
             loss_terms=loss_terms,
+            allow_changed_data=allow_changed_data,
         )
 
 
@@ -263,7 +266,7 @@ def _fit_alone(
     profile: int,
     progress: TextIO | None,
     pool: PoolOptions,
-    loss_terms: Sequence[LossTerm],
+    **how: Any,
 ) -> TrainingReport:
     """Train the run to its end, while no other training writes to its directory."""
     if is_first():
@@ -277,9 +280,7 @@ def _fit_alone(
         run_dir, keep_last=config.train.keep_checkpoints, best_metric=config.train.metrics[0]
     )
     preparation = WorkProgress(progress if is_first() else None)
-    setup = set_up_training(
-        config, run_dir, checkpoints, progress=preparation, pool=pool, loss_terms=loss_terms
-    )
+    setup = set_up_training(config, run_dir, checkpoints, progress=preparation, pool=pool, **how)
     compile_clock = CompileClock()
     tracker = Tracker(
         run_dir if is_first() else None,
@@ -306,7 +307,10 @@ def _fit_alone(
         _finish_checkpoints(config, checkpoints)
         tracker.message(SCORING if setup.prepared.test_pairs is not None else NO_TEST_SET)
         facts: dict[str, Any] = {"parameters": setup.parameters, "hardware": setup.parallel.describe()}
-        report = make_report(config, run_dir, setup.prepared, setup.progress, **facts)
+        # On a terminal, the line of the tracker alone is updated in place.
+        stream = None if progress is None or progress.isatty() or not is_first() else progress
+        with tracker.busy(SCORING) if stream is None else contextlib.nullcontext():
+            report = make_report(config, run_dir, setup.prepared, setup.progress, stream=stream, **facts)
         if is_first():
             write_report(run_dir, report)
             tracker.log_report(report_training(run_dir))  # training is complete without a page

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TextIO, TypedDict
 
 import flaxformer_mt
 from flaxformer_mt.config import Config
@@ -63,6 +63,7 @@ def make_report(
     *,
     parameters: int,
     hardware: str,
+    stream: TextIO | None = None,
 ) -> TrainingReport:
     """Score the final checkpoint on the test set, if there is one, and collect the facts of the run."""
     report: TrainingReport = {
@@ -83,7 +84,7 @@ def make_report(
     }
     if prepared.test_pairs is not None:
         further = [name for name in config.train.metrics if name not in (*METRICS, "loss")]
-        report["test"] = evaluate_run(run_dir, split="test", scorers=further)
+        report["test"] = evaluate_run(run_dir, split="test", scorers=further, progress=stream)
     elif config.train.final_checkpoint == "best" and is_first():
         if warning := describe_start(progress.best_step, progress.step, run_dir):
             warn_user(warning)  # as the evaluation does

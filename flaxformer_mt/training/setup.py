@@ -243,13 +243,14 @@ def set_up_training(
     progress: WorkProgress = SILENT,
     pool: PoolOptions = NO_POOL,
     loss_terms: Sequence[LossTerm] = (),
+    allow_changed_data: bool = False,
 ) -> TrainingSetup:
     """Prepare data, model and state; the state is initialized on its devices, or restored onto them.
 
     A checkpoint of any device layout is restored onto the layout of this config.
 
     Args:
-      loss_terms: see `fit`.
+      loss_terms, allow_changed_data: see `fit`.
     """
     parallel = make_parallel(config)
     check_compiler_options(parallel.compiler_options)
@@ -274,6 +275,11 @@ def set_up_training(
         return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
 
     state, reached = load_state(checkpoints, parallel, make_state)
+    pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
+    texts = {text: name for part in pairs for text, name in part.name_texts().items()}
+    if not allow_changed_data:
+        _check_texts(reached, texts, run_dir)
+    reached.texts = texts
     return TrainingSetup(
         parallel,
         prepared,
@@ -323,6 +329,18 @@ def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
     """Return the summaries of the first epoch, or of the first epochs of all stages."""
     return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
+
+
+def _check_texts(reached: TrainProgress, now: dict[str, str], run_dir: Path) -> None:
+    """Refuse other text than that of the updates so far; earlier versions did not record it."""
+    names = now | reached.texts
+    changed = sorted({names[text] for text in now.keys() ^ reached.texts.keys()}) if reached.texts else []
+    if changed:
+        raise UserError(
+            f"the text of {run_dir} has changed since step {reached.step}: {'; '.join(changed)}; restore it, "
+            "or give --allow_changed_data to continue with it as it is: then the rest of the epoch has other "
+            "pairs, and scores of another validation set do not compare with those so far"
+        )
 
 
 def _check_splits(config: Config, prepared: Prepared) -> None:

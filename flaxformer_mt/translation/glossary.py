@@ -74,7 +74,7 @@ class Glossary:
     @classmethod
     def load(cls, path: str | Path) -> "Glossary":
         """Read a file, or standard input for `-`; see `read`."""
-        with open_lines(str(path), invalid_utf8="refuse") as text:
+        with open_lines(str(path), "the glossary", invalid_utf8="refuse") as text:
             return cls.read(text.lines, "standard input" if path == STANDARD else str(path))
 
     @classmethod

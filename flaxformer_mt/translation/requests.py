@@ -280,10 +280,10 @@ class EngineThread:
             self._arriving.put(lambda: self._enter(future, request))
         return future
 
-    def stop(self) -> None:
-        """End the thread after what it is doing; requests that are not answered then fail."""
+    def stop(self, *, patience: float | None = None) -> None:
+        """End the thread after what it is doing, and wait; requests that are not answered then fail."""
         self._arriving.put(None)
-        self._thread.join()
+        self._thread.join(patience)
 
     def _run(self) -> None:
         try:

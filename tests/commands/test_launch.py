@@ -1,9 +1,11 @@
-"""Training keeps the memory that it frees, unless the user has set the C library."""
+"""Training keeps the memory that it frees; Ctrl-C ends the other commands, whatever they are doing."""
 
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -50,9 +52,62 @@ def test_freed_memory_is_used_again_by_few_cores_unless_the_user_has_chosen(
 def test_only_training_keeps_memory(monkeypatch, words, keeps):
     called = []
     monkeypatch.setattr("flaxformer_mt.commands.launch.keep_memory", lambda: called.append(True))
+    monkeypatch.setattr("flaxformer_mt.commands.launch._watch_for_interrupts", lambda grace: None)
     monkeypatch.setattr("flaxformer_mt.commands.main.main", lambda arguments: 0)
     monkeypatch.setattr(sys, "argv", ["flaxformer-mt", *words])
     for arguments in (words, None):
         with pytest.raises(SystemExit):
             launch(arguments)
     assert called == [True, True] * keeps
+
+
+# A command that compiles for minutes: in another thread, or in the main one, where Python gets no word in.
+COMPILING = """
+import hashlib, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from flaxformer_mt.commands import launch, main
+def compile_it():
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+def run(arguments):
+    future = None if sys.argv[2] == "here" else ThreadPoolExecutor(1).submit(compile_it)
+    print("compiling", flush=True)
+    compile_it() if future is None else future.result()
+main._run = run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
+launch.launch([sys.argv[1]])
+"""
+
+
+def test_ctrl_c_ends_commands_while_they_compile(pytestconfig):
+    """Once is enough but for a server that answers what it was asked; twice ends that too, at once."""
+    cases = [
+        ("translate", "thread", 1),
+        ("translate", "here", 1),
+        ("distil", "here", 2),
+        ("serve", "here", 2),
+    ]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", COMPILING, command, where],
+            cwd=pytestconfig.rootpath,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command, where, _ in cases
+    ]
+    try:
+        for process, (*_, times) in zip(processes, cases, strict=True):
+            assert process.stdout.readline() == "compiling\n"
+            time.sleep(0.1)  # it is in C now
+            start = time.monotonic()
+            for _ in range(times):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.1)
+            assert process.wait(timeout=30) == 130
+            assert time.monotonic() - start < 5  # 2 on a machine that has nothing else to do
+            assert process.stderr.read() == "interrupted\n"
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

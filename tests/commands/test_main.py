@@ -11,6 +11,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,9 @@ from flaxformer_mt.config import Config, ModelConfig, SearchConfig
 from flaxformer_mt.config.field_values import KnownAs, find_marks
 from flaxformer_mt.config.files import flatten, list_recipes, save_config
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.scoring import metrics
 from flaxformer_mt.text_io import resumable_output
+from flaxformer_mt.tracking import progress_display
 from flaxformer_mt.training import loop as trainer
 from flaxformer_mt.training import report as training_report
 from flaxformer_mt.translation.result import Translation
@@ -152,6 +155,7 @@ def fail(capfd, *arguments) -> str:
             "--config.model.alignment.step?",
         ),
         ("train --zzzzzzzz", "unknown flag --zzzzzzzz; --help=all lists all flags"),
+        ("doctor no/run", "no/run is not a run directory: it has no config.json"),
         (
             "train now",
             "config now is neither a file nor a recipe; known recipes: " + ", ".join(list_recipes()),
@@ -366,13 +370,18 @@ def test_evaluate_passes_its_flags(capfd, monkeypatch, run_dir):
     assert of_files.search.method == "greedy"
 
 
-def test_evaluate_refuses_half_a_pair_of_files(capfd, run_dir):
-    assert "--reference is missing" in fail(capfd, "evaluate", f"--run={run_dir}", "--source=a")
-    assert "--source is missing" in fail(capfd, "evaluate", f"--run={run_dir}", "--reference=a")
+def test_evaluate_refuses_half_a_pair_of_files(capfd, monkeypatch, run_dir):
+    for flag, other in (("source", "reference"), ("reference", "source")):
+        message = fail(capfd, "evaluate", f"--run={run_dir}", f"--{flag}=a")
+        assert message == f"a is given without a {other}; give both files, or --scorer"
     message = fail(capfd, "evaluate", f"--run={run_dir}", "--split=valid", "--source=a", "--reference=b")
     assert message == "--split=valid and --source=a exclude each other; leave one out"
     message = fail(capfd, "evaluate", f"--run={run_dir}", "--source=a", "--reference=b")
     assert message == "input a does not exist"
+    monkeypatch.setattr(metrics, "_OTHERS", dict(metrics._OTHERS))
+    scorer = f"--scorer=kiwi={sys.executable} -c 'while True: input(); print(1)'"
+    message = fail(capfd, "evaluate", f"--run={run_dir}", "--source=a", scorer)
+    assert message == "input a does not exist"  # a source without a reference is scored
 
 
 def test_one_line_for_each_line_in_order(capfd, monkeypatch, run_dir, translator):
@@ -474,6 +483,8 @@ def test_a_near_input_file_is_named(capfd, run_dir, tmp_path):
     assert fail(capfd, "translate", f"--run={run_dir}", "--input=sorce.txt").endswith(
         "did you mean source.txt?"
     )
+    message = fail(capfd, "translate", f"--run={run_dir}", "--glossary=sorce.txt")
+    assert message == "the glossary sorce.txt does not exist; did you mean source.txt?"
 
 
 def test_lines_that_are_not_utf8(capfd, monkeypatch, run_dir, translator):
@@ -632,9 +643,14 @@ def test_options_of_other_toolkits_are_answered_with_options_that_exist():
 
 
 def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
+    monkeypatch.setattr(progress_display, "_SLOW", 0.01)
+
     def work(options):
         print("progress", file=sys.stderr)
-        warn_user("look here")
+        for _ in range(2):  # each is said once
+            warn_user("look here")
+            with progress_display.announce_if_slow("compiling"):
+                time.sleep(0.1)
         raise UserError("it failed")
 
     monkeypatch.setattr(
@@ -647,7 +663,9 @@ def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
     assert main(["doctor", "--log_level", "error"]) == 2
     assert capfd.readouterr().err == "error: it failed\n"
     assert main(["doctor"]) == 2
-    assert capfd.readouterr().err.startswith("progress\n")
+    said = capfd.readouterr().err.splitlines()
+    wanted = {"doctor is at work ...", "compiling", "progress", "warning: look here", "error: it failed"}
+    assert set(said) == wanted and len(said) == 5
     for wrong in ("--log_level=loud", "--log_level", "--quiet=1"):
         assert main(["doctor", wrong]) == 2
         assert wrong.partition("=")[0] in capfd.readouterr().err
@@ -657,6 +675,8 @@ def test_quiet_leaves_warnings_and_errors(capfd, monkeypatch):
     ("line", "answer"),
     [
         ("train --src=de", "here it is --config.data.source_language"),
+        ("train --mini-batch-fit", "batches have --config.data.batch_tokens; show --target says whether"),
+        ("train --config.model.dimm=3", " or --config.model.model_dim or "),
         ("translate runs/a --src=x.de", "here it is --input"),
         ("translate runs/a --output_dir=x", "here it is --output"),
         ("evaluate runs/a --output_dir=x", "here it is --run"),
@@ -793,7 +813,7 @@ def test_doctor_finds_nothing_wrong_here(capfd, monkeypatch, tmp_path):
     assert main(["doctor"]) == 0
     out, err = capfd.readouterr()
     report = json.loads(out)
-    assert err == "" and report["problems"] == []
+    assert err in ("", "doctor is at work ...\n") and report["problems"] == []
     assert all(report["packages"].values()) and report["devices"]["count"] >= 1
     assert report["cache"]["directory"] == str(tmp_path / "cache") and report["cache"]["writable"]
     assert report["cache"]["gib"] == pytest.approx(0.002, abs=0.0005)

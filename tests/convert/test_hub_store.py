@@ -71,6 +71,17 @@ def test_without_a_network_the_cache_serves(api, tmp_path):
     assert api.asked[-1]["local_files_only"] is True
 
 
+def test_no_argument_of_the_library_is_advised(api, monkeypatch):
+    def find_nothing(**options):
+        raise errors.LocalEntryNotFoundError(
+            "No snapshot. To enable downloads, pass 'local_files_only=False'"
+        )
+
+    monkeypatch.setattr(hub, "snapshot_download", find_nothing)
+    with pytest.raises(UserError, match="LocalEntryNotFoundError: No snapshot.; check the network"):
+        hub_store.fetch_model("a/b")
+
+
 @pytest.mark.parametrize(
     ("kind", "remedy"),
     [

@@ -1,6 +1,8 @@
 """Sentences in states of several sizes: the same translations as if each were alone, by few programs."""
 
 import dataclasses
+import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import jax
@@ -10,11 +12,12 @@ from tiny_experiment import random_params
 
 from flaxformer_mt.config import ModelConfig, SearchConfig
 from flaxformer_mt.decoding import compiled_programs, scheduler, sizes
-from flaxformer_mt.decoding.compiled_programs import SearchPrograms
+from flaxformer_mt.decoding.compiled_programs import SearchPrograms, StatePrograms
 from flaxformer_mt.decoding.engine import SearchEngine
 from flaxformer_mt.decoding.scheduler import Scheduler
-from flaxformer_mt.decoding.sentences import Form, Sentence
+from flaxformer_mt.decoding.sentences import Form, Sentence, SentenceArrays
 from flaxformer_mt.decoding.sizes import LengthRule, StateSizes
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import replicate_locally
 from flaxformer_mt.search import (
@@ -25,6 +28,7 @@ from flaxformer_mt.search import (
     begin_lines,
     take_first_step,
 )
+from flaxformer_mt.tracking import progress_display
 
 # Users would see a warning for each size.
 pytestmark = pytest.mark.filterwarnings("error:Some donated buffers were not usable")
@@ -405,3 +409,38 @@ def test_each_part_is_dealt_like_lengths(monkeypatch):
     call = slots.start()
     assert call.entered == [["a", "c", "e", "g"], ["b", "d", "f", "h"]] and list(slots.waiting) == ["i"]
     assert call.results["counts"] == [4, 4] and call.results["final_free_rows"] == [1, 1]
+
+
+def test_another_seed_shares_no_sample_with_any_line():
+    """As of fifteen equal lines of a file; a seed depends on the line and on nothing else of its batch."""
+    lines = [dataclasses.replace(*make_sentences([4]), stream=(number, 0)) for number in range(1, 16)]
+
+    def find_seeds(seed, sentences):
+        arrays = SentenceArrays(SearchConfig(method="sample", seed=seed), RULE.lengths, source_pad_id=0)
+        laid_out = arrays.lay_out([sentences], Form(), rows=16, source_length=8)
+        return laid_out.lines.seeds[: len(sentences)].tolist()
+
+    found = [find_seeds(seed, lines) for seed in (1, 2, 3)]
+    assert len({number for own in found for number in own}) == 45
+    assert find_seeds(2, lines[::-1]) == found[1][::-1]
+
+
+def test_a_beam_that_exceeds_the_memory_is_refused_before_it_compiles(monkeypatch):
+    monkeypatch.setenv("FLAXFORMER_MT_DEVICE_MEMORY", str(2**30))
+    monkeypatch.setattr(compiled_programs, "_compilers", lambda: pytest.fail("it compiles"))
+    searcher = Searcher([MODEL], SearchConfig(beam_size=3000, **FEW))
+    with pytest.raises(UserError, match=r"beam_size 3000 needs about \d+\.\d GiB .* device has 1\.0"):
+        searcher.search(make_sentences([4]), 400)
+    for network in (MODEL, RECURRENT):
+        sizes.check_memory(Size(8, 256, 512), 64, [network] * 2, 60_000)  # large, but it fits
+
+
+def test_who_waits_for_the_compiler_is_told_so_once(caplog, monkeypatch):
+    monkeypatch.setattr(progress_display, "_SLOW", 0.01)
+    caplog.set_level("INFO", "flaxformer_mt")
+    program = Future()
+    waiting = threading.Timer(0.2, program.set_result, [None])
+    waiting.start()
+    for _ in range(2):
+        StatePrograms(1, generate=program).wait()
+    assert caplog.messages == ["compiling the search (once per size; kept for later)"]

@@ -27,7 +27,7 @@ from flaxformer_mt.runs.run_directory import lock_run
 from flaxformer_mt.scoring import metrics
 from flaxformer_mt.tracking import read_metrics
 from flaxformer_mt.training import loop, setup
-from flaxformer_mt.training.checkpoint_trees import to_trees
+from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
 from flaxformer_mt.training.loop import fit
 from flaxformer_mt.training.report import describe_report
 from flaxformer_mt.training.state import TrainState, init_state
@@ -304,6 +304,35 @@ def test_documents_killed_and_resumed_equal_undisturbed(base, tmp_path):
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
     stores = [*Path(config.data.cache_dir).glob("tokens/*/source.values")]
     assert stores, "token stores are kept"
+
+
+def test_text_that_has_changed_since_the_last_checkpoint_is_named(
+    base, tmp_path, at_step, monkeypatch, capfd
+):
+    shutil.copytree(base.data.text_dir, tmp_path / "text")
+    config = change(
+        base,
+        data={"text_dir": str(tmp_path / "text")},
+        train={"steps": 2, "evaluate_every": 100},
+        search={"method": "greedy", "beam_size": 1},
+    )
+    at_step({1: functools.partial(signal.raise_signal, signal.SIGTERM)})
+    with raises(TrainingInterrupted):
+        fit(config, tmp_path / "run")
+    at_step({})
+    for language in ("xx", "yy"):
+        with (tmp_path / "text" / f"train.{language}").open("a") as file:
+            file.write("ba do\n")
+    message = f"has changed since step 1: train.xx, train.yy in {tmp_path}/text; restore it, or give --allow_"
+    with raises(UserError, match=re.escape(message)):
+        fit(config, tmp_path / "run")
+    # Checkpoints of earlier versions do not say what text they are of.
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainProgress, "from_dict", lambda values: TrainProgress(**values | {"texts": {}}))
+        assert Checkpoints(tmp_path / "run").steps() == [1]
+        setup.set_up_training(config, tmp_path / "run", Checkpoints(tmp_path / "run"))
+    assert fit(config, tmp_path / "run", allow_changed_data=True, progress=sys.stderr)["step"] == 2
+    assert re.search(r"scoring the test set\ntranslating [\d,]+ sentences with", capfd.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_wrong_glossary_is_one_line_with_its_place(name, untrained, capfd):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--glossary=none.tsv"], "input none.tsv does not exist"),
+        (["--glossary=none.tsv"], "the glossary none.tsv does not exist"),
         (["--glossary=."], "is a folder"),
         (["--glossary=-", "--input=-"], "only one of --input, --prefix, --required and --glossary"),
     ],

@@ -666,7 +666,7 @@ def test_an_ensemble_with_itself_is_the_model(
 
 def test_an_ensemble_has_one_vocabulary(config, params, vocabs, make_vocabularies):
     others = make_vocabularies(310, [(target, source) for source, target in TEXT])
-    with pytest.raises(UserError, match=r"another source vocabulary \(310 pieces, not the 320"):
+    with pytest.raises(UserError, match=r"another source vocabulary \(310 pieces\) than the first \(320"):
         Translator(config, params, vocabs, ensemble=[TrainedModel(config, others, params, "best", {})])
 
 

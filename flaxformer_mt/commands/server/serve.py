@@ -57,7 +57,7 @@ def serve(options: ServeOptions) -> None:
             names = ", ".join(pair.name for pair in pairs)
             preparation = _warm_up(warm_up, f"{path}, {names}") if options.warm_up else ()
             thread = EngineThread(engine, names, preparation=preparation)
-            stack.callback(thread.stop)
+            stack.callback(thread.stop, patience=0.5)  # it may be waiting for the compiler
             models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
         if options.pivots:
             models = add_pivots(models)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.main import COMMANDS, main
 from flaxformer_mt.commands.new_config import find_corpus, format_config
 from flaxformer_mt.commands.new_sizing import (
     Choice,
@@ -166,9 +166,13 @@ def test_names_of_files(tmp_path):
         (("c.fr", "c.en", "d.en"), (None, None), "3 files are given"),
         (("c.fr", "c.fr"), (None, None), "both files are"),
         (("c.fr", "absent"), (None, None), "absent does not exist"),
-        (("c.fr", ""), (None, None), "is a folder"),
+        (("c.fr", ""), (None, None), "is a folder; give the files of the corpus, as in corpus.fr corpus.en"),
         (("c.en", "d.en"), (None, None), "both languages are en"),
-        (("t.tsv",), (None, None), "the languages of .*t.tsv are unknown"),
+        (
+            ("t.tsv",),
+            (None, None),
+            "the languages of .*t.tsv are unknown; of a corpus of two files, give both",
+        ),
         (("c.fr", "c.en"), ("f r", None), "--source_language is 'f r'"),
     ):
         with pytest.raises(UserError, match=message):
@@ -193,6 +197,8 @@ def test_a_file_that_was_given_is_named_and_not_the_link_to_it(corpus, capfd):
     assert main(["new", "other.xx", "corpus.yy", "--run=a"]) == 2
     named = f"{corpus / 'other.xx'} has 600 lines, but {corpus / 'corpus.yy'} has 599"
     assert named in capfd.readouterr().err
+    found = {"config": "a.py", "pairs": {"train": 9}, "problems": {}, "train": "train a.py"}
+    assert COMMANDS["new"].summarize(found) == "pairs\n  train  9"  # what standard error has not said
 
 
 def write_config(folder):

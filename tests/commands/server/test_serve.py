@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -87,8 +88,44 @@ def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
             status, found = answer.result()
         assert status == 200 and len(found) == 200 and found[:2] * 100 == found
         assert process.wait(timeout=60) == 0
-        bad_request, end = process.stderr.read().rstrip("\n").split("\n")
+        bad_request, *_, end = process.stderr.read().rstrip("\n").split("\n")
         assert "Invalid HTTP request" in bad_request and end == "all requests are answered; the server ends"
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_ctrl_c_ends_a_server_that_compiles(tiny_run):
+    """Every function sleeps where it would be compiled, in the thread of the model and in others."""
+    program = """
+import signal, sys, time
+from flaxformer_mt.commands.launch import launch
+from flaxformer_mt.decoding import compiled_programs
+compiled_programs.compile_kept = lambda *arguments: time.sleep(100)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let programs in the background ignore it
+launch(["serve", sys.argv[1], "--port=0"])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tiny_run)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=quick_environment(),
+    )
+    try:
+        expected = ["compiling the search", "serving"]
+        while expected:
+            line = process.stderr.readline()
+            assert line, "the server has ended"
+            expected = [text for text in expected if text not in line]
+            if "serving" in line:
+                url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
+        _read(url + "metrics")  # uvicorn has its handlers now
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert time.monotonic() - start < 5  # 2 on a machine that has nothing else to do
+        assert process.stderr.read() == "all requests are answered; the server ends\n"
     finally:
         process.kill()
         process.wait()
