@@ -12,7 +12,7 @@ import functools
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from flaxformer_mt.errors import UserError, describe_error, first_line, name_ful
 
 WEIGHTS_NAME = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
+# Names, options and numbers of a checkpoint: a large vocabulary has a million.
+_MOST_VALUES = 1 << 21
 # Pickles of a file that is no zip archive: magic number, version, machine, object.
 _OLD_PICKLES = 4
 # A plain dict takes the place of this class, whose entries PyTorch would refuse.
@@ -174,7 +176,25 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a checkpoint that loads safely: {reason}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not a checkpoint: it must be a dict, but is a {type(loaded).__name__}")
+    _check_values(loaded, path)
     return {name: value for name, value in loaded.items() if isinstance(name, str)}
+
+
+def _check_values(loaded: Any, path: Path) -> None:
+    """Refuse lists that hold themselves or each other, whose comparison and text would have no end."""
+    left, count = [loaded], 0
+    while left:
+        one = left.pop()
+        inner: Any = vars(one) if isinstance(one, Record) else one
+        inner = inner.values() if isinstance(inner, dict) else inner
+        if isinstance(inner, list | tuple | set | ValuesView):
+            count += len(inner)
+            if count > _MOST_VALUES:
+                raise UserError(
+                    f"{path} has more than {_MOST_VALUES} values if lists are followed; save the model again "
+                    "without what is no tensor"
+                )
+            left += inner
 
 
 def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor]:
