@@ -24,8 +24,6 @@ LARGEST_COUNT = 2**31 - 1
 # Weights of sentence pairs in the loss lie between these, so that no sum of a batch is lost in float32.
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 
-# The most characters of a value in a message.
-_LONGEST = 400
 _BOOLS = {"true": True, "false": False}
 # Names of other toolkits -> our field; schema.py fills it from what stands beside the fields.
 FOREIGN_NAMES: dict[str, str] = {}
@@ -160,8 +158,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     try:
-        shown = reprlib.repr(value)
-        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."  # of a list that holds itself
+        return reprlib.repr(value)[:400]  # of a list in a list, it is long
     except ValueError:  # Python writes no number of so many digits
         return "a number of thousands of digits"
 

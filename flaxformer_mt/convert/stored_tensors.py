@@ -181,20 +181,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _check_values(loaded: Any, path: Path) -> None:
-    """Refuse lists that hold themselves or each other, whose comparison and text would have no end."""
-    left, count = [loaded], 0
-    while left:
-        one = left.pop()
+    """Refuse lists that hold themselves or each other, whose comparison would have no end."""
+    left = [loaded]
+    for one in left:  # which grows meanwhile
         inner: Any = vars(one) if isinstance(one, Record) else one
         inner = inner.values() if isinstance(inner, dict) else inner
-        if isinstance(inner, list | tuple | set | ValuesView):
-            count += len(inner)
-            if count > _MOST_VALUES:
-                raise UserError(
-                    f"{path} has more than {_MOST_VALUES} values if lists are followed; save the model again "
-                    "without what is no tensor"
-                )
-            left += inner
+        left += inner if isinstance(inner, list | tuple | set | ValuesView) else ()
+        if len(left) > _MOST_VALUES:
+            raise UserError(f"{path} has more than {_MOST_VALUES} values, each list counted where it is used")
 
 
 def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor]:

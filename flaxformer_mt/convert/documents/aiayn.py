@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.config.field_values import show_value
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.documents import post_norm
 from flaxformer_mt.convert.documents.post_norm import State, attend, linear
