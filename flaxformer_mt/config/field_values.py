@@ -158,7 +158,7 @@ def show_value(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {value.bit_length()} bits"
     try:
-        return reprlib.repr(value)[:400]  # of a list in a list, it is long
+        return reprlib.repr(value)
     except ValueError:  # Python writes no number of so many digits
         return "a number of thousands of digits"
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import check_bounds, validate
-from flaxformer_mt.config.field_values import show_value
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
 
@@ -67,7 +66,7 @@ def check_equal(stored: Any, expected: dict[str, Any], path: Path) -> None:
         raise UserError(f"{path} does not describe the arguments of the foreign model")
     for name, value in expected.items():
         if name in stored and stored[name] != value:
-            raise UserError(f"{path}: {name} is {show_value(stored[name])}, but the config implies {value}")
+            raise UserError(f"{path}: {name} is {str(stored[name])[:80]}, but the config implies {value}")
 
 
 def check_fields(
@@ -81,7 +80,7 @@ def check_fields(
         if value is None or (type(value) in accepted and low <= value <= high):
             continue
         noun = "a whole number" if kind is int else "a number"
-        problems.append(f"{path}: {name} is {show_value(value)}; it must be {noun} from {low:g} to {high:g}")
+        problems.append(f"{path}: {name} is {str(value)[:80]!r}; it must be {noun} from {low:g} to {high:g}")
     if problems:
         raise UserError("\n".join(problems))
 

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flaxformer_mt.config import Config, ModelConfig
-from flaxformer_mt.config.field_values import show_value
 from flaxformer_mt.convert.foreign_files import check_fields
 from flaxformer_mt.convert.name_table import expand_groups
 from flaxformer_mt.errors import UserError
@@ -46,6 +45,7 @@ _FREE = (
     *("dropout_rate", "embedding_dropout_rate", "attention_dropout_rate", "ffn_dropout_rate"),
     *("dtype", "remat", "scan_layers"),
 )
+_SHOWN = 60
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -219,4 +219,4 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _explain(name: str, value: Any, supported: Iterable[Any]) -> str:
-    return f"{name} is {show_value(value)}; supported: {', '.join(map(repr, supported))}"
+    return f"{name} is {str(value)[:_SHOWN]!r}; supported: {', '.join(map(repr, supported))}"

@@ -143,12 +143,12 @@ def test_one_table_reads_and_writes_options():
     ("changes", "message"),
     [
         ({"enc_layers": None}, "model.pt lacks enc_layers; give the file of a complete"),
-        ({"enc_layers": 1001}, "enc_layers is 1001; it must be a whole number from 1 to 1000"),
-        ({"enc_size": True, "dec_size": True}, "enc_size is True; it must be a whole number"),
+        ({"enc_layers": 1001}, "enc_layers is '1001'; it must be a whole number from 1 to 1000"),
+        ({"enc_size": True, "dec_size": True}, "enc_size is 'True'; it must be a whole number"),
         ({"dec_size": 9}, "enc_size is 8 and dec_size is 9; they must be equal"),
         ({"act": ["relu"]}, "act is .*; supported: 'relu', 'swish', 'old_swish'\nother models are not"),
-        ({"norm": 1}, "norm is 1; supported: True, False"),
-        ({"moe": 2}, "moe is 2; supported: 0"),
+        ({"norm": 1}, "norm is '1'; supported: True, False"),
+        ({"moe": 2}, "moe is '2'; supported: 0"),
     ],
 )
 def test_options_that_no_network_has_are_refused(changes, message):

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from flaxformer_mt.config import Config, ModelConfig
-from flaxformer_mt.config.field_values import show_value
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.documents import post_norm
 from flaxformer_mt.convert.documents.post_norm import State, attend, linear
@@ -141,7 +140,7 @@ def make_model_config(
     # Versions of the project without this option scale the embeddings of no model, and every projection.
     scale = settings.get("scale_emb_or_prj", "prj") if _shares_projection(network) else "none"
     if not isinstance(scale, str) or scale not in _SCALES:
-        raise UserError(f"{path}: scale_emb_or_prj is {show_value(scale)}; supported: {', '.join(_SCALES)}")
+        raise UserError(f"{path}: scale_emb_or_prj is {str(scale)[:80]!r}; supported: {', '.join(_SCALES)}")
     changes: dict[str, Any] = {name: getattr(base, name) for name in _OF_TRAINING}
     changes |= zip(("embedding_scale", "logit_scale"), _SCALES[scale], strict=True)
     return dataclasses.replace(network, num_decoder_layers=network.num_encoder_layers, **changes)
