@@ -353,6 +353,7 @@ def _parse_manifest(text: bytes) -> dict[str, Any]:
     try:
         body = json.loads(text)
         written = body.pop("blake2b")
+        [body["facts"], *((file["bytes"], file["blake2b"]) for file in body["files"].values())]
     # not UTF-8, not JSON, no digest, or nested too deeply
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise ValueError(f"file {MANIFEST_NAME} is not readable") from None

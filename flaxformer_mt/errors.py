@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import tomllib
 import warnings
@@ -136,6 +137,14 @@ def first_line(error: BaseException) -> str:
 def describe_error(error: BaseException) -> str:
     """Return the type of an error with its first line, as in "ValueError: bad magic number"."""
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+def name_signal(number: int) -> str:
+    """Return SIGKILL for 9; Python has no names for most real-time signals."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def warn_user(message: str) -> None:

@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # of one layer do not import each other.
 LAYERS = [
     {"errors"},
-    {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock"},
+    {"shapes", "trees", "cpu", "unicode_text", "atomic_file", "file_lock", "yaml_reader"},
     {"config"},
     {"flops", "vocab", "tracking", "object_store", "workers", "scoring"},
     {"atomic_folder"},

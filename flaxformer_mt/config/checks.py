@@ -19,6 +19,10 @@ from flaxformer_mt.errors import UserError, find_cloud_path
 # Pieces that the vocabulary defines itself, those of vocab.byte_fallback among them.
 _OWN_PIECE = re.compile("<pad>|<s>|</s>|<unk>|\u2581|<0x[0-9A-F]{2}>")
 
+# Words in the names of XLA's flags for files, and for options of other programs.
+_OF_FILES = frozenset("dump dir directory path file filename from extra options".split())
+# The largest table of positions, in numbers: 1 GiB in float64, in which it is computed.
+_POSITION_NUMBERS = 1 << 27
 # What is refused -> whether it is in a config. In the text, {model.norm} is "model.norm layer", and
 # {model.norm is} "model.norm is layer"; other names are of values that the function returns in place of True.
 Rules = Mapping[str, Callable[[Config], Any]]
@@ -266,6 +270,15 @@ def validate(config: Config) -> None:
     _refuse(config, lambda valid: [*_apply({**_RULES, **_SEARCH_RULES}, valid), *_find_in_lists(valid)])
 
 
+def check_bounds(config: Config, where: str = "") -> None:
+    """Check what could take any memory; other rules may differ in the version that wrote a config."""
+    model, problems = config.model, [problem for _, problem in find_wrong_values(config)]
+    if not problems and (positions := model.longest_input or 0) * model.model_dim > _POSITION_NUMBERS:
+        problems = [f"the table of {positions} positions of model.model_dim {model.model_dim} is too large"]
+    if problems:
+        raise UserError("\n".join(where + problem for problem in problems))
+
+
 def check_search(search: SearchConfig, *, model: ModelConfig | None = None, where: str = "search.") -> None:
     network = ModelConfig() if model is None else model
     _refuse(search, lambda valid: _apply(_SEARCH_RULES, Config(model=network, search=valid), where), where)
@@ -321,6 +334,8 @@ def _find_in_lists(config: Config) -> Iterator[str]:
     for flag in config.parallel.xla_flags:
         if not re.fullmatch(r"xla_\w+=\S+", flag):
             yield f"parallel.xla_flags has {flag!r}; give each flag as xla_NAME=VALUE, without dashes"
+        elif "/" in flag or _OF_FILES & set(flag.partition("=")[0].split("_")):
+            yield f"parallel.xla_flags has {flag!r}, which may name a file; set it as XLA_FLAGS=--{flag}"
     for problem in filter(None, map(find_cloud_path, data.alignments)):
         yield f"data.alignments: {problem}"
 

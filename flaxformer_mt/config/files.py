@@ -194,15 +194,18 @@ def list_recipes() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Find a config file: a path, else configs/NAME.py in the working directory, else recipe NAME."""
+    """Find a config file: a path, else recipe NAME, else configs/NAME.py in the working directory."""
     path, recipes = Path(name).expanduser(), list_recipes()
     if path.is_file() or (path / "config.json").is_file() or path.parent != Path("."):
         return path  # load_config reports a missing file, a run directory and a folder
     local = Path("configs") / f"{path.stem}.py"
+    if path.suffix in ("", ".py") and path.stem in recipes:
+        recipe = recipes[path.stem]
+        if local.is_file() and not local.samefile(recipe):
+            warn_user(f"{name} is the recipe {recipe}; for the file of this folder give --config={local}")
+        return recipe
     if path.suffix in ("", ".py") and local.is_file():
         return local
-    if path.suffix in ("", ".py") and path.stem in recipes:
-        return recipes[path.stem]
     if path.is_dir():
         return path
     hint = suggest(path.stem, recipes, otherwise=f"known recipes: {', '.join(recipes)}")

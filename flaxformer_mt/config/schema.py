@@ -226,9 +226,9 @@ class DataConfig:
     # Rules for suspicious training pairs: refuse (error), drop (leave out) or keep (report only).
     clean: CleanConfig = field(default_factory=CleanConfig)
     # Maximum source length in tokens with the end symbol; training skips and counts longer pairs.
-    max_source_length: Annotated[int, at_least(2), KnownAs("max_source_positions max_length")] = 128
+    max_source_length: Annotated[int, between(2, 1 << 20), KnownAs("max_source_positions max_length")] = 128
     # Maximum target length in tokens with the end symbol; training skips and counts longer pairs.
-    max_target_length: Annotated[int, at_least(2), KnownAs("max_target_positions")] = 128
+    max_target_length: Annotated[int, between(2, 1 << 20), KnownAs("max_target_positions")] = 128
     # bucket: a batch holds pairs of similar length, one in each row. pack: a row holds several pairs,
     # separated by segment masks, so there is one batch shape and little padding. shuffle: a batch holds pairs
     # of any lengths.
@@ -332,10 +332,12 @@ class ModelConfig:
     architecture: Literal["encoder_decoder", "decoder_only"] = "encoder_decoder"
     # Number of encoder layers, usually 6; unused with architecture=decoder_only.
     num_encoder_layers: Annotated[
-        int, at_least(0), USUAL, KnownAs("layers num_layers encoder_layers enc_layers enc_depth")
+        int, between(0, 1000), USUAL, KnownAs("layers num_layers encoder_layers enc_layers enc_depth")
     ] = 6
     # Number of decoder layers, usually 6; with architecture=decoder_only, layers of the single stack.
-    num_decoder_layers: Annotated[int, at_least(1), USUAL, KnownAs("decoder_layers dec_layers dec_depth")] = 6
+    num_decoder_layers: Annotated[
+        int, between(1, 1000), USUAL, KnownAs("decoder_layers dec_layers dec_depth")
+    ] = 6
     # How decoder layers read earlier target tokens: by self-attention (attention), or by the simpler simple
     # recurrent unit (ssru, Kim et al. 2019), whose step costs the same at every length.
     # architecture=decoder_only needs attention.
@@ -343,7 +345,7 @@ class ModelConfig:
     # Width of embeddings and hidden states (d_model in Vaswani et al. 2017).
     model_dim: Annotated[
         int,
-        at_least(1),
+        between(1, 1 << 16),
         USUAL,
         KnownAs(
             "encoder_embed_dim decoder_embed_dim hidden_size dim_emb d_model rnn_size transformer_model_size"
@@ -352,18 +354,18 @@ class ModelConfig:
     # Number of attention heads in each layer.
     num_heads: Annotated[
         int,
-        at_least(1),
+        between(1, 1 << 16),
         USUAL,
         KnownAs("encoder_attention_heads decoder_attention_heads heads transformer_heads n_heads"),
     ] = 8
     # Width of the queries and keys of one attention head. None: model_dim / num_heads.
-    key_dim: Annotated[int | None, at_least(1)] = None
+    key_dim: Annotated[int | None, between(1, 1 << 16)] = None
     # Width of the values of one attention head. None: model_dim / num_heads.
-    value_dim: Annotated[int | None, at_least(1)] = None
+    value_dim: Annotated[int | None, between(1, 1 << 16)] = None
     # Hidden width of the feed-forward layers (d_ff in Vaswani et al. 2017), usually 4 * model_dim.
     ffn_dim: Annotated[
         int,
-        at_least(1),
+        between(1, 1 << 20),
         USUAL,
         KnownAs(
             "encoder_ffn_embed_dim transformer_ff ff_size transformer_dim_ffn d_ff encoder_ffn_dim "
@@ -407,10 +409,10 @@ class ModelConfig:
     # With positions=relative, all distances of this many tokens or more, such as 128, share one bucket.
     relative_distance: Annotated[int, between(2, 1_000_000)] = 128
     # Index of the first position, usually 0.
-    first_position: Annotated[int, at_least(0)] = 0
+    first_position: Annotated[int, between(0, 1 << 20)] = 0
     # Maximum input length in tokens; rotary, relative and one_vector have no limit. For learned and
     # one_vector, also the size of the table. None: 512 for learned and one_vector, else 5000.
-    max_positions: Annotated[int | None, at_least(1)] = None
+    max_positions: Annotated[int | None, between(1, 1 << 20)] = None
     # Whether to multiply embeddings by sqrt(model_dim), as in Vaswani et al. 2017.
     embedding_scale: bool = True
     # Whether to divide attention scores by sqrt(key_dim), as in Vaswani et al. 2017, but not in T5.
@@ -496,7 +498,7 @@ class LoraConfig:
 
     # Rank of the trained change of each adapted matrix, such as 8 or 32; all other parameters are frozen.
     # Needs a trained model to start from, as with --init. 0: off.
-    rank: Annotated[int, at_least(0)] = 0
+    rank: Annotated[int, between(0, 1 << 16)] = 0
     # Each change is multiplied by alpha / rank, so that any rank works with the same learning rate.
     alpha: Annotated[float, above(0, at_most=1_000_000)] = 16.0
     # Matrices that are adapted, as patterns of their paths. For example, *attention*,decoder/*/kernel adapts
@@ -505,7 +507,7 @@ class LoraConfig:
     # Parameters that are trained in full, as patterns of their paths, such as *norm,*bias. Empty: none.
     also_train: tuple[str, ...] = ()
     # LoRA rank of embeddings and, if untied, of the output layer. 0: the value of rank.
-    embedding_rank: Annotated[int, at_least(0)] = 0
+    embedding_rank: Annotated[int, between(0, 1 << 16)] = 0
 
 
 @dataclass(frozen=True)
@@ -734,7 +736,7 @@ class SearchConfig(MbrConfig, LengthConfig):
     # Search method: beam search, greedy search (the most probable token at each step) or random sampling.
     method: Literal["beam", "greedy", "sample"] = "beam"
     # Beam search: number of hypotheses kept for each sentence, usually 4 or 5.
-    beam_size: Annotated[int, at_least(1), USUAL, KnownAs("beam num_beams")] = 4
+    beam_size: Annotated[int, between(1, 1000), USUAL, KnownAs("beam num_beams")] = 4
     # Exponent alpha of the length penalty, by which log-probabilities are divided. Larger values favor longer
     # translations; 0.6 to 1 is usual. 0: none.
     length_penalty: Annotated[

@@ -178,8 +178,8 @@ def make_card(
         *_list_data(config, report.get("data") or {}, step=export["step"]),
     ]
     if scores:
-        search = f"{report['test']['method']} search, beam {report['test']['beam_size']}"
-        tested = name_checkpoint(report["test"]["checkpoint"], report["test"].get("step"))
+        search = f"{report['test'].get('method')} search, beam {report['test'].get('beam_size')}"
+        tested = name_checkpoint(str(report["test"].get("checkpoint")), report["test"].get("step"))
         which = f"Test set, checkpoint {tested}, {search}."
         lines += ["", "## Scores", "", which, "", *scores]
     lines += ["", "## How to load it", ""]
@@ -201,7 +201,7 @@ def _list_scores(test: Mapping[str, Any]) -> list[str]:
     rows = []
     for direction, scores in (test.get("directions") or {"": test}).items():
         for metric, name in (("bleu", "BLEU"), ("chrf", "chrF"), ("ter", "TER")):
-            if metric in scores:
+            if scores.get(metric) is not None:
                 key = "signature" if metric == "bleu" else f"{metric}_signature"
                 signature = scores.get(key) or test.get(key, "")
                 rows.append(f"* {f'{name} {direction}'.strip()}: {scores[metric]:.2f}, `{signature}`")

@@ -12,52 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.checks import validate
-from flaxformer_mt.config.files import flatten, read_file
+from flaxformer_mt.config.checks import check_bounds, validate
+from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError
-
-_LARGEST = {
-    "model.num_encoder_layers": 1000,
-    "model.num_decoder_layers": 1000,
-    "model.model_dim": 1 << 16,
-    "model.num_heads": 1 << 16,
-    "model.key_dim": 1 << 16,
-    "model.value_dim": 1 << 16,
-    "model.ffn_dim": 1 << 20,
-    "model.max_positions": 1 << 20,
-    "model.first_position": 1 << 20,
-    "data.max_source_length": 1 << 20,
-    "data.max_target_length": 1 << 20,
-}
-# The largest table of positions, in numbers: 1 GiB in float64, in which it is computed.
-_POSITION_NUMBERS = 1 << 27
 
 
 def check_network(config: Config, folder: Path) -> None:
     validate(config)
-    fields = flatten(config)
-    problems = [
-        f"{name} is {fields[name]}; the largest accepted value is {bound}"
-        for name, bound in _LARGEST.items()
-        if fields[name] is not None and fields[name] > bound
-    ]
+    check_bounds(config, f"{folder}: ")
     model = config.model
-    if (model.max_positions or 0) * model.model_dim > _POSITION_NUMBERS:
-        problems.append(
-            f"model.max_positions {model.max_positions} times model.model_dim {model.model_dim} is more than "
-            f"the largest accepted table of positions, {_POSITION_NUMBERS} numbers"
-        )
     # Each layer has at least the matrix from the width to the feed-forward width.
     least = (model.num_encoder_layers + model.num_decoder_layers) * model.model_dim * model.ffn_dim
     stored = stored_bytes(folder)
     if least > stored:
-        problems.append(
-            f"model.num_encoder_layers {model.num_encoder_layers}, model.num_decoder_layers "
+        raise UserError(
+            f"{folder}: model.num_encoder_layers {model.num_encoder_layers}, model.num_decoder_layers "
             f"{model.num_decoder_layers}, model.model_dim {model.model_dim} and model.ffn_dim "
             f"{model.ffn_dim} make more than {least} parameters, but the files have {stored} bytes"
         )
-    if problems:
-        raise UserError("\n".join(f"{folder}: {problem}" for problem in problems))
 
 
 def stored_bytes(folder: Path) -> int:

@@ -12,7 +12,7 @@ import functools
 import pickletools
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +29,8 @@ WEIGHTS_NAME = "model.safetensors"
 # Pattern of what wrappers put before names, in any order.
 WRAPPERS = r"^(_orig_mod\.|module\.)+"
 _PICKLE = "pytorch_model.bin"
+# Names, options and numbers of a checkpoint: a large vocabulary has a million.
+_MOST_VALUES = 1 << 21
 # Pickles of a file that is no zip archive: magic number, version, machine, object.
 _OLD_PICKLES = 4
 # A plain dict takes the place of this class, whose entries PyTorch would refuse.
@@ -178,7 +180,19 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not a checkpoint that loads safely: {reason}") from error
     if not isinstance(loaded, dict):
         raise UserError(f"{path} is not a checkpoint: it must be a dict, but is a {type(loaded).__name__}")
+    _check_values(loaded, path)
     return {name: value for name, value in loaded.items() if isinstance(name, str)}
+
+
+def _check_values(loaded: Any, path: Path) -> None:
+    """Refuse lists that hold themselves or each other, whose comparison would have no end."""
+    left = [loaded]
+    for one in left:  # which grows meanwhile
+        inner: Any = vars(one) if isinstance(one, Record) else one
+        inner = inner.values() if isinstance(inner, dict) else inner
+        left += inner if isinstance(inner, list | tuple | set | ValuesView) else ()
+        if len(left) > _MOST_VALUES:
+            raise UserError(f"{path} has more than {_MOST_VALUES} values, each list counted where it is used")
 
 
 def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor]:

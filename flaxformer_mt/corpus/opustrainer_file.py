@@ -8,12 +8,12 @@ import itertools
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import yaml
-
 from flaxformer_mt.config import NoiseConfig, StageConfig
+from flaxformer_mt.config.field_values import show_value
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.corpus.text_files import PACKINGS
-from flaxformer_mt.errors import UserError, first_line, warn_user
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.yaml_reader import load_yaml
 
 # OpusTrainer's modifiers -> their fields of NoiseConfig.
 _MODIFIERS = {
@@ -69,16 +69,13 @@ def _choose(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(read_file(path))
+        content = read_file(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
             f"data.stages: {path} cannot be read: {reason}; give a YAML file in OpusTrainer's format"
         ) from error
-    except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where, reason = f" line {mark.line + 1}" if mark else "", problem or first_line(error)
-        raise UserError(f"data.stages: {path}{where} is not YAML: {reason}") from error
+    values = load_yaml(content, f"data.stages: {path}")
     if not isinstance(values, dict):
         raise UserError(f"data.stages: {path} is no curriculum; it has no datasets: and stages:")
     return values
@@ -97,7 +94,7 @@ def _read_stages(values: dict[str, Any]) -> tuple[StageConfig, ...]:
         known = ", ".join(_KEYS)
         raise ValueError(f"has {unknown[0]}, which is neither a stage nor one of {known}; take it out")
     if values.get("num_fields", 2) not in (2, 3):
-        raise ValueError(f"has num_fields {values['num_fields']}, not 2 or 3")
+        raise ValueError(f"has num_fields {show_value(values['num_fields'])}, not 2 or 3")
     if not isinstance(sets, dict) or not sets:
         raise ValueError("has no datasets; write datasets: and for each NAME: PATH")
     datasets = {name: _read_dataset(name, value) for name, value in sets.items()}
@@ -109,7 +106,7 @@ def _read_dataset(name: Any, value: Any) -> str:
     if isinstance(value, dict) and list(value.values()) == [None]:
         return str(name)  # {dataset0}, for which a pipeline writes a path
     if not isinstance(name, str) or not isinstance(value, str):
-        raise ValueError(f"has the data set {name}: {value!r}; write NAME: PATH")
+        raise ValueError(f"has the data set {name}: {show_value(value)}; write NAME: PATH")
     folder, _, file = value.rpartition("/")
     return f"parallel_text@{folder}" if file in [f"train.tsv{packing}" for packing in PACKINGS] else name
 
@@ -146,7 +143,9 @@ def _read_modifiers(values: Any) -> NoiseConfig:
     rates: dict[str, float] = {}
     for value in itertools.chain(*lists):
         if not isinstance(value, dict) or not value:
-            raise ValueError(f"has the modifier {value!r} without a probability; write - NAME: PROBABILITY")
+            raise ValueError(
+                f"has the modifier {show_value(value)} without a probability; write - NAME: PROBABILITY"
+            )
         name = next(iter(value))
         if name not in _MODIFIERS:
             raise ValueError(f"has the modifier {name}; supported are {', '.join(_MODIFIERS)}: take it out")
@@ -154,7 +153,7 @@ def _read_modifiers(values: Any) -> NoiseConfig:
             raise ValueError(f"has the modifier {name} twice; write it once")
         rate = value[name]
         if type(rate) not in (int, float) or not 0 <= rate <= 1:
-            raise ValueError(f"has {name}: {rate!r}; it must be a probability from 0 to 1")
+            raise ValueError(f"has {name}: {show_value(rate)}; it must be a probability from 0 to 1")
         _check_options(name, value)
         rates[_MODIFIERS[name]] = float(rate)
     return NoiseConfig(**rates)
@@ -172,4 +171,4 @@ def _check_options(name: str, value: dict[str, Any]) -> None:
         if option not in supported or number != supported[option]:
             known = ", ".join(f"{one}: {value}" for one, value in supported.items())
             hint = f"supported are {known}" if supported else "it has no options here, take it out"
-            raise ValueError(f"has {option}: {number!r} in {name}; {hint}")
+            raise ValueError(f"has {option}: {show_value(number)} in {name}; {hint}")

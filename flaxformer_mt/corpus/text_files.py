@@ -144,8 +144,10 @@ _BOM = b"\xef\xbb\xbf"
 TABLES = ("tsv", "jsonl", "parquet")
 # Lines per block, the unit of reading and of what a worker is given.
 BLOCK = 16384
+# Bytes of a line: a packed file of a megabyte may have one of a gigabyte.
+_LONGEST_LINE = 1 << 24
 # Part of the cache key: raise it when the facts of a scan change.
-_FORMAT = 2
+_FORMAT = 3
 # A file that changed less than this time before its scan may change again within one tick of the file
 # system's clock, undetected: its scan is not cached.
 _SETTLED_NS = 2_000_000_000
@@ -264,8 +266,18 @@ def _split(text: bytes, *, first: bool) -> list[bytes]:
 def _find_blocks(path: Path) -> Iterator[bytes]:
     with open_unpacked(path) as file:
         check_encoding(file.peek(BEGINNING), str(path))
-        while block := list(itertools.islice(file, BLOCK)):  # a binary file's lines end at b"\n" only
+        lines = _read_lines(file, path)
+        while block := list(itertools.islice(lines, BLOCK)):
             yield b"".join(block)
+
+
+def _read_lines(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(_LONGEST_LINE):  # a binary file's lines end at b"\n" only
+        number += 1
+        if len(line) == _LONGEST_LINE:
+            raise UserError(f"{path} line {number} has 16 MB or more; a line is a sentence, or a few")
+        yield line
 
 
 def scan(path: Path, *, columns: int = 1) -> Scan:
@@ -287,6 +299,8 @@ def scan(path: Path, *, columns: int = 1) -> Scan:
             _check_columns(path, lines, block, 2 + weighted)
         content.update(b"\n".join([*block, b""]))
         lines += len(block)
+    if lines and find_table(path) == "jsonl" and not block[-1].strip():  # as an editor leaves it
+        lines -= 1
     return Scan(lines, content.hexdigest(), tuple(starts), crlf_lines, bom, weighted)
 
 

@@ -197,7 +197,8 @@ class TextRows:
         for blocks in zip(*columns, strict=False):  # the line counts were compared
             if self._table == "jsonl":
                 line = number * text_files.BLOCK + 1
-                yield list(read_json_pairs(self._files[0], blocks[0], self._languages, first_line=line))
+                rows = blocks[0][: self._lines - line + 1]  # without a blank last line
+                yield list(read_json_pairs(self._files[0], rows, self._languages, first_line=line))
             elif len(blocks) == 2:
                 yield list(zip(*blocks, strict=False))
             elif self._languages[0]:

@@ -47,7 +47,9 @@ def read_curve(records: Sequence[Mapping[str, Any]], split: str, name: str) -> C
     """Return a metric of a run over its steps; of a step that is recorded twice, the later record counts."""
     values = {r["step"]: r[name] for r in records if r.get("split") == split and name in r}
     steps = sorted(values)
-    return steps, [math.nan if values[step] is None else values[step] for step in steps]
+    return steps, [
+        float(value) if isinstance(value := values[step], int | float) else math.nan for step in steps
+    ]
 
 
 def draw_training(panels: Mapping[str, Mapping[str, Curve]], *, title: str) -> "Figure":
@@ -132,7 +134,7 @@ def chart_bars(groups: Mapping[str, Sequence[tuple[int, Bar]]], *, title: str, x
             if bar.interval:
                 interval = np.clip([bar.value - bar.interval, bar.value + bar.interval], 0, 100)
                 axes.plot([middle] * 2, interval, color=_INK, clip_on=False)
-    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set_xticks(range(len(groups)), list(groups), parse_math=False)
     axes.set_ylim(0, min(100, axes.get_ylim()[1]))
     return [Chart(title, f"{len(groups)} groups; the table has the values", _write_svg(axes))]
 

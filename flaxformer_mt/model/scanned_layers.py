@@ -55,11 +55,6 @@ def unstack_layers(params: Any) -> Any:
     return others | {f"{STACKED}_{number}": _pick(stacked, number) for number in range(count)}
 
 
-def is_stacked(params: Any) -> bool:
-    """Tell whether any stack of the tree has the stacked layout."""
-    return isinstance(params, dict) and (STACKED in params or any(map(is_stacked, params.values())))
-
-
 def _stack(leaves: Sequence[Array]) -> Array:
     return np.stack(leaves) if isinstance(leaves[0], np.ndarray) else jnp.stack(leaves)
 

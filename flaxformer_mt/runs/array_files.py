@@ -7,20 +7,21 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from flaxformer_mt.errors import UserError, describe_error
 from flaxformer_mt.trees import (
     Leaves,
     Specs,
+    compare_specs,
     flatten_tree,
     is_empty,
     make_empty,
-    make_spec,
     nest_leaves,
     place_leaf,
     shares_host_memory,
@@ -116,12 +117,36 @@ def read_item(folder: Path, specs: Specs, likes: Mapping[str, Any] | None = None
             )
     leaves = {path: make_empty(spec) for path, spec in specs.items() if path not in filled}
     if filled:
-        arguments = ocp.args.PyTreeRestore(restore_args=nest_leaves(filled))
-        leaves.update(flatten_tree(_make_checkpointer().restore(folder, args=arguments)))
+        checkpointer = _make_checkpointer()
+        try:
+            _check_stored(checkpointer, folder, {path: specs[path] for path in filled})
+            arguments = ocp.args.PyTreeRestore(restore_args=nest_leaves(filled))
+            leaves.update(flatten_tree(checkpointer.restore(folder, args=arguments)))
+        except (KeyError, ValueError) as error:  # of orbax and TensorStore
+            raise UserError(f"the arrays in {folder} cannot be read: {describe_error(error)}") from error
     return {
         path: leaf if isinstance(leaf, jax.Array) else place_leaf(leaf, likes.get(path))
         for path, leaf in leaves.items()
     }
+
+
+def _check_stored(checkpointer: Any, folder: Path, specs: Specs) -> None:
+    """Compare what the files claim with the specs, before any array of that size is made."""
+    item = checkpointer.metadata(folder).item_metadata  # None: orbax cannot read it
+    stored = {
+        path: _describe(like.dtype, like.shape, like.storage and like.storage.chunk_shape)
+        for path, like in flatten_tree(item and item.tree).items()
+        if path in specs
+    }
+    if lines := compare_specs(stored, specs):
+        raise UserError(f"the arrays in {folder} are not those of the checkpoint's manifest: {lines[0]}")
+
+
+def _describe(dtype: Any, shape: Sequence[int], blocks: Any) -> str:
+    """The spec of a stored array, with its blocks if they are larger: each takes its size in memory."""
+    spec = f"{dtype}[{','.join(map(str, shape))}]"
+    is_large = any(block > max(1, size) for block, size in zip(blocks or (), shape, strict=False))
+    return f"{spec} in blocks of {blocks}" if is_large else spec
 
 
 def _own_copy(leaf: Any) -> Any:
@@ -202,9 +227,6 @@ def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | No
     import tensorstore
 
     base = {"driver": "ocdbt", "base": f"file://{folder}/"}
-    names = set(tensorstore.KvStore.open(base).result().list().result())
-    if any(f"{path.replace('/', '.')}/.zarray".encode() not in names for path in specs):
-        return None
     context = tensorstore.Context()
     opened = {
         path: tensorstore.open(
@@ -215,6 +237,15 @@ def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | No
         )
         for path in specs
     }
-    reads = {path: store.result().read() for path, store in opened.items()}
-    arrays = {path: np.asarray(read.result()) for path, read in reads.items()}
-    return arrays if {path: make_spec(array) for path, array in arrays.items()} == specs else None
+    try:
+        stores = {path: store.result() for path, store in opened.items()}
+        stored = {
+            path: _describe(store.dtype.name, store.shape, store.chunk_layout.read_chunk.shape)
+            for path, store in stores.items()
+        }
+        if stored != specs:  # before anything of these sizes is read
+            return None
+        reads = {path: store.read() for path, store in stores.items()}
+        return {path: np.asarray(read.result()) for path, read in reads.items()}
+    except ValueError:  # absent or damaged: `read_item` says which
+        return None

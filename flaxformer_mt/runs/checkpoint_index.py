@@ -4,13 +4,15 @@ import copy
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from flaxformer_mt import atomic_folder
-from flaxformer_mt.errors import UserError, suggest
+from flaxformer_mt.errors import UserError, describe_error, suggest
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, STEP_DIGITS, is_step
+from flaxformer_mt.trees import make_like
 
 # The file of the training progress in checkpoints of version 0.1; now it is in the manifest.
 _OLD_PROGRESS = "progress.json"
@@ -143,6 +145,7 @@ class CheckpointIndex:
         damage = atomic_folder.find_damage(
             folder, lambda file: wanted is None or file.split("/")[0] in wanted
         )
+        damage = damage or _find_wrong_facts(folder)
         if damage or not is_step(folder.name):
             return damage
         step = read_progress(folder).get("step", int(folder.name))
@@ -165,6 +168,18 @@ class CheckpointIndex:
         return f"there is no checkpoint {word}; the nearest is {min(steps, key=lambda s: abs(s - int(word)))}"
 
 
+def _find_wrong_facts(folder: Path) -> str:
+    """What a manifest says in another form than ours, although its digest is right; "" if nothing."""
+    try:
+        for specs in atomic_folder.read_metadata(folder)["trees"].values():
+            for spec in set(specs.values()):
+                make_like(spec)
+        dict.items(read_progress(folder).get("metrics", {}))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, FileNotFoundError) as error:
+        return f"its manifest or progress is none of this package ({describe_error(error)})"
+    return ""
+
+
 def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float] | None:
     """Return what is largest for the best checkpoint; None: there is no score.
 
@@ -172,7 +187,7 @@ def rank_scores(metrics: dict[str, Any], best_metric: str) -> tuple[float, float
     may stay at 0.00 while the model learns.
     """
     score, loss = (
-        value if isinstance(value, int | float) and math.isfinite(value) else None
+        value if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None
         for value in (metrics.get(best_metric), metrics.get("loss"))
     )
     if score is None:

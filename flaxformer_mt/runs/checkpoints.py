@@ -228,9 +228,11 @@ class Checkpoints:
         self._index.check_undamaged(folder, ())
         return atomic_folder.read_metadata(folder)["trees"]
 
-    def parameter_bytes(self, which: int | str) -> int:
-        likes = map(make_like, self._inference_tree(self.resolve(which))[1].values())
-        return sum(like.size * like.dtype.itemsize for like in likes)
+    def describe_params(self, which: int | str) -> dict[str, jax.ShapeDtypeStruct]:
+        """Types and shapes of what `restore_params` reads, by path, before factors are merged."""
+        trees = self.read_specs(which)
+        stored = next((trees[name] for name in _INFERENCE_TREES if trees.get(name)), {})
+        return {path: make_like(spec) for path, spec in stored.items()}
 
     def restore_params(
         self,

@@ -13,9 +13,11 @@ import jax
 import numpy as np
 
 from flaxformer_mt.config import Config, Dtype
+from flaxformer_mt.config.checks import check_bounds
 from flaxformer_mt.config.files import read_config, split_checkpoint
-from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.model.scanned_layers import is_stacked, unstack_layers
+from flaxformer_mt.errors import UserError, describe_error, warn_user
+from flaxformer_mt.model.lora import merge_leaves
+from flaxformer_mt.model.scanned_layers import STACKED, unstack_layers
 from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
 from flaxformer_mt.parallel.compilation import keep_json
@@ -24,7 +26,7 @@ from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, load_sealed_vocabs, open_run, seal_vocabs
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
-from flaxformer_mt.trees import copy_to_host, flatten_tree
+from flaxformer_mt.trees import copy_to_host, flatten_tree, nest_leaves
 from flaxformer_mt.vocab import Vocabs
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ def load_trained(
     """
     run_dir = remote_runs.open_copy(run_dir)
     config = read_config(run_dir / "config.json")
+    check_bounds(config, f"{run_dir / 'config.json'}: ")
     vocabs = load_sealed_vocabs(run_dir / "vocab")
     checkpoints = Checkpoints(run_dir, best_metric=config.train.metrics[0])
 
@@ -110,9 +113,18 @@ def load_trained(
 
     which, folder_name = decide_once(choose)
     what = f"read checkpoint {folder_name}, which process 0 has chosen"
+    stored = work_in_all(lambda: checkpoints.describe_params(folder_name), what=what)
+    changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+    trained = TrainedModel(config, vocabs, None, which, {})
+    if problems := _find_differences(trained, stored):
+        raise UserError(
+            f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "
+            "Differing parameters:\n" + "\n".join(problems)
+        )
     split = None
     if may_split:
-        size = work_in_all(lambda: checkpoints.parameter_bytes(folder_name), what=what)
+        size = sum(like.size * like.dtype.itemsize for like in stored.values())
         split = split_for_search(config, size)
     sharding_of = None if split is None else split.sharding_of
     params, progress = work_in_all(
@@ -121,18 +133,32 @@ def load_trained(
         ),
         what=what,
     )
-    if is_stacked(params):
-        params = unstack_layers(params)
-    changes: dict[str, Any] = {"scan_layers": False, "dtype": dtype or choose_dtype(config.model.dtype)}
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+    params = unstack_layers(params)
     learned = work_in_all(lambda: read_target_lengths(run_dir), what=f"read {run_dir / LENGTHS_FILE}")
-    trained = TrainedModel(config, vocabs, params, which, progress, split, *learned)
-    if problems := compare_shapes(trained.find_shapes(), params):
-        raise UserError(
-            f"the checkpoint of {run_dir} does not match its config.json and vocab; restore these files. "
-            "Differing parameters:\n" + "\n".join(problems)
-        )
-    return trained
+    return TrainedModel(config, vocabs, params, which, progress, split, *learned)
+
+
+def _find_differences(trained: TrainedModel, stored: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
+    """Compare stored parameters with a network, whose layers are counted before it is traced."""
+    model = trained.config.model
+    encoder_layers = 0 if model.architecture == "decoder_only" else model.num_encoder_layers
+    problems = [
+        f"{stack}: {count} layers by the config, {found} in the checkpoint"
+        for stack, count in (("encoder", encoder_layers), ("decoder", model.num_decoder_layers))
+        if (found := _count_layers(stored, stack)) != count
+    ]
+    if problems:
+        return problems
+    try:
+        params = jax.eval_shape(lambda x: unstack_layers(nest_leaves(merge_leaves(x))), dict(stored))
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        return [f"their names or shapes do not fit each other: {describe_error(error)}"]
+    return compare_shapes(trained.find_shapes(), params)
+
+
+def _count_layers(stored: Mapping[str, jax.ShapeDtypeStruct], stack: str) -> int:
+    blocks = {path.split("/")[1]: x for path, x in stored.items() if path.startswith(f"{stack}/{STACKED}")}
+    return next(iter(blocks[STACKED].shape), 0) if STACKED in blocks else len(blocks)
 
 
 def describe_start(best: int | None, newest: int | None, run_dir: Path) -> str:

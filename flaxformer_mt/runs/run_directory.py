@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from flaxformer_mt import atomic_folder
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.field_values import MayChange, find_marks
+from flaxformer_mt.config.field_values import LARGEST_INT, MayChange, find_marks
 from flaxformer_mt.config.files import compare_configs, flatten, read_config, read_json_object, save_config
 from flaxformer_mt.config.removed import take_out
 from flaxformer_mt.errors import UserError, command_line, local_path, warn_user
@@ -205,6 +205,30 @@ def is_complete(run_dir: Path, config: Config, report: Mapping[str, Any]) -> boo
     return report["stopped_early"] and 0 < config.train.patience <= patience
 
 
+# Forms of JSON values: a type, [form] of all entries of a list, names of an object (...: any), and (form,) of
+# what may be absent.
+_PART = {"name": str, "read": int, "pairs": int, "problems": {...: {"count": int, "action": str}}}
+_SCORES = dict.fromkeys(("sentences", "step", "bleu", "chrf", "ter"), (float,))
+_REPORT = {
+    **dict.fromkeys(("train_seconds", "parameters", "target_tokens"), (float,)),
+    "best": ({"step": (int,)},),
+    "test": (_SCORES | {"directions": ({...: _SCORES},)},),
+    "data": ({...: ({"parts": ([_PART],)},)},),
+}
+
+
+def _fits(value: Any, form: Any) -> bool:
+    if isinstance(form, tuple):
+        return value is None or _fits(value, form[0])
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(entry, form[0]) for entry in value)
+    if isinstance(form, dict) and isinstance(value, dict):
+        return all(_fits(value.get(n), form.get(n, form.get(...))) for n in (value if ... in form else form))
+    if form is float:
+        return isinstance(value, int | float) and abs(value) < LARGEST_INT
+    return isinstance(form, type) and isinstance(value, form)
+
+
 def read_report(run_dir: Path) -> dict[str, Any] | None:
     """The report of a finished run; None if absent."""
     path = run_dir / "report.json"
@@ -212,6 +236,8 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
         report = read_json_object(path)
         if type(report.get("step")) is not int or type(report.get("stopped_early")) is not bool:
             raise ValueError("step or stopped_early is missing")
+        if wrong := [name for name, form in _REPORT.items() if not _fits(report.get(name), form)]:
+            raise ValueError(f"{wrong[0]} has another form than those that `train` writes")
     except FileNotFoundError:
         return None
     except ValueError as error:

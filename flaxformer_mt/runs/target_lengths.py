@@ -112,7 +112,7 @@ def read_target_lengths(
         return line, shares.pop("several_sentences", None), shares or None
     except FileNotFoundError:
         return None, None, None
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UserError(
             f"{path} is damaged ({reason}); delete it, and translations are searched as without it, or let "

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flaxformer_mt.errors import UserError, describe_error
+from flaxformer_mt.errors import UserError, describe_error, name_signal
 
 # Scores texts: sources, hypotheses, and references or None.
 ScoreTexts = Callable[[Sequence[str], Sequence[str], Sequence[str] | None], Sequence[float]]
@@ -146,7 +146,7 @@ class ScorerProgram:
             status = self._process.wait(_ENDING) if self._process is not None else 0
         except subprocess.TimeoutExpired:
             return "closed its output"
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return f"was ended by {name_signal(-status)}" if status < 0 else f"ended with status {status}"
 
     def _last_words(self) -> str:
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 2000))

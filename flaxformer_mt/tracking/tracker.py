@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.config.field_values import LARGEST_INT
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError, describe_error, name_full_disk, warn_user
 from flaxformer_mt.tracking.progress_display import (
@@ -30,7 +31,7 @@ from flaxformer_mt.tracking.tracking_services import Service, open_service
 
 _METRICS_NAME = "metrics.jsonl"
 # A larger file is not one of metrics: a line has about 300 bytes.
-_METRICS_BYTES = 1 << 32
+_METRICS_BYTES = 1 << 28
 # The time left is estimated from the speed over this many of the last lines.
 _RATE_WINDOW = 10
 # Steps before the time left is shown.
@@ -214,9 +215,14 @@ def _read_lines(path: Path) -> list[bytes]:
 def _parse_line(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested deeply
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if is_record and all(map(_is_plain, record.values())) else None
+
+
+def _is_plain(value: Any) -> bool:
+    return abs(value) <= LARGEST_INT if isinstance(value, int) else isinstance(value, str | float | None)
 
 
 def _rewind_metrics(path: Path, start_step: int) -> int:

@@ -3,8 +3,9 @@
 Special symbols and tags are added in pretrained.py.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from flaxformer_mt.errors import UserError, importing
@@ -21,6 +22,8 @@ TOKENIZER_JSON = "tokenizer.json"
 SENTENCEPIECE_NAMES = ("sentencepiece.bpe.model", "spiece.model", "source.spm")
 # Ids before those of bytes: padding, end and unknown.
 _BYTES_FROM = 3
+# A larger id is not one of a list of pieces.
+_MOST_IDS = 1 << 24
 # How byte-level BPE writes a space at the start of a piece.
 _BYTE_SPACE = "\u0120"
 
@@ -67,27 +70,41 @@ class JsonSegmenter:
     def __init__(self, content: bytes, *, name: str) -> None:
         with importing("huggingface", what=name):
             import tokenizers
-        try:
+        self._name = name
+        with _naming_damage(name):
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
             decoder: Any = (json.loads(content).get("decoder") or {}).get("type")
-        except Exception as error:  # the library raises the bare class
-            raise UserError(f"{name} is damaged: {error}; copy or download it again") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.pieces = [""] * (max(ids.values(), default=-1) + 1)
+        largest = max(ids.values(), default=-1)
+        if largest >= _MOST_IDS:
+            raise UserError(f"{name} has the id {largest}; ids are below {_MOST_IDS}")
+        self.pieces = [""] * (largest + 1)
         for piece, number in ids.items():
             self.pieces[number] = piece
         if decoder == "ByteLevel":
             self.pieces = [piece.replace(_BYTE_SPACE, SPACE) for piece in self.pieces]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        with _naming_damage(self._name):
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        with _naming_damage(self._name):
+            return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@contextlib.contextmanager
+def _naming_damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:  # the library raises the bare class, and a panic of Rust is none of it
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{name} is damaged: {error}; copy or download it again") from error
 
 
 class SentencePieceSegmenter:

@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 
 from flaxformer_mt.cpu import core_count
-from flaxformer_mt.errors import UserError, importing, warn_user
+from flaxformer_mt.errors import UserError, importing, name_signal, warn_user
 from flaxformer_mt.workers.block_map import Answer, Engine, MakeWork, Work, WorkerLost, WorkerPool, WorkPlace
 
 
@@ -40,7 +40,7 @@ class WorkerProcess:
         except (EOFError, OSError):
             self._process.join()
             status = self._process.exitcode or 0
-            by = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with {status}"
+            by = f"was ended by {name_signal(-status)}" if status < 0 else f"ended with {status}"
             raise WorkerLost(by) from None
 
     def stop(self) -> None:

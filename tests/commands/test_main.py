@@ -252,7 +252,7 @@ def fail(capfd, *arguments) -> str:
         (
             "train --config.train.log_every=0 --config.search.beam_size=0",
             "train.log_every is 0; it must be at least 1\n"
-            "       search.beam_size is 0; it must be at least 1",
+            "       search.beam_size is 0; it must be from 1 to 1000",
         ),
         ("doctor --rum=x", "unknown flag --rum; did you mean --run?"),
         ("doctor --run=gone", "gone is not a run directory: it has no config.json"),
@@ -452,7 +452,7 @@ def test_programs_are_prepared_on_request(monkeypatch, run_dir, translator):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--beam_size=0"], ["--beam_size is 0", "at least 1"]),
+        (["--beam_size=0"], ["--beam_size is 0", "from 1 to 1000"]),
         (["--batch_tokens=0"], ["--batch_tokens is 0", "at least 1"]),
         (["--n_best=6", "--beam_size=5"], ["--n_best is 6", "beam_size 5", "--beam_size=6"]),
         (["--n_best=0"], ["--n_best is 0"]),

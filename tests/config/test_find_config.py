@@ -76,12 +76,19 @@ def test_wmt_recipes_are_the_papers():
     assert (big.train.steps, big.train.average_last) == (300_000, 20)
 
 
-def test_the_working_directorys_configs_come_first(tmp_path, monkeypatch):
+def test_a_folder_brings_no_code_unless_it_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    mine = tmp_path / "configs" / "ted_pt_en.py"
-    mine.parent.mkdir()
-    mine.write_text("")
-    assert recipes.find_config("ted_pt_en").samefile(mine)
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    for name in ("ted_pt_en", recipes.DEFAULT_CONFIG, "mine"):
+        (folder / f"{name}.py").write_text("raise SystemExit('it is run')")
+    for name in ("ted_pt_en", "ted_pt_en.py"):
+        with pytest.warns(FlaxformerWarning, match=r"for the file of this folder give --config=configs/ted"):
+            assert recipes.find_config(name).parent == CONFIGS[0].parent
+    with pytest.warns(FlaxformerWarning, match=r"for the file of this folder"):
+        assert recipes.choose_config(None, None)[0] == load_config(CONFIGS[0].with_name("toy_de_en.py"))
+    assert recipes.find_config("configs/ted_pt_en.py").samefile(folder / "ted_pt_en.py")
+    assert recipes.find_config("mine").samefile(folder / "mine.py")
     file = tmp_path / "ted_pt_en"
     file.write_text("")
     assert recipes.find_config("ted_pt_en").samefile(file)

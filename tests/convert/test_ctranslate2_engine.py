@@ -187,6 +187,24 @@ def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
     assert {field.name for field in dataclasses.fields(SearchConfig)} == passed | refused | {*WITHOUT_EFFECT}
 
 
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("model.bin", lambda content: content[: len(content) // 2]),
+        ("model.bin", lambda content: b""),
+        ("model.bin", lambda content: content[:40] + b"\xff" * 40 + content[80:]),
+        ("shared_vocabulary.json", lambda content: b"{"),
+        ("shared_vocabulary.json", lambda content: b'["a"]'),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_line(folder, file, damage, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    name = file if (copy / file).is_file() else "source_vocabulary.json"
+    (copy / name).write_bytes(damage((copy / name).read_bytes()))
+    with pytest.raises(UserError, match=rf"^{copy} is damaged: .*; export the run again$"):
+        translate(CTranslate2Engine(copy), ["a"])
+
+
 def test_a_folder_that_is_no_model(tiny_run):
     with pytest.raises(UserError, match=r"no model\.bin"):
         CTranslate2Engine(tiny_run)

@@ -375,11 +375,15 @@ def test_networks_that_the_files_cannot_hold_are_refused_at_once(exported, tmp_p
     folder = shutil.copytree(exported[0], tmp_path / "foreign")
     stored = json.loads((folder / "config.json").read_text())
     for section, changes, words in [
-        ("model", {"num_encoder_layers": 10**9}, "model.num_encoder_layers is 1000000000; the largest"),
+        (
+            "model",
+            {"num_encoder_layers": 10**9},
+            "model.num_encoder_layers is 1000000000; it must be from 0 to 1000",
+        ),
         ("model", {"num_decoder_layers": 900}, "model.num_decoder_layers 900"),
-        ("model", {"model_dim": 10**12}, "model.model_dim is 1000000000000; it must be from 1 to 2147483647"),
-        ("model", {"model_dim": -1}, "model.model_dim is -1; it must be at least 1"),
-        ("model", {"ffn_dim": 0}, "model.ffn_dim is 0; it must be at least 1"),
+        ("model", {"model_dim": 10**12}, "model.model_dim is 1000000000000; it must be from 1 to 65536"),
+        ("model", {"model_dim": -1}, "model.model_dim is -1; it must be from 1 to 65536"),
+        ("model", {"ffn_dim": 0}, "model.ffn_dim is 0; it must be from 1 to 1048576"),
         (
             "model",
             {"ffn_dim": 10**6},

@@ -388,6 +388,11 @@ def test_tokenizers_that_no_vocabulary_of_ours_has_are_refused(folders, tmp_path
         (folder / "tokenizer.json").write_bytes(damaged)
         with pytest.raises(UserError, match=r"tokenizer\.json is damaged: .*; copy or download it again"):
             FORMAT.read(folder, ImportOverrides())
+    ids = json.loads(content)
+    ids["model"]["vocab"]["x"] = (1 << 32) - 1
+    (folder / "tokenizer.json").write_text(json.dumps(ids))
+    with pytest.raises(UserError, match=r"tokenizer\.json has the id 4294967295; ids are below 16777216"):
+        FORMAT.read(folder, ImportOverrides())
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer\.json and no sentencepiece\.bpe\.model or"):
         FORMAT.read(folder, ImportOverrides())

@@ -470,6 +470,29 @@ def test_lines_of_json_in_several_blocks_and_both_directions(config, monkeypatch
         read_pairs(config, "train")
 
 
+def test_a_blank_last_line_of_json_is_left_out(config, monkeypatch):
+    row = '{"de": "a", "en": "b"}'
+    for block in (2, 3, 4):
+        monkeypatch.setattr(text_files, "BLOCK", block)
+        write(config, train_jsonl=f"{row}\r\n{row}\n{row}\n\r\n".encode())
+        assert list(read_pairs(config, "train")) == [Pair("a", "b")] * 3
+    write(config, train_jsonl=f"{row}\n\n{row}\n".encode())
+    with pytest.raises(UserError, match=r"train\.jsonl line 2 is no JSON object"):
+        read_pairs(config, "train")
+
+
+@pytest.mark.parametrize("suffix", ["de", "de_gz", "de_zst"])
+def test_a_line_of_a_gigabyte_is_not_read(config, suffix, monkeypatch):
+    monkeypatch.setattr(text_files, "_LONGEST_LINE", 1 << 16)
+    line = "a" * ((1 << 16) - 2)
+    write(config, **{f"train_{suffix}": ["a", line, line * 400], "train_en": ["b"] * 3})
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"train\.de\S* line 3 has 16 MB or more; a line is a sentence"):
+        read_pairs(config, "train")
+    assert tracemalloc.get_traced_memory()[1] < 100 << 16
+    tracemalloc.stop()
+
+
 def test_columns_of_parquet_have_names(config):
     texts = table(["a", None], ["two\nlines", "d"])
     write(config, train_parquet=texts.set_column(1, "en", texts["en"].cast(pyarrow.large_string())))

@@ -5,6 +5,7 @@ import html
 import html.parser
 import re
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -176,6 +177,22 @@ def test_user_errors_are_one_line(two_runs, tmp_path, capsys):
 def test_differing_words_are_marked():
     assert mark_words("a b c", "a x c d") == [("", "a"), ("del", "b"), ("ins", "x"), ("", "c"), ("ins", "d")]
     assert mark_words("", "<a>") == [("ins", "<a>")] and mark_words("a", "a") == [("", "a")]
+
+
+def test_sentences_of_many_thousands_of_words_are_compared_in_part(two_runs, tmp_path):
+    words = [" ".join(f"{word}{n % 7}" for n in range(20_000)) for word in "ab"]
+    marked = mark_words(*words)
+    assert sum(len(text.split()) for _, text in marked) <= 1002 and marked[-1] == ("", "…")
+    run = shutil.copytree(two_runs[0], tmp_path / "run")
+    found = load_translations(run, "test")
+    long = Translations(found.sources, (words[0], *found.references[1:]), (words[1], *found.hypotheses[1:]))
+    save_translations(run, "test", long)
+    started = time.process_time()
+    other = shutil.copytree(run, tmp_path / "other")
+    report_runs([run, other], tmp_path / "page.html", samples=2)
+    assert time.process_time() - started < 30
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<td>–</td>" in re.sub(" class=[^>]*", "", page)
 
 
 def test_directions_have_rows_of_their_own(tmp_path):

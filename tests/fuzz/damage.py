@@ -6,7 +6,7 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,17 @@ def _insert(content: bytes, draw: random.Random) -> bytes:
     return content[:index] + draw.randbytes(draw.choice([1, 7, 300])) + content[index:]
 
 
+# A list of a list of ... of tens of thousands of millions of values, as YAML.
+LAUGHS = b"a0: &a0 [x]\n" + b"".join(
+    b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 12)
+)
+MERGES = LAUGHS.replace(b"[", b"{<<: [").replace(b"]", b"]}").replace(b"{<<: [x]}", b"{x: 1}")
 BYTES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "truncated": _truncate, "last byte lost": lambda content, draw: content[:-1], "zeroed in part": _zero,
     "all zeroed": lambda content, draw: bytes(len(content)), "flipped bit": _flip,
     "another flipped bit": _flip, "bytes inserted": _insert, "empty": lambda content, draw: b"",
     "random": lambda content, draw: draw.randbytes(100), "nested": lambda content, draw: b"[" * 50_000,
+    "laughs": lambda content, draw: LAUGHS, "merges": lambda content, draw: MERGES,
     "mark of UTF-16": lambda content, draw: b"\xff\xfe" + content,
 }  # fmt: skip
 
@@ -116,7 +122,14 @@ VALUES = [
 ]  # fmt: skip
 
 
-def mutate(values: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+def endless() -> list[Any]:
+    """A list that holds itself twice, which only a pickle can say."""
+    value: list[Any] = []
+    value += [value, value]
+    return value
+
+
+def mutate(values: dict[str, Any], draw: random.Random, possible: Sequence[Any] = VALUES) -> dict[str, Any]:
     """A copy of nested dicts with one to three changes: a value, a name that is gone, or a new name."""
     values = copy.deepcopy(values)
     for _ in range(draw.randint(1, 3)):
@@ -130,11 +143,11 @@ def mutate(values: dict[str, Any], draw: random.Random) -> dict[str, Any]:
         if change < 0.1:
             del node[name]
         elif change < 0.2:
-            node[f"{name}s"] = draw.choice(VALUES)
+            node[f"{name}s"] = draw.choice(possible)
         elif change < 0.4 and type(node[name]) in (int, float):
             node[name] = draw.choice([node[name] + 1, node[name] - 1, -node[name], 2 * node[name]])
         else:
-            node[name] = draw.choice(VALUES)
+            node[name] = draw.choice(possible)
         if not node:
             node["x"] = 1
     return values

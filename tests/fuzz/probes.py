@@ -7,6 +7,7 @@ came out); a message of the user's is raised, or for commands printed.
 import contextlib
 import hashlib
 import io
+import json
 import os
 import random
 import re
@@ -90,6 +91,42 @@ def _damaged_run(number: int, settings: dict[str, Any]) -> Path:
     only = settings.get("only", "")
     settings["say"]["what"] = damaged_copy(Path(settings["run"]), run, settings["seed"], number, only=only)
     return run
+
+
+def load_sealed(number: int, settings: dict[str, Any]) -> Any:
+    """A run of another program: what digests cover is changed, and sealed again; loaded, or reported on."""
+    import tensorstore
+
+    from flaxformer_mt import atomic_folder
+    from flaxformer_mt.evaluation.run_report.page import report_runs
+    from flaxformer_mt.runs.checkpoints import Checkpoints
+    from flaxformer_mt.runs.load_run import load_trained
+
+    run, draw = _damaged_run(-1, settings), draw_for("sealed", number)
+    folder = Checkpoints(run).resolve("last")
+    if number < 0:
+        settings["say"]["what"] = "undamaged"
+    elif number % 3 == 0:
+        facts = mutate({"facts": atomic_folder.read_metadata(folder)}, draw).get("facts")
+        atomic_folder.replace_metadata(folder, facts)
+    elif number % 3 == 1:
+        item = draw.choice([path for path in sorted(folder.iterdir()) if path.is_dir()])
+        store = tensorstore.KvStore.open(f"file://{item}/|ocdbt:").result()
+        key = draw.choice([key for key in store.list().result() if key.endswith(b".zarray")])
+        head = json.loads(store.read(key).result().value)
+        store.write(key, json.dumps(mutate(head, draw)).encode()).result()
+        facts = atomic_folder.read_metadata(folder)
+        (folder / "manifest.json").unlink()
+        atomic_folder.seal_folder(folder, facts)
+    else:
+        name = draw.choice(["config.json", "report.json", "metrics.jsonl"])
+        *lines, last = (run / name).read_text().strip().split("\n") if name == "metrics.jsonl" else [""]
+        values = json.loads(last or (run / name).read_bytes())
+        values.pop("blake2b", None)
+        (run / name).write_text("\n".join([*lines, json.dumps(mutate(values, draw)), ""]))
+        report_runs([run], run / "page.html", samples=2)
+    settings["say"]["what"] = f"sealed {number}"
+    return load_trained(run) and "loaded"
 
 
 def command(number: int, settings: dict[str, Any]) -> Any:
@@ -267,6 +304,7 @@ PROBES: dict[str, Probe] = {
     for probe in (
         load_run,
         command,
+        load_sealed,
         use_damaged_cache,
         read_mutated_config,
         parse_mutated_flags,

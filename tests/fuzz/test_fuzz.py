@@ -110,6 +110,12 @@ def test_damage_to_any_file_of_a_run(server, tiny_run, tmp_path):
     assert [outcome["kind"] for outcome in config] == ["refused"] * 2, describe(config)
 
 
+def test_runs_that_another_program_has_sealed(server, tiny_run, tmp_path):
+    settings = {"run": str(tiny_run), "scratch": str(tmp_path)}
+    outcomes = try_all(server, "load_sealed", numbers(16, 400), settings)
+    assert sum(outcome["kind"] == "refused" for outcome in outcomes) > len(outcomes) // 4
+
+
 COMMANDS = {
     "train": (40, ["train", "--run={run}"]),
     "translate": (40, ["translate", "--run={run}", "--input={text}/test.xx"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from damage import mutate, mutate_json
+from damage import VALUES, endless, mutate, mutate_json
 
 # Format -> the file of its weights.
 TOOLKITS = {
@@ -20,6 +20,7 @@ TOOLKITS = {
 }
 # Format -> keys of the tensors in its checkpoint.
 _STATES = {"fairseq": "model", "opennmt-py": "model", "joeynmt": "model_state"}
+_OF_PICKLES = [*VALUES, *(endless() for _ in range(5))]
 _MARIAN_OPTIONS = "special:model.yml"
 
 
@@ -62,9 +63,11 @@ def mutate_options(name: str, folder: Path, draw: random.Random) -> str:
         return "config.yaml: mutated"
     content = torch.load(path, weights_only=False)
     if name == "fairseq":
-        content["cfg"]["model"] = argparse.Namespace(**mutate(vars(content["cfg"]["model"]), draw))
+        content["cfg"]["model"] = argparse.Namespace(
+            **mutate(vars(content["cfg"]["model"]), draw, _OF_PICKLES)
+        )
     elif draw.random() < 0.5:
-        content["opt"] = argparse.Namespace(**mutate(vars(content["opt"]), draw))
+        content["opt"] = argparse.Namespace(**mutate(vars(content["opt"]), draw, _OF_PICKLES))
     else:
         content["vocab"] = mutate(content["vocab"], draw)
     torch.save(content, path)

@@ -23,7 +23,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation.evaluate import evaluate_run
 from flaxformer_mt.evaluation.plots import AttentionMaps, attention_maps
 from flaxformer_mt.model import init_params, make_model
-from flaxformer_mt.model.scanned_layers import is_stacked, stack_layers, unstack_layers
+from flaxformer_mt.model.scanned_layers import STACKED, stack_layers, unstack_layers
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import load_trained
@@ -54,6 +54,10 @@ MODELS = {
     "recurrent, packed": dataclasses.replace(TINY, decoder_self_attention="ssru"),
     "decoder_only": dataclasses.replace(TINY, architecture="decoder_only", positions="learned"),
 }
+
+
+def is_stacked(params: Any) -> bool:
+    return isinstance(params, dict) and (STACKED in params or any(map(is_stacked, params.values())))
 
 
 def make_tiny(config: ModelConfig, **changes: Any) -> Any:
@@ -125,7 +129,7 @@ def test_the_layouts_by_hand():
     assert list(stacked) == ["encoder", "output_bias"] and list(stacked["encoder"]) == ["layers"]
     assert stacked["encoder"]["layers"]["scale"].tolist() == [[1, 2], [3, 4]]
     assert isinstance(stacked["encoder"]["layers"]["scale"], np.ndarray)
-    assert is_stacked(stacked) and not is_stacked(single) and not is_stacked({"a": {"b": 1}})
+    assert is_stacked(stacked) and not is_stacked(single)
 
 
 def test_more_than_ten_layers_keep_their_order():

@@ -425,7 +425,9 @@ def refuse_writes(patch, place: str) -> None:
             raise kind(f"generic::unknown: writing {folder} failed [os_error_code='{errno.ENOSPC}']")
 
         storage = SimpleNamespace(
-            save=save, restore=lambda *given, **options: make().restore(*given, **options)
+            save=save,
+            metadata=lambda folder: make().metadata(folder),
+            restore=lambda *given, **options: make().restore(*given, **options),
         )
         patch.setattr(array_files, "_make_checkpointer", lambda: storage)
     else:

@@ -72,7 +72,7 @@ FREE = {
     "parallel.fsdp": 2,
     "parallel.tensor": 2,
     "parallel.fsdp_gathers": "once",
-    "parallel.xla_flags": ["xla_dump_to=x"],
+    "parallel.xla_flags": ["xla_gpu_autotune_level=0"],
     "train.peak_flops": 1e12,
     "train.bleu_tokenize": "char",
     "train.log_every": 7,

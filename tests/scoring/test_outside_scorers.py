@@ -30,6 +30,7 @@ for number, line in enumerate(sys.stdin):
     if how == "late" and number == 2: print("thinking", file=sys.stderr, flush=True); time.sleep(60)
     if how == "short" and number == 2: print("bye", file=sys.stderr); sys.exit(0)
     if how == "killed": os.kill(os.getpid(), signal.SIGKILL)
+    if how == "killed_35": os.kill(os.getpid(), 35)
     if how == "closes": os.close(1); time.sleep(60)
     score = len(row["hypothesis"]) + 100 * ("reference" in row)
     rows.append({"nan": "nan", "words": "good", "two": f"{score} {score}"}.get(how, score))
@@ -82,6 +83,7 @@ def test_a_program_is_kept_running_and_asked_in_parts(command, monkeypatch):
         ("late", "is silent for 1 seconds after 1 of 3 scores, saying 'thinking'"),
         ("short", "ended with status 0 after 2 of 3 scores, saying 'bye'"),
         ("killed", "was ended by SIGKILL after 0 of 3 scores, without a word"),
+        ("killed_35", "was ended by signal 35 after 0 of 3 scores, without a word"),
         ("closes", "closed its output after 0 of 3 scores"),
         ("nan", "scored 'a' as nan; return a finite number"),
         ("words", "answered 'good'; it must write one number per line"),

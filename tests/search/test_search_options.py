@@ -428,7 +428,7 @@ def test_hypotheses_whose_tokens_stay_in_place_score_as_in_one_full_pass(kind, s
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"beam_size": 0}, "beam_size is 0; it must be at least 1"),
+        ({"beam_size": 0}, "beam_size is 0; it must be from 1 to 1000"),
         ({"top_p": 1.5}, "top_p is 1.5; it must be above 0 and at most 1"),
         ({"min_p": -0.1}, "min_p is -0.1; it must be from 0"),
         ({"top_k": -1}, "top_k is -1; it must be at least 0"),

@@ -30,6 +30,7 @@ from flaxformer_mt.data.token_store import Side, TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
 from flaxformer_mt.vocab import vocabulary as vocab_module
+from flaxformer_mt.vocab.pretrained_tokenizers import JsonSegmenter
 from flaxformer_mt.vocab.shortlist import Shortlist
 from flaxformer_mt.vocab.symbols import check_language_tags, is_one_piece
 
@@ -738,3 +739,16 @@ def test_a_shortlist_has_the_best_pieces_the_same_piece_and_the_frequent_ones(tm
     ]:
         with pytest.raises(UserError, match=words):
             write_shortlist(ShortlistRequest(path, 2, common), given, TwoVocabs)
+
+
+@pytest.mark.parametrize("charsmap", ["AAAA", "BAAAAGFiY2RlZmdo", ""])
+def test_a_panic_of_the_library_of_tokenizers_is_one_message(charsmap):
+    pytest.importorskip("tokenizers")
+    content = {
+        **{"version": "1.0", "added_tokens": [], "truncation": None, "padding": None, "decoder": None},
+        **{"pre_tokenizer": None, "post_processor": None},
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap},
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"},
+    }
+    with pytest.raises(UserError, match=r"^x is damaged: .*; copy or download it again$"):
+        JsonSegmenter(json.dumps(content).encode(), name="x").encode(["b\u00f6se"])

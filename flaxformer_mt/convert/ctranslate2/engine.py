@@ -3,6 +3,7 @@
 Contains batches of what waits: unlike this package's search, CTranslate2 finishes a batch before the next.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from flaxformer_mt.convert.formats import ImportOverrides, find_config, find_voc
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.decoding.sizes import LengthRule
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import UserError, first_line
 from flaxformer_mt.runs.target_lengths import read_target_lengths
 from flaxformer_mt.translation.annotation import add_attention
 from flaxformer_mt.translation.constraints import make_symbols
@@ -168,9 +169,10 @@ class CTranslate2Engine(LineEngine):
         self._changes: dict[str, Any] = {"search": search, "split_sentences": split_sentences}
         if changed_cases:
             self._changes["capitals"] = sorted(changed_cases)
-        self._model = ctranslate2.Translator(
-            str(folder), device="cpu", compute_type="default", intra_threads=core_count()
-        )
+        with _naming_damage(folder):
+            self._model = ctranslate2.Translator(
+                str(folder), device="cpu", compute_type="default", intra_threads=core_count()
+            )
         options, target = config.search, self.vocabs.target
         self._lengths = LengthRule(
             options.max_length_ratio,
@@ -241,15 +243,16 @@ class CTranslate2Engine(LineEngine):
     ) -> list[Any]:
         source, target = self.vocabs.source, self.vocabs.target
         prefixes = [target.pieces(sentence.prefix) for sentence in sentences]
-        return self._model.translate_batch(
-            [source.pieces(sentence.source[:-1]) for sentence in sentences],
-            target_prefix=prefixes if any(prefixes) else None,
-            **self._arguments | options,
-            max_input_length=0,
-            max_decoding_length=max(self._lengths.limit(len(sentence.source)) for sentence in sentences),
-            min_decoding_length=max(0, least - 1),  # without the end symbol
-            return_scores=True,
-        )
+        with _naming_damage(self._folder):
+            return self._model.translate_batch(
+                [source.pieces(sentence.source[:-1]) for sentence in sentences],
+                target_prefix=prefixes if any(prefixes) else None,
+                **self._arguments | options,
+                max_input_length=0,
+                max_decoding_length=max(self._lengths.limit(len(sentence.source)) for sentence in sentences),
+                min_decoding_length=max(0, least - 1),  # without the end symbol
+                return_scores=True,
+            )
 
     def _annotate(self, parts: list[Part]) -> None:
         """Do nothing: CTranslate2 returns attention with its translations."""
@@ -286,6 +289,14 @@ class CTranslate2Engine(LineEngine):
         for row, own in zip(attention, result.attention[place], strict=False):
             row[: len(own)] = own[: len(row)]
         return add_attention(part, translation, attention, line.annotations, self.vocabs)
+
+
+@contextlib.contextmanager
+def _naming_damage(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # of its model.bin, or of a piece that its vocabulary lacks
+        raise UserError(f"{folder} is damaged: {first_line(error)}; export the run again") from error
 
 
 def _digest(file: Path) -> str:

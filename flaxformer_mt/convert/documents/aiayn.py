@@ -139,7 +139,7 @@ def make_model_config(
     network = read_network(_FIELDS, options, path)
     # Versions of the project without this option scale the embeddings of no model, and every projection.
     scale = settings.get("scale_emb_or_prj", "prj") if _shares_projection(network) else "none"
-    if scale not in _SCALES:
+    if not isinstance(scale, str) or scale not in _SCALES:
         raise UserError(f"{path}: scale_emb_or_prj is {str(scale)[:80]!r}; supported: {', '.join(_SCALES)}")
     changes: dict[str, Any] = {name: getattr(base, name) for name in _OF_TRAINING}
     changes |= zip(("embedding_scale", "logit_scale"), _SCALES[scale], strict=True)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig
 from flaxformer_mt.convert.foreign_files import check_network, read_bytes, read_text
@@ -17,11 +16,12 @@ from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.model.positions import SINUSOIDAL_TABLES
 from flaxformer_mt.vocab import Vocab, Vocabs
+from flaxformer_mt.yaml_reader import load_yaml
 
 _SUFFIXES = (".model", ".spm")
 _SIDES = {"source": ("source", "src", "srcvocab"), "target": ("target", "tgt", "trg", "trgvocab")}
-# Larger files are not read, nor those that have more values once their references are written out.
-_LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
+# Larger files of YAML are not read.
+_LARGEST = 1 << 26
 
 # Rows of a stored table of positions.
 POSITIONS = 5000
@@ -180,17 +180,7 @@ def read_yaml(path: Path, *, as_text: bool = False) -> dict[str, Any]:
 
 
 def parse_yaml(content: str, name: str, *, as_text: bool = False) -> dict[str, Any]:
-    try:
-        values = yaml.load(content, yaml.CBaseLoader if as_text else yaml.CSafeLoader)  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} is not YAML that can be read: {reason}") from error
+    values = load_yaml(content, name, as_text=as_text)
     if not isinstance(values, Mapping):
         raise UserError(f"{name} must be a mapping of names to values, but is {type(values).__name__}")
-    left: list[Any] = [values]
-    for _ in range(_MOST_VALUES):
-        if not left:
-            return {str(key): value for key, value in values.items()}
-        one = left.pop()
-        left += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else []
-    raise UserError(f"{name} has more than {_MOST_VALUES} values with its references (*name); write them out")
+    return {str(key): value for key, value in values.items()}

@@ -119,6 +119,8 @@ _QUICK_TITLES = [METRICS[metric].title for metric in QUICK]
 _PANELS = {"loss": "Loss", "bleu": "BLEU of the validation set", "learning_rate": "Learning rate"}
 # Of each set, the most sentences that are shown.
 _SENTENCES = 12
+# Of each sentence, the most words that are compared.
+_COMPARED = 500
 
 
 class Heading(NamedTuple):
@@ -165,6 +167,12 @@ def _score(
     return {metric: Bar(score.score, score.ci) for metric, score in results.systems[0].items()}
 
 
+def _choose_metrics(runs: Sequence[ReportedRun]) -> list[str]:
+    """All metrics, but not TER if a sentence is so long that it would take minutes."""
+    texts = (text for run in runs for text in run.translations.hypotheses + run.translations.references)
+    return list(QUICK if any(len(text.split()) > _COMPARED for text in texts) else METRICS)
+
+
 def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], samples: int) -> Blocks:
     """The scores of the compared runs with 95% intervals, and what training took."""
     rows, signatures = [], set[str]()
@@ -172,6 +180,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
         report, scores = run.report, dict[str, Bar]()
         if run in compared:
             options = _choose_score_options(run, run.translations.references, run.language)
+            options |= {"only": _choose_metrics([run])}
             scores = _score(run.translations, samples, options, signatures=signatures)
         seconds = report.get("train_seconds")
         rows.append(
@@ -221,19 +230,20 @@ def make_significance(runs: Sequence[ReportedRun], samples: int) -> Blocks:
     references = first.translations.references
     systems = {run.name: run.translations.hypotheses for run in runs}
     options = _choose_score_options(first, references, first.language)
+    options["only"] = metrics = _choose_metrics(runs)
     tests = resample_scores(systems, references, samples=samples, **options)
     rows = []
     for run, scores in zip(runs[1:], tests.systems[1:], strict=True):
         differences = [
             f"{scores[metric].score - tests.systems[0][metric].score:+.2f} (p = {scores[metric].p_value:.3f})"
-            for metric in METRICS
+            for metric in metrics
         ]
         rows.append([f"{run.name} against {first.name}", *differences])
     caption = (
         f"Differences of the scores, by paired bootstrap resampling with {samples:,} samples; p is the "
         "probability of such a difference between systems that are equally good"
     )
-    return [Table(["runs", *_TITLES], rows, caption, (1, 2, 3))]
+    return [Table(["runs", *(METRICS[metric].title for metric in metrics)], rows, caption, (1, 2, 3))]
 
 
 def write_bar(bar: Bar | None) -> str:
@@ -303,7 +313,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
         groups = {
             direction: (
                 report.get("sentences"),
-                {metric: Bar(report[metric], None) for metric in QUICK if metric in report},
+                {metric: Bar(report[metric], None) for metric in QUICK if report.get(metric) is not None},
             )
             for direction, report in (test.get("directions") or {} if name == "test" else {}).items()
         }
@@ -328,7 +338,7 @@ def make_directions(runs: Sequence[ReportedRun], name: str, samples: int) -> Blo
 
 def mark_words(old: str, new: str) -> list[tuple[str, str]]:
     """The words of both texts: marked "del" those of the old one only, "ins" those of the new."""
-    before, after = old.split(), new.split()
+    before, after = _first_words(old), _first_words(new)
     parts: list[tuple[str, str]] = []
     for kind, i, j, k, m in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if kind == "equal":
@@ -338,6 +348,12 @@ def mark_words(old: str, new: str) -> list[tuple[str, str]]:
                 (tag, " ".join(words)) for tag, words in (("del", before[i:j]), ("ins", after[k:m])) if words
             ]
     return parts
+
+
+def _first_words(text: str) -> list[str]:
+    """The words of a sentence but for a very long rest, whose comparison would take minutes."""
+    words = text.split()
+    return words if len(words) <= _COMPARED else [*words[:_COMPARED], "…"]
 
 
 def make_sentences(runs: Sequence[ReportedRun]) -> Blocks:
