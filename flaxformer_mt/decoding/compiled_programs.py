@@ -7,7 +7,7 @@ were read enter free rows, and decodes. Programs are compiled in threads; slots.
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +61,9 @@ class StatePrograms:
     def __init__(self, parts: int, **programs: "Future[Callable[..., Any]]") -> None:
         self._parts, self._programs = parts, programs
 
-    def wait(self) -> None:
-        for program in self._programs.values():
-            program.result()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the compiler, at most so long; return whether it has ended, well or with an error."""
+        return not wait(self._programs.values(), seconds).not_done
 
     def empty(self) -> Leaves:
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))
