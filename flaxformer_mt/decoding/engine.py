@@ -162,6 +162,8 @@ class Slots:
             entered = [names[part::parts] for part in range(parts)]
             used = [0] * parts
         else:
+            # The first sentence of each line before all second ones: a long text holds up no others.
+            names.sort(key=lambda name: self.waiting[name].stream[1:])
             used = list(map(len, self._busy))
             for name in names:
                 part = used.index(min(used))

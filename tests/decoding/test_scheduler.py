@@ -1,5 +1,6 @@
 """Sentences that join a running search: the same translations as if all were known at the beginning."""
 
+import dataclasses
 from concurrent.futures import Future
 
 import jax
@@ -96,6 +97,19 @@ def test_what_compiles_holds_up_no_sentence_whose_programs_are_ready(searcher, l
     compiling.set_result(None)
     assert sum(prepared) >= 3
     assert finish(live).keys() == {"first"} and found.keys() == {"second"}
+
+
+def test_the_sentences_of_a_long_text_hold_up_no_other_text(searcher, live):
+    sentences = make_sentences([4] * 81)
+    for number, sentence in enumerate(sentences[:80]):
+        live.submit({number: dataclasses.replace(sentence, stream=(1, number))}, n_best=1)
+    dict(live.step(2))
+    live.submit({"other": dataclasses.replace(sentences[80], stream=(1, 0))}, n_best=1)
+    found = {}
+    while "other" not in found:
+        found |= live.step(2)
+    assert len(found) <= 40, "19 of the text are searched before it, and as many beside it"
+    assert len(found | finish(live)) == 81
 
 
 def test_a_device_that_fails(searcher, live, monkeypatch):
