@@ -3,9 +3,8 @@
 The names are those of LibreTranslate's API, and a few more.
 """
 
-import email.parser
-import email.policy
 import json
+import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +33,8 @@ _NAMES = dict(
 )
 # A source language that the server is to find itself.
 AUTO = "auto"
+# Of the header of a part of a form, a parameter; quotation marks in names are sent as %22.
+_PARAMETER = rb'\ncontent-disposition:[^\n]*?;[ \t]*%b="?([^";\r\n]*)'
 # Source and target language of a model.
 Pair = tuple[str, str]
 
@@ -140,24 +141,26 @@ def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
 
 
 def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
-    header = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", errors="replace")
-    message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(header + body)
-    if not message.is_multipart():
-        raise ValueError("it has no parts between boundaries")
+    """Read a form as browsers send it (RFC 7578), in linear time; the library's reader of mails is cubic."""
+    boundary = re.search(r';\s*boundary="?([^";]{1,70})', content_type, re.IGNORECASE)
+    if boundary is None:
+        raise ValueError("its content type has no boundary")
     pairs: list[tuple[str, object]] = []
-    for part in message.iter_parts():
-        name = part.get_param("name", header="content-disposition")
-        content = part.get_payload(decode=True)
-        if not isinstance(name, str) or not isinstance(content, bytes):
+    for part in re.split(rb"(?:\A|\r?\n)--" + re.escape(boundary[1].strip().encode("latin-1")), body)[1:]:
+        if part.startswith(b"--"):
+            return pairs
+        head, *content = re.split(rb"\r?\n\r?\n", part, maxsplit=1)
+        names = [re.search(_PARAMETER % kind, head, re.IGNORECASE) for kind in (b"name", b"filename[*]?")]
+        if names[0] is None or not content:
             raise ValueError("a part has no name")
-        file_name = part.get_filename()
+        name, file_name = (found and found[1].decode("utf-8", "replace") for found in names)
         try:
-            text = content.decode("utf-8-sig")
+            text = content[0].decode("utf-8-sig")
         except UnicodeDecodeError as error:
             what = "the field" if file_name is None else f"the file {file_name!r} of the field"
             raise Refusal(400, f"{what} {name} is not UTF-8 text: {first_line(error)}") from error
-        pairs.append((name, text if file_name is None else UploadedFile(file_name, text)))
-    return pairs
+        pairs.append((str(name), text if file_name is None else UploadedFile(file_name, text)))
+    raise ValueError("it does not end in its boundary")
 
 
 def read_request(fields: dict[str, Any], most_characters: int) -> TextRequest:
