@@ -6,7 +6,7 @@ The names are those of LibreTranslate's API, and a few more.
 import json
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -109,8 +109,10 @@ class TextRequest:
         return self.n_best is not None or self.scores or self.attention or self.alignments is not None
 
 
-def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
-    kind = content_type.partition(";")[0].strip().lower()
+def read_fields(body: bytes, content_type: str, query: str = "") -> dict[str, Any]:
+    """Return the fields of JSON, or of a form and the query of the address, as LibreTranslate does."""
+    kind, _, more = (part.strip().lower() for part in content_type.partition(";"))
+    pairs: Sequence[tuple[str, object]] = ()
     try:
         if kind == "application/json":
             fields = json.loads(body.decode("utf-8-sig"))  # RFC 8259 allows to ignore a byte order mark
@@ -121,16 +123,15 @@ def read_fields(body: bytes, content_type: str) -> dict[str, Any]:
             pairs = urllib.parse.parse_qsl(
                 body.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=10_000
             )
-            return _collect(pairs)
-        if kind == "multipart/form-data":
-            return _collect(_read_parts(body, content_type))
+        elif kind == "multipart/form-data":
+            pairs = _read_parts(body, content_type)
+        elif body or not query:
+            known = "application/json, application/x-www-form-urlencoded or multipart/form-data"
+            raise Refusal(400, f"the content type is {kind or 'missing'}; send {known}")
     except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is not {kind}: {first_line(error)}") from error
-    raise Refusal(
-        400,
-        f"the content type is {kind or 'missing'}; send application/json, application/x-www-form-urlencoded "
-        "or multipart/form-data",
-    )
+        told = f" in UTF-8, but with {more:.40}" if "charset=" in more else ""
+        raise Refusal(400, f"the body is not {kind}{told}: {first_line(error)}") from error
+    return _collect(pairs) | _collect(urllib.parse.parse_qsl(query, keep_blank_values=True))
 
 
 def _collect(pairs: Sequence[tuple[str, object]]) -> dict[str, Any]:
@@ -253,10 +254,11 @@ def name_language(code: str) -> str:
     return _NAMES.get(code.replace("_", "-").partition("-")[0].lower(), code)
 
 
-def list_languages(pairs: Iterable[Pair]) -> list[dict[str, object]]:
-    targets: dict[str, list[str]] = {}
+def list_languages(pairs: Collection[Pair]) -> list[dict[str, object]]:
+    """Return all languages, those that are only targets last."""
+    targets: dict[str, list[str]] = {code: [] for side in zip(*pairs, strict=True) for code in side}
     for source, target in pairs:
-        targets.setdefault(source, []).append(target)
+        targets[source].append(target)
     return [{"code": code, "name": name_language(code), "targets": codes} for code, codes in targets.items()]
 
 

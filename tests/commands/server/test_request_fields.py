@@ -43,6 +43,17 @@ def test_json_and_forms_give_the_same_request():
     )
 
 
+def test_the_query_of_the_address_has_fields_where_the_body_is_no_json():
+    """As in LibreTranslate: they come before those of a form, and JSON has all."""
+    query = "q=a%20b&source=de"
+    assert read_fields(b"", "", query) == {"q": "a b", "source": "de"}
+    assert read_fields(b"q=c&target=en", FORM, query) == {"q": "a b", "source": "de", "target": "en"}
+    assert read_fields(b'{"q": "c"}', JSON, query) == {"q": "c"}
+    for body, kind in ((b"q=c", ""), (b"", "text/plain")):
+        with pytest.raises(Refusal, match="the content type is"):
+            read_fields(body, kind, "" if not body else query)
+
+
 def test_parts_of_forms_as_clients_write_them():
     """Names with or without quotation marks, other headers, line ends, and what is no part."""
     for head, expected in [
@@ -109,6 +120,14 @@ def test_bodies_that_are_refused(body, kind):
     with pytest.raises(Refusal) as refused:
         read_fields(body, kind)
     assert refused.value.status == 400 and "\n" not in str(refused.value)
+
+
+def test_a_body_in_another_charset_is_told_so():
+    for kind in (JSON, FORM):
+        text = '{"q": "ä"}' if kind == JSON else "q=ä"
+        with pytest.raises(Refusal, match=f"not {kind} in UTF-8, but with charset=iso-8859-1: "):
+            read_fields(text.encode("latin-1"), f"{kind}; charset=ISO-8859-1")
+    assert read_fields(b'{"q": "a"}', f"{JSON}; charset=iso-8859-1") == {"q": "a"}
 
 
 def test_fields_that_are_refused():
