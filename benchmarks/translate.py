@@ -83,6 +83,7 @@ def write_models(weights: Weights, folder: Path, systems: Sequence[str]) -> None
         target = find_format(name)
         if problems := target.problems(weights.config):
             raise SystemExit(f"{name} cannot express this model: {'; '.join(problems)}")
+        (folder / system).mkdir()
         write_checked(target, weights, folder / system, _TOLERANCE)
 
 

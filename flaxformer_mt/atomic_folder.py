@@ -149,10 +149,9 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
                     partial.rmdir()  # empty, if it was made above
                 yield None
                 return
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file), partial.stat()):
-                    yield partial
-                    return
+            if file_lock.is_at(partial, file):
+                yield partial
+                return
         finally:
             os.close(file)
 
@@ -160,10 +159,16 @@ def _claim(folder: Path, stop: threading.Event | None) -> Iterator[Path | None]:
 def _remove_leftovers(root: Path) -> None:
     """Remove the folders of builds that were killed more than a day ago."""
     for path in itertools.chain(root.glob(f"{_WRITING}*"), root.glob(f"{_REMOVED}*")):
-        with contextlib.suppress(OSError):  # the build has just finished
+        with contextlib.suppress(OSError):  # the build has just finished, or its process holds the lock
             changed = max(one.stat().st_mtime for one in (path, *path.iterdir()))
             if time.time() - changed > _STALE_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
+                file = os.open(path, os.O_RDONLY)
+                try:
+                    with contextlib.suppress(file_lock.FileHasNoLock):
+                        file_lock.lock(file)  # the clock may have been set since a living process began
+                    shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(file)
 
 
 def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -181,6 +186,28 @@ def map_arrays(folder: Path, metadata: Any = None) -> dict[str, np.ndarray]:
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
         for path in folder.glob("*.npy")
     }
+
+
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """Yield a folder with a name that nothing else has, which is `final` at the end; an error removes it.
+
+    Nothing of a user's is replaced, and of two commands that make `final`, the first to end does.
+    """
+    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}")
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {final.parent}: {error.strerror}; give another folder") from error
+    try:
+        with name_full_disk(final):
+            yield partial
+        try:
+            os.rename(partial, final)
+        except OSError as error:  # another command was faster
+            raise UserError(f"{final} cannot be written: {error.strerror}; give another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def begin_folder(final: Path, *, unique: bool = False) -> Path:

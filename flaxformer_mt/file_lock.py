@@ -18,10 +18,10 @@ class FileHasNoLock(Exception):
         self.stream = stream
 
 
-def lock(file: int, *, shared: bool = False, wait: bool = False) -> None:
+def lock(file: int, *, wait: bool = False) -> None:
     """Lock an open file or folder until it is closed, in place of a lock that this process has on it."""
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError as error:
         if error.errno in _NO_LOCKS:
             raise FileHasNoLock from error
@@ -34,7 +34,7 @@ def open_locked(path: Path) -> BinaryIO:
         stream = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         try:
             lock(stream.fileno())
-            if _is_at(path, stream):
+            if is_at(path, stream.fileno()):
                 return stream
         except FileHasNoLock as error:
             raise FileHasNoLock(stream) from error
@@ -44,8 +44,9 @@ def open_locked(path: Path) -> BinaryIO:
         stream.close()  # its owner has renamed or removed it in between: begin anew
 
 
-def _is_at(path: Path, stream: BinaryIO) -> bool:
+def is_at(path: Path, file: int) -> bool:
+    """Tell whether an open file or folder is still that at a path."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+        return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:
         return False

@@ -71,7 +71,7 @@ def test_the_examples_run(few_programs, tmp_path, monkeypatch, capfd):
         assert not err
         assert bool(out) <= ("print(" in example), f"printed by the library: {out}"
     assert printed >= 6
-    assert (tmp_path / "runs" / "imported" / "config.json").is_file()
+    assert (tmp_path / "runs" / "from_api" / "config.json").is_file()
 
 
 def test_importing_is_light():

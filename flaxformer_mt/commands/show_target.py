@@ -29,11 +29,11 @@ from flaxformer_mt.errors import UserError, first_line, install_command
 from flaxformer_mt.evaluation.tables import make_table, write_text
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
 from flaxformer_mt.kernels.attention_kernels import explain_attention
-from flaxformer_mt.model import make_model
 from flaxformer_mt.parallel import Parallel, make_parallel
+from flaxformer_mt.parallel.mesh import with_shardings
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.setup import compile_train_step
-from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
+from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -102,35 +102,21 @@ def compile_update(config: Config, parallel: Parallel, sizes: tuple[int, int]) -
 
     Rows are added to the batch until the devices divide them.
     """
-    network, _ = choose_scan(
-        config,
-        platform=parallel.platform,
-        device_kind=parallel.device_kind,
-        devices=parallel.device_count,
-    )
-    model = make_model(
-        network,
-        source_size=sizes[0],
-        target_size=sizes[1],
-        platform=parallel.platform,
-        gathers_twice=parallel.layout.gathers_twice,
-    )
+    model, _ = make_training_model(config, parallel, sizes=sizes)
     step = compile_train_step(model, config, parallel)
 
     def make_state() -> TrainState:
         return init_state(init_training_params(model, config, config.seed), config.optim)
 
-    state, numbers = (
-        _with_shardings(shapes, parallel.shardings(shapes))
-        for shapes in (jax.eval_shape(make_state), make_hyperparameters(config))
-    )
+    state = parallel.place_shapes(jax.eval_shape(make_state))
+    numbers = parallel.place_shapes(make_hyperparameters(config))
     rows = parallel.put_shapes(_pad_rows(longest_batch(config), parallel.layout.row_parts))
     inputs = step.arguments_of(state, numbers, rows)
     if not step.of_sums:
         return [_compile(parallel, step.by_shape, inputs)]
     add, update = step.of_sums
     shapes = jax.eval_shape(step.by_shape.jitted, *inputs)
-    sums = _with_shardings(shapes, parallel.partial_shardings(shapes))
+    sums = with_shardings(shapes, parallel.partial_shardings(shapes))
     times, state_bytes = config.optim.accumulation, _bytes_on_device(state)
     # Beside the parameters, which it reads: the rest of the state, and the sum of the batches before.
     held = state_bytes - _bytes_on_device(state.params) + _bytes_on_device(sums)
@@ -139,14 +125,6 @@ def compile_update(config: Config, parallel: Parallel, sizes: tuple[int, int]) -
         _compile(parallel, add, (sums, sums), times=times - 1, held=state_bytes),
         _compile(parallel, update, (state, numbers, sums)),
     ]
-
-
-def _with_shardings(tree: Any, shardings: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        shardings,
-    )
 
 
 def _pad_rows(batch: BatchArray, parts: int) -> BatchArray:
@@ -232,7 +210,7 @@ def _name_failure(target: Target) -> Iterator[None]:
         if not misses_cudnn and not isinstance(error, jax.errors.JaxRuntimeError):
             raise
         remedy = f"; cuDNN comes with the extra cuda13: {install_command(extra='cuda13')}"
-        remedy += "; or set model.attention=xla"
+        remedy += "; or set model.attention=plain"
         raise UserError(
             f"--target={target.name}: the update does not compile ({first_line(error)})"
             f"{remedy if misses_cudnn else ''}"

@@ -43,7 +43,7 @@ from flaxformer_mt.text_io.lines import (
     open_output,
     take_windows,
 )
-from flaxformer_mt.text_io.resumable_output import ResumableOutput, open_resumable
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def _digest(file: str | None) -> str:
 class PlainOutput:
     """An output with the methods of `ResumableOutput` but without a record; starts after `done` lines."""
 
-    def __init__(self, write: Callable[[str], object], done: int = 0) -> None:
-        self._write, self.done = write, done
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write, self.done = write, 0
 
     def read(self, name: str, lines: Iterable[str]) -> Iterator[str]:
         """Return the lines after those that are done."""
@@ -140,7 +140,7 @@ def open_one_output(
         else:
             files.enter_context(name_full_disk(options.output))
             resumed = {"resume": options.resume, "overwrite": options.overwrite, "keep": keep}
-            resumable = open_resumable(options.output, origin=origin(), step=window, **resumed)
+            resumable = ResumableOutput(options.output, origin=origin(), step=window, **resumed)
             output = files.enter_context(resumable)
         if is_first():
             exchange(str(output.done).encode())
@@ -312,7 +312,7 @@ WINDOW = 2048
 
 
 def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> None:
-    """Run the command `translate`; `keep_record`: see `open_resumable`."""
+    """Run the command `translate`; `keep_record`: see `ResumableOutput`."""
     from flaxformer_mt.parallel import use_cpu_cores_as_devices
 
     uses_workers = check_workers(options)

@@ -4,6 +4,9 @@
 and writes configs.
 """
 
+from typing import NoReturn
+
+from flaxformer_mt.config.removed import find_removed
 from flaxformer_mt.config.schema import (
     CleanConfig,
     Config,
@@ -22,6 +25,7 @@ from flaxformer_mt.config.schema import (
     TrainConfig,
     VocabConfig,
 )
+from flaxformer_mt.errors import UserError
 
 __all__ = [
     "CleanConfig",
@@ -41,3 +45,10 @@ __all__ = [
     "TrainConfig",
     "VocabConfig",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Say of a removed class what to use, where a config file of an earlier version imports it."""
+    if removed := find_removed(name):
+        raise UserError(f"{removed.describe(name)}; leave it out")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -108,7 +108,7 @@ _RULES: Rules = {
     ),
     "{model.attention} does not support the attention dropout rate {rate}; set "
     "model.attention_dropout_rate=0, or model.attention=auto": (
-        lambda c: c.model.attention in ("xla", "cudnn") and _attention_dropout(c.model)
+        lambda c: c.model.attention == "cudnn" and _attention_dropout(c.model)
     ),
     "{model.attention} needs model.dtype bfloat16, but {model.dtype is}; set it, or use auto": (
         lambda c: c.model.attention in ("cudnn", "pallas") and c.model.dtype != "bfloat16"
@@ -221,8 +221,6 @@ _RULES: Rules = {
     "{optim.weight_decay} has no effect with {optim.optimizer}; use adamw, lion or muon": (
         lambda c: c.optim.weight_decay and c.optim.optimizer in ("adam", "adafactor")
     ),
-    "{optim.freeze} has no effect with {optim.lora.rank}, which freezes all parameters but those of "
-    "optim.lora.also_train; leave it out": lambda c: c.optim.lora.rank and c.optim.freeze,
     "{optim.lora.rank is}, so other settings of optim.lora have no effect; give a rank, such as 8": (
         lambda c: not c.optim.lora.rank and c.optim.lora != LoraConfig()
     ),

@@ -251,11 +251,36 @@ def choose_config(name: str | None, run: str | None, base: Path | None = None) -
 
 def user_cache_dir() -> Path:
     """Return $FLAXFORMER_MT_CACHE, else ~/.cache/flaxformer_mt, else a temporary folder of this user."""
-    folder = os.environ.get("FLAXFORMER_MT_CACHE", "")
-    if folder:
-        return folder_of_arrays(folder)
-    home = _find_home()
-    return _temporary_cache() if home is None else home / ".cache" / "flaxformer_mt"
+    if given := os.environ.get("FLAXFORMER_MT_CACHE", ""):
+        folder = folder_of_arrays(given)
+    elif home := _find_home():
+        folder = home / ".cache" / "flaxformer_mt"
+    else:
+        return _temporary_cache()
+    with contextlib.suppress(OSError):  # who writes to it reports it
+        folder.mkdir(mode=0o700, parents=True)
+    return folder
+
+
+@functools.cache  # one warning
+def is_private(folder: Path) -> bool:
+    """Make a folder if it is absent; return whether nobody else can have put programs into it, else warn."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    if _is_own(folder.stat()):
+        return True
+    warn_user(
+        f"{folder} is not a folder of user {os.getuid()} that nobody else can write to: compiled programs, "
+        "which are executed, are neither read from it nor kept there; if only you have written to it, run "
+        f"`chmod -R go-w {folder}`, or set another cache folder with FLAXFORMER_MT_CACHE"
+    )
+    return False
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _find_home() -> Path | None:
@@ -278,7 +303,7 @@ def _temporary_cache() -> Path:
     problem = f"user {os.getuid()} has no home folder to write to"
     remedy = "set another cache folder with FLAXFORMER_MT_CACHE"
     # Programs that are kept in a cache are executed: nobody else may have put them there.
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if not _is_own(status):
         raise UserError(f"{problem}, and {folder} is not a folder of this user alone; {remedy}")
     warn_user(f"{problem}: prepared data and compiled programs are kept in {folder}; {remedy}")
     return folder

@@ -39,13 +39,14 @@ _UNMEASURED = "its gain was never measured"
 _TYPOS = "data.noise.typos makes all kinds of typos, each with probability 0.1"
 _WORDS = "random words have 2 to 5 characters, and there are at most 6"
 
-# Dotted names of fields, NAME=VALUE of values, and flags of commands.
+# Dotted names of fields, NAME=VALUE of values, flags of commands, and classes.
 _TABLE: dict[str, Removed] = {
     "train.prng": Removed(..., "the generator of random numbers is chosen by itself"),
     "data.terms": Removed(0.0, _ANNOTATION),
     "--glossary_use": Removed("auto", _ANNOTATION),
     "train.rdrop_weight": Removed(0.0, _RDROP),
     "model.quantization": Removed(None, _EIGHT_BITS),
+    "model.attention=xla": Removed(None, "it was no faster than model.attention=plain"),
     "train.teacher_weight": Removed(0.0, _TEACHER),
     "data.teacher_scores": Removed((), _TEACHER),
     "--teacher_scores": Removed(None, _TEACHER),
@@ -75,6 +76,7 @@ _TABLE: dict[str, Removed] = {
     "data.noise.random_words.min_word_length": Removed(2, _WORDS),
     "data.noise.random_words.max_word_length": Removed(5, _WORDS),
     "data.noise.random_words.max_words": Removed(6, _WORDS),
+    "TypoConfig": Removed(..., _TYPOS),
     **{
         f"data.noise.typo_kinds.{kind}": Removed(0.1, _TYPOS)
         for kind in (

@@ -463,12 +463,11 @@ class ModelConfig:
     initializer: Literal[
         "xavier_uniform", "xavier_normal", "lecun_normal", "normal", "torch", "kokoyi", "aiayn"
     ] = "xavier_uniform"
-    # Implementation of attention over whole sequences: plain (matrix products and softmax), xla
-    # (jax.nn.dot_product_attention), cudnn (flash attention, on GPUs in bfloat16) or pallas (rows of up to
-    # about 256 tokens, on GPUs and TPUs in bfloat16; plain elsewhere). auto: cudnn or pallas where they
-    # apply, else plain. Attention dropout and relative positions need pallas on GPUs, or plain; plots of
-    # attention weights always use plain.
-    attention: Annotated[Literal["auto", "plain", "xla", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
+    # Implementation of attention over whole sequences: plain (matrix products and softmax), cudnn
+    # (flash attention, on GPUs in bfloat16) or pallas (rows of up to about 256 tokens, on GPUs and TPUs in
+    # bfloat16; plain elsewhere). auto: cudnn or pallas where they apply, else plain. Attention dropout and
+    # relative positions need pallas on GPUs, or plain; plots of attention weights always use plain.
+    attention: Annotated[Literal["auto", "plain", "cudnn", "pallas"], MayChange(_ROUNDING)] = "auto"
     # Data type of activations and of the operands of matrix products. The sums in these products, attention
     # scores, softmax, norms, loss, parameters and the gradients of parameters are always float32.
     dtype: Annotated[Dtype, DTYPE_NAMES] = "float32"
@@ -557,7 +556,7 @@ class OptimConfig:
         float, share(), KnownAs("average_decay exponential_smoothing moving_average_decay store_ema")
     ] = 0.0
     # Parameters that are not trained, as patterns of their paths. For example, encoder,*_embedding freezes
-    # the encoder and all embeddings. Empty: all are trained.
+    # the encoder and all embeddings. LoRA freezes all of them, whatever this says. Empty: all are trained.
     freeze: tuple[str, ...] = ()
     # Low-rank adaptation (LoRA) of a trained model: small changes of frozen matrices.
     lora: LoraConfig = field(default_factory=LoraConfig)

@@ -13,15 +13,17 @@ from typing import Any, TypedDict, cast
 import numpy as np
 
 import flaxformer_mt
+from flaxformer_mt.atomic_folder import new_folder
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
-from flaxformer_mt.convert.formats import Format, Weights, find_format
+from flaxformer_mt.convert.formats import EXPORTED, Format, Weights, find_format
 from flaxformer_mt.convert.hub_store import find_hub_name, push_model
 from flaxformer_mt.convert.parity_check import Parity, check_tolerance, measure
 from flaxformer_mt.errors import UserError, name_urls, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, open_output, publish_output
 from flaxformer_mt.runs.load_run import load_trained, name_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, read_report
+from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
@@ -264,13 +266,14 @@ def export_run(
     run_dir, output = open_copy(run_dir), open_output(output, empty=True)
     if output.is_symlink():
         output = output.resolve()  # the finished folder is renamed, and must not replace the link
-    target, hub_name = find_format(format_name), None if push is None else find_hub_name(push)
+    target, hub_name = find_format(format_name, EXPORTED), None if push is None else find_hub_name(push)
     if push is not None and (hub_name is None or format_name not in _ON_HUB):
         raise UserError(
             f"--push is {push} with --format={format_name}; give hf:OWNER/NAME, and one of the formats "
             f"{', '.join(_ON_HUB)}"
         )
-    check_output(output)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
     check_expressible(target, weights, quantization)
     rules = _read_shortlist(shortlist, target, weights)
@@ -279,27 +282,24 @@ def export_run(
             f"the files of format {target.name} do not carry {' and '.join(lost)}; its translations differ "
             "unless you give that system options to the same effect"
         )
-    partial = output.with_name(f"{output.name}.partial")
-    try:
+    with new_folder(output) as partial:
         parity = write_checked(target, weights, partial, tolerance)
         result: dict[str, Any] = {"format": target.name, "output": name_urls(str(output))} | _describe(
             weights, parity, tolerance
         )
         if quantization != "none":
-            _clear(partial)
+            shutil.rmtree(partial)
+            partial.mkdir()
             target.write(weights, partial, quantization)
             assert target.open is not None
             quantized = measure(weights, target.open(partial), quantity=target.quantity)
             result |= {"quantization": quantization, "quantized_difference": quantized.largest_difference}
+        if (run_dir / LENGTHS_FILE).is_file():
+            shutil.copyfile(run_dir / LENGTHS_FILE, partial / LENGTHS_FILE)
         if rules is not None and target.write_shortlist is not None:
             target.write_shortlist(rules, partial)
         card = make_card(weights.config, result, read_report(run_dir), weights.vocabs)
         (partial / "README.md").write_text(card, encoding="utf-8")
-        if output.is_dir():
-            output.rmdir()  # check_output has verified that the folder is empty
-        partial.rename(output)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     if hub_name is not None:
         result["pushed"] = push_model(output, hub_name)
     result["files"] = sorted(str(p.relative_to(output)) for p in output.rglob("*") if p.is_file())
@@ -340,18 +340,18 @@ def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str],
 
 
 def check_expressible(target: Format, weights: Weights, quantization: str) -> None:
-    problems = target.problems(weights.config)
-    if problems:
-        raise UserError("\n".join(f"{target.name} cannot express this model: {line}" for line in problems))
+    problems = target.problems(weights.config) + target.more_problems(weights)
+    lines = [f"{target.name} cannot express this model: {line}" for line in problems]
     if quantization not in target.quantizations:
-        raise UserError(
+        lines.append(
             f"{target.name} has no --quantization={quantization}; it has: {', '.join(target.quantizations)}"
         )
+    if lines:
+        raise UserError("\n".join(lines))
 
 
 def write_checked(target: Format, weights: Weights, folder: Path, tolerance: float) -> Parity:
-    """Write the format into a folder, replacing its contents, and compare the outputs of both systems."""
-    _clear(folder)
+    """Write the format into an empty folder, and compare the outputs of both systems."""
     target.write(weights, folder, "none")
     assert target.open is not None
     parity = measure(weights, target.open(folder), quantity=target.quantity)
@@ -362,16 +362,3 @@ def write_checked(target: Format, weights: Weights, folder: Path, tolerance: flo
             "the converter unless weights have non-finite values: report it with the run's config.json"
         )
     return parity
-
-
-def check_output(output: Path) -> None:
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
-
-
-def _clear(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}; give another --output=DIR") from error

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import importlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,6 +91,7 @@ class Format:
 
     problems: maps a config to the reasons why the format cannot express it; each names the field, its value
       and the supported values.
+    more_problems: the same for what the config does not say: parameters and vocabularies.
     write: writes all files into an existing folder; the third argument is the quantization, "none" where the
       format has no other.
     open: loads the files with the foreign system and returns its forward function, for the parity check. It
@@ -111,20 +112,18 @@ class Format:
     quantizations: tuple[str, ...] = ("none",)
     lost_options: Callable[[SearchConfig], list[str]] = constraining_options
     write_shortlist: Callable[[Shortlist, Path], None] | None = None
+    more_problems: Callable[[Weights], list[str]] = lambda weights: []
 
     @classmethod
     def read_only(cls, name: str, read: Callable[[Path], Weights]) -> "Format":
         """Return an import-only format, whose files describe themselves: its problems say so."""
         reason = "its files are only read; give another --format, such as torch or ctranslate2"
 
-        def write(weights: Weights, folder: Path, quantization: str) -> None:
-            raise UserError(f"{name} is import-only: {reason}")
-
         def read_alone(path: Path, overrides: ImportOverrides) -> Weights:
             refuse_overrides(overrides, path)
             return read(path)
 
-        return cls(name, lambda config: [reason], write, None, read_alone)
+        return cls(name, lambda config: [reason], lambda *arguments: None, None, read_alone)
 
 
 def shapes_of(config: ModelConfig, *, source_size: int, target_size: int) -> Shapes:
@@ -282,6 +281,9 @@ _HOMES = {
     "joeynmt": "toolkits.joeynmt",
 }
 NAMES = tuple(_HOMES)
+# Those that `export` has, and those that `import` has.
+EXPORTED = tuple(name for name in NAMES if name not in ("fairseq", "opennmt-py", "eole", "joeynmt"))
+IMPORTED = tuple(name for name in NAMES if name not in ("ctranslate2", "embeddings"))
 # Names that people try -> the format.
 _OTHER_NAMES = {
     **dict.fromkeys(("huggingface", "transformers", "hugging_face", "hub"), "hf"),
@@ -317,9 +319,9 @@ def naming_extras(what: str) -> Iterator[None]:
         ) from error
 
 
-def find_format(name: str) -> Format:
+def find_format(name: str, known: Sequence[str] = NAMES) -> Format:
     if name not in _HOMES:
-        hint = suggest(_OTHER_NAMES.get(name, name), NAMES, otherwise=f"known formats: {', '.join(NAMES)}")
+        hint = suggest(_OTHER_NAMES.get(name, name), known, otherwise=f"known formats: {', '.join(known)}")
         raise UserError(f"unknown format {name}{hint}")
     module, _, attribute = _HOMES[name].partition(":")
     with naming_extras(f"format {name}"):

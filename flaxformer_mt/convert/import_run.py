@@ -6,15 +6,14 @@ to some of them.
 
 import dataclasses
 import itertools
-import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict, cast
 
 import numpy as np
 
+from flaxformer_mt.atomic_folder import new_folder
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
@@ -201,11 +200,6 @@ def choose_languages(weights: Weights, languages: Sequence[str]) -> Config:
     return dataclasses.replace(weights.config, data=data)
 
 
-def check_cuttable(weights: Weights, texts: Sequence[str | Path]) -> None:
-    if not isinstance(weights.vocabs.target, PretrainedVocab):
-        raise UserError(f"--vocab_text is {texts[0]}, but this model has no vocabulary that can be cut")
-
-
 def cut_vocabulary(weights: Weights, texts: Sequence[str | Path], languages: Sequence[str] | None) -> Weights:
     """Return a model with the pieces that texts have, and the tags of some languages (None: all)."""
     vocab = weights.vocabs.target
@@ -307,7 +301,7 @@ def import_run(
         like_hub_name = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@\w+)?", origin)
         hint = f", or --input=hf:{origin} for the model of Hugging Face's Hub" if like_hub_name else ""
         raise UserError(f"{path} does not exist; give the folder of the model as --input=PATH{hint}")
-    source = find_format(format_name or find_format_name(path))
+    source = find_format(format_name or find_format_name(path), formats.IMPORTED)
     if source.read is None:
         raise UserError(f"format {source.name} is export-only: its files do not contain the complete model")
     overrides = ImportOverrides(config, None if vocab is None else read_user_vocabs(Path(vocab).expanduser()))
@@ -321,13 +315,11 @@ def import_run(
     validate(weights.config)
     if bad := [name for name, leaf in weights.leaves.items() if not np.isfinite(leaf).all()]:
         raise UserError(f"the imported model has non-finite values in {', '.join(bad)}")
-    if vocab_text:
-        check_cuttable(weights, vocab_text)
+    if vocab_text and not isinstance(weights.vocabs.target, PretrainedVocab):
+        raise UserError(f"--vocab_text is {vocab_text[0]}, but this model has no vocabulary that can be cut")
     if run_dir.is_symlink():
         run_dir = run_dir.resolve()  # the finished run is renamed, and must not replace the link
-    partial = run_dir.with_name(f".{run_dir.name}.importing")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with new_folder(run_dir) as partial:
         ours = None
         if source.open is not None:
             ours = compute_own(weights, quantity=source.quantity, read_data=False)
@@ -348,9 +340,6 @@ def import_run(
                 f"the imported model differs from {path} by {parity.largest_difference:.3g} in "
                 f"{parity.quantity}, more than --tolerance={tolerance:g}; nothing was written"
             )
-        os.replace(partial, run_dir)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     publish(run_dir)
     unchecked = {"checked_on": f"nothing: {source.name} files are read without their toolkit"}
     checked = unchecked if parity is None else dataclasses.asdict(parity)

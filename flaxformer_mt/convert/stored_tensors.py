@@ -14,7 +14,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -26,6 +26,8 @@ from flaxformer_mt.convert.name_table import Tensors
 from flaxformer_mt.errors import UserError, describe_error, first_line, name_full_disk
 
 WEIGHTS_NAME = "model.safetensors"
+# Pattern of what wrappers put before names, in any order.
+WRAPPERS = r"^(_orig_mod\.|module\.)+"
 _PICKLE = "pytorch_model.bin"
 # Pickles of a file that is no zip archive: magic number, version, machine, object.
 _OLD_PICKLES = 4
@@ -33,6 +35,8 @@ _OLD_PICKLES = 4
 _DEFAULT_DICT = "collections.defaultdict"
 # Types that objects name, as a defaultdict that of its values.
 _TYPES = [f"builtins.{name}" for name in ("bool", "bytes", "dict", "float", "int", "list", "object", "str")]
+
+Stored = TypeVar("Stored")
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredArray]:
@@ -85,7 +89,7 @@ def open_safetensors(paths: Iterable[Path]) -> dict[str, StoredArray]:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         for name, shape in shapes.items():
             _add(tensors, name, _as_array(functools.partial(_read_tensor, path, name), shape), path)
-    return tensors
+    return unwrap(tensors)
 
 
 def _read_tensor(path: Path, name: str) -> torch.Tensor:
@@ -183,7 +187,14 @@ def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor
     ):
         raise UserError(f"{path}: {what} must contain named tensors and nothing else; save the model again")
     check_tensors(state, path)
-    return dict(state)
+    return unwrap(state)
+
+
+def unwrap(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Return tensors without what torch.compile and data parallelism have put before all of their names."""
+    if tensors and all(re.match(WRAPPERS, name) for name in tensors):
+        return {re.sub(WRAPPERS, "", name): tensor for name, tensor in tensors.items()}
+    return dict(tensors)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

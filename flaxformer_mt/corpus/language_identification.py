@@ -81,7 +81,8 @@ load_identifier = functools.cache(LanguageIdentifier)
 
 def _read_elsewhere(path: str, file: Path) -> None:
     """Read a model in another process first: a truncated one may crash fastText, or never end."""
-    command = [sys.executable, "-c", _TRIAL, str(file)]
+    # -P: no module of the working folder.
+    command = [sys.executable, "-P", "-c", _TRIAL, str(file)]
     try:
         status = subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS).returncode
     except subprocess.TimeoutExpired:

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,25 +33,17 @@ from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
 
 
-class HeldOut(NamedTuple):
-    """Rows of each data set to train on and held out; `aside`: how many share a sentence with the latter."""
-
-    train: list[np.ndarray]
-    valid: list[np.ndarray]
-    test: list[np.ndarray]
-    aside: list[int]
-
-
 def hold_out(
     splits: Sequence[RawSplit],
     cleaned: Sequence[np.ndarray | None],
     keys: Sequence[np.ndarray],
     sizes: Mapping[str, int],
-) -> HeldOut:
+) -> tuple[dict[str, list[np.ndarray]], list[dict[str, int]]]:
     """Choose the rows that are held out from the first data set of each direction, and those to train on.
 
     `keys` are the sentence digests of all rows of each training split, uint64 [N, 2]; `sizes` the numbers of
-    pairs of `valid` and `test` of each direction; 0: none.
+    pairs of `valid` and `test` of each direction; 0: none. Returns the rows of each set by split, and how
+    many pairs of each set are held out, or stay `aside` because they share a sentence with those.
     """
     rows = [
         np.arange(len(split)) if selected is None else np.asarray(selected)
@@ -79,11 +71,11 @@ def hold_out(
         digests = zip(split.languages, own_keys[own_rows].T, strict=True)
         is_shared = np.any([occur_in(values, shared[language]) for language, values in digests], axis=0)
         train.append(own_rows[~is_shared])
-    aside = [
-        len(own_rows) - sum(map(len, parts))
-        for own_rows, *parts in zip(rows, train, held["valid"], held["test"], strict=True)
-    ]
-    return HeldOut(train, held["valid"], held["test"], aside)
+    counts = []
+    for own_rows, kept, *parts in zip(rows, train, held["valid"], held["test"], strict=True):
+        sizes_held = dict(zip(held, map(len, parts), strict=True))
+        counts.append(sizes_held | {"aside": len(own_rows) - len(kept) - sum(sizes_held.values())})
+    return {"train": train, **held}, counts
 
 
 def _choose(keys: np.ndarray, sizes: Mapping[str, int], name: str) -> dict[str, np.ndarray]:
@@ -210,7 +202,10 @@ def read_pairs(
         identities.append([set_name, raw.identity, raw.languages, *added])
     _check_tables(members, splits)
     if held_out:
-        row_lists, reports = _hold_out(splits, row_lists, keys, reports, sizes, split)
+        by_split, held = hold_out(splits, row_lists, keys, sizes)
+        row_lists = [*by_split[split]]
+        for report, kept, parts in zip(reports, by_split[split], held, strict=True):
+            report |= {"pairs": len(kept), "held_out": parts}
         identities.append(["held_out", list(sizes.values())])
     counts = [report["pairs"] for report in reports]
     rules = describe_rules(config.clean) if may_drop else None
@@ -290,24 +285,6 @@ def has_split(config: DataConfig, split: Split) -> bool:
     members = _choose_members(config, split)
     several = len(find_directions(config)) > 1
     return bool(members) if several else _has_split(members[0], config, split)
-
-
-def _hold_out(
-    splits: list[RawSplit],
-    cleaned: list[Any],
-    keys: list[Any],
-    reports: list[dict[str, Any]],
-    sizes: Mapping[str, int],
-    split: Split,
-) -> tuple[list[Any], list[dict[str, Any]]]:
-    """Return the rows of a split, where some training pairs are held out, and the reports of the sets."""
-    parts = hold_out(splits, cleaned, keys, sizes)
-    rows = getattr(parts, split)
-    described = []
-    for number, report in enumerate(reports):
-        held = {name: len(getattr(parts, name)[number]) for name in sizes} | {"aside": parts.aside[number]}
-        described.append(report | {"pairs": len(rows[number]), "held_out": held})
-    return rows, described
 
 
 def _is_held_out(member: Member, config: DataConfig, split: Split) -> bool:

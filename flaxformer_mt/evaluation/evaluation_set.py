@@ -7,11 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config, DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.corpus.reader import has_split, read_pairs
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.object_store.remote_runs import publish
 from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.text_io.lines import STANDARD, open_input, read_lines
@@ -50,16 +51,17 @@ def save_translations(run_dir: Path, name: str, translations: Translations, syst
         return
     folder = run_dir / "translations"
     folder.mkdir(parents=True, exist_ok=True)
+    # First what says of which system the files are: a process may end between two of them.
+    (folder / f"{name}.system").unlink(missing_ok=True)
+    _differences_file(run_dir, name).unlink(missing_ok=True)
     for field, kind in _KINDS.items():
         file, texts = folder / f"{name}.{kind}", getattr(translations, field)
         if len(texts) < len(translations.sources):  # without references
             file.unlink(missing_ok=True)
             continue
         _write(file, [_one_line(text) for text in texts])
-    (folder / f"{name}.system").unlink(missing_ok=True)
     if system:
         _write(folder / f"{name}.system", [system])
-    _differences_file(run_dir, name).unlink(missing_ok=True)
     publish(run_dir)
 
 
@@ -106,8 +108,7 @@ def _differences_file(run_dir: Path, name: str) -> Path:
 
 
 def _write(file: Path, lines: Sequence[str]) -> None:
-    with name_full_disk(file):
-        file.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace"))
+    write_atomically(file, "".join(f"{line}\n" for line in lines).encode("utf-8", errors="replace"))
 
 
 def _one_line(text: str) -> str:

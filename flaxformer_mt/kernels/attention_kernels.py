@@ -30,8 +30,8 @@ from flaxformer_mt.parallel.sharding import map_parts
 from flaxformer_mt.shapes import Array, AttentionMask, typed
 
 # pallas is the kernel of TPUs, triton the one of GPUs that has attention dropout and biases.
-Kind = Literal["plain", "xla", "cudnn", "pallas", "triton"]
-Preference = Literal["auto", "plain", "xla", "cudnn", "pallas"]
+Kind = Literal["plain", "cudnn", "pallas", "triton"]
+Preference = Literal["auto", "plain", "cudnn", "pallas"]
 
 SeeWeights = Callable[[Array], Array]
 
@@ -171,7 +171,7 @@ def attend_fused(
             return plain(query, keys, values, rule)
         if kind == "triton":
             return attend_rows_on_gpu(query, keys, values, rule, None, None)
-        return attend_by_jax(kind, query, keys, values, rule)
+        return attend_by_cudnn(query, keys, values, rule)
 
     inputs = [(heads, "BTHK") for heads in (query, keys, values)]
     inputs += [(jnp.asarray(array), "BT") for array in segments.values()]
@@ -222,21 +222,17 @@ def attend_rows_on_gpu(
     return map_parts(attend_part, *inputs, *arrays.values(), result=(query.shape, "BTHK"))
 
 
-def attend_by_jax(kind: Any, query: Array, keys: Array, values: Array, mask: MaskRule) -> Array:
-    """Attend by `jax.nn.dot_product_attention`: cuDNN's flash kernel, or XLA's."""
+def attend_by_cudnn(query: Array, keys: Array, values: Array, mask: MaskRule) -> Array:
+    """Attend by cuDNN's flash kernel."""
     options: dict[str, Any] = {}
     lengths = mask.memory_lengths()
-    if (
-        kind == "cudnn"
-        and mask.query_segments is None
-        and (lengths is not None or mask.memory_segments is None)
-    ):
-        # XLA needs both lengths to mask; cuDNN then computes nothing for padding.
+    if mask.query_segments is None and (lengths is not None or mask.memory_segments is None):
+        # cuDNN computes nothing for padding.
         options = {"is_causal": mask.causal, "key_value_seq_lengths": lengths}
     elif (dense := mask.dense(query.shape[1])) is not None:
         # cuDNN broadcasts masks over batch and heads, not over positions.
         options = {"mask": jnp.broadcast_to(dense, (*dense.shape[:2], query.shape[1], keys.shape[1]))}
-    return jax.nn.dot_product_attention(query, keys, values, implementation=kind, **options)
+    return jax.nn.dot_product_attention(query, keys, values, implementation="cudnn", **options)
 
 
 def attend_rows_on_tpu(
@@ -272,12 +268,8 @@ def fits(kind: Kind, query: Any, keys: Any) -> bool:
         return query.dtype == jnp.bfloat16 and fits_kernel(*lengths, heads=query.shape[2], size=size)
     if kind == "triton":
         return query.dtype == jnp.bfloat16 and gpu_attention.fits_kernel(keys.shape[1], size=size)
-    if kind == "cudnn":
-        fitting = query.dtype in _CUDNN_TYPES and size % _CUDNN_HEAD_MULTIPLE == 0
-        return (
-            fitting and size <= _CUDNN_MAX_HEAD_SIZE and not any(n % _CUDNN_LENGTH_MULTIPLE for n in lengths)
-        )
-    return True
+    fitting = query.dtype in _CUDNN_TYPES and size % _CUDNN_HEAD_MULTIPLE == 0
+    return fitting and size <= _CUDNN_MAX_HEAD_SIZE and not any(n % _CUDNN_LENGTH_MULTIPLE for n in lengths)
 
 
 _NEEDS = {

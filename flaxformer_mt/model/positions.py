@@ -38,16 +38,16 @@ def sinusoidal_half_table(length: int, model_dim: int) -> np.ndarray:
     return np.pad(table, [(0, 0), (0, model_dim % 2)])
 
 
-def sinusoidal_half_positions(positions: Array, *, length: int, model_dim: int) -> Array:
-    """Look up the rows of `sinusoidal_half_table` at positions below `length`."""
-    table = sinusoidal_half_table(max(length, 1), model_dim)
-    return jnp.take(jnp.asarray(table), positions, axis=0, mode="clip")
+# What computes the table [length, D] of each kind of model.positions that has one.
+SINUSOIDAL_TABLES = {"sinusoidal": sinusoidal_table, "sinusoidal_halves": sinusoidal_half_table}
 
 
 @typed
-def sinusoidal_positions(positions: Int[Array, "*P"], *, length: int, model_dim: int) -> Float[Array, "*P D"]:
-    """Look up the rows of `sinusoidal_table` at positions below `length`."""
-    table = sinusoidal_table(max(length, 1), model_dim)  # an empty source has no positions to look up
+def sinusoidal_positions(
+    positions: Int[Array, "*P"], kind: str, *, length: int, model_dim: int
+) -> Float[Array, "*P D"]:
+    """Look up the rows of a table at positions below `length`."""
+    table = SINUSOIDAL_TABLES[kind](max(length, 1), model_dim)  # an empty source looks up none
     return jnp.take(jnp.asarray(table), positions, axis=0, mode="clip")
 
 

@@ -19,9 +19,9 @@ from flaxformer_mt.model.attention import GUIDED
 from flaxformer_mt.model.initializers import Initializer, declare, make_initializers
 from flaxformer_mt.model.layers import Dropout, make_norm
 from flaxformer_mt.model.positions import (
+    SINUSOIDAL_TABLES,
     LearnedPositions,
     RelativePositions,
-    sinusoidal_half_positions,
     sinusoidal_positions,
 )
 from flaxformer_mt.model.projections import PROJECTED
@@ -122,11 +122,9 @@ class Stack(nn.Module):
         embedded = constrain(embedded, "BTD")
         x = embedded * config.model_dim**0.5 if config.embedding_scale else embedded
         first = config.first_position
-        if config.positions == "sinusoidal":
-            x = x + sinusoidal_positions(positions + first, length=length + first, model_dim=config.model_dim)
-        elif config.positions == "sinusoidal_halves":
-            x = x + sinusoidal_half_positions(
-                positions + first, length=length + first, model_dim=config.model_dim
+        if config.positions in SINUSOIDAL_TABLES:
+            x = x + sinusoidal_positions(
+                positions + first, config.positions, length=length + first, model_dim=config.model_dim
             )
         elif config.positions == "learned":
             x = x + self.positions(positions + first)

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import shutil
 import threading
 import weakref
@@ -370,8 +371,8 @@ def open_output(path: str | Path, *, empty: bool = False) -> Path:
     store = ObjectStore(above)
     if (present := store.list(name)) and empty:
         raise UserError(f"{url} is not empty: it has {', '.join(sorted(present)[:3])}; give another --output")
-    folder = cache_of(url) / "outputs"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = cache_of(url) / "outputs" / secrets.token_hex(4)  # another command may write to this URL
+    folder.mkdir(parents=True)
     show_as(folder, above)
     _outputs[folder / name] = (store, name)
     return folder / name

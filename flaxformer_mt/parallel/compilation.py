@@ -17,13 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import jax
 import numpy as np
 
 from flaxformer_mt.atomic_folder import artifact, discard, read_artifact
+from flaxformer_mt.config.files import is_private
 from flaxformer_mt.cpu import describe_processor
 from flaxformer_mt.errors import UserError, first_line
 
@@ -73,12 +73,7 @@ class CompileClock:
         jax.monitoring.register_event_duration_secs_listener(self.listen)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         jax.monitoring.unregister_event_duration_listener(self.listen)
 
 
@@ -132,12 +127,14 @@ _UNRELATED = ("jax_compilation_cache", "jax_persistent_cache", "jax_enable_compi
 
 
 def kept_folder() -> Path | None:
-    """Return the folder of kept files; None if JAX keeps nothing, or if there are several processes."""
+    """Return the folder of kept files; None if JAX keeps none, others can write, or processes are several."""
     settings = jax.config.values
     folder = settings["jax_compilation_cache_dir"]
     if not folder or "://" in folder or not settings["jax_enable_compilation_cache"]:
         return None
-    return Path(folder) / "kept" if jax.process_count() == 1 else None
+    kept = Path(folder) / "kept"
+    alone = jax.process_count() == 1
+    return kept if alone and is_private(kept.parent) and is_private(kept) else None
 
 
 def keep_json(kind: str, dependencies: Any, make: Callable[[], Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.files import is_private
 from flaxformer_mt.cpu import core_count, processor_name, slow_bfloat16_reason
 from flaxformer_mt.errors import UserError
 
@@ -79,13 +80,13 @@ def enable_compilation_cache(directory: Path) -> None:
     """Keep compiled programs on disk, so that the same command starts faster the next time.
 
     A directory set through JAX's own variable, JAX_COMPILATION_CACHE_DIR, takes precedence. Without write
-    access to the directory, programs are compiled anew each time.
+    access to the directory, or where others have it, programs are compiled anew each time.
     """
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    if given := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        if "://" not in given and not is_private(Path(given)):
+            jax.config.update("jax_compilation_cache_dir", None)
         return
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    if not is_private(directory.parent) or not is_private(directory):
         return
     if not os.access(directory, os.W_OK):  # JAX would warn about each program
         return

@@ -219,6 +219,10 @@ class Parallel:
             tree, {path: self.sharding_of(path, np.shape(leaf)) for path, leaf in leaves.items()}
         )
 
+    def place_shapes(self, shapes: Any) -> Any:
+        """Return the shapes of a parameter tree or a state, each with its sharding."""
+        return with_shardings(shapes, self.shardings(shapes))
+
     def partial_shardings(self, tree: Any) -> Any:
         """Return the shardings of partial sums: those of `shardings` after an axis split over data."""
         leaves = flatten_tree(tree)
@@ -276,6 +280,15 @@ class Parallel:
     def describe(self) -> str:
         """Return a description for the log: `8 x NVIDIA H200`, or `AMD EPYC (2 cores)`."""
         return describe_devices(self.mesh.devices.flat, jax.process_count())
+
+
+def with_shardings(shapes: Any, shardings: Any) -> Any:
+    """Return the shapes of a tree with shardings of their own."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
 
 
 def place_host_array(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -10,6 +10,7 @@ RUN/checkpoints/average/                       the mean of several checkpoints, 
 
 import contextlib
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,12 +53,16 @@ from flaxformer_mt.trees import (
 def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, Any]) -> None:
     """Write host arrays as the checkpoint `final`, which appears when it is complete."""
     folder = atomic_folder.begin_folder(final)
-    for name, leaves in trees.items():
-        if filled := without_empty(leaves):
-            array_files.write_item(folder / name, filled)
-    specs = {name: make_specs(leaves) for name, leaves in trees.items()}
-    atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress})
-    atomic_folder.publish_folder(final)
+    try:
+        for name, leaves in trees.items():
+            if filled := without_empty(leaves):
+                array_files.write_item(folder / name, filled)
+        specs = {name: make_specs(leaves) for name, leaves in trees.items()}
+        atomic_folder.seal_folder(folder, {"trees": specs, "progress": progress})
+        atomic_folder.publish_folder(final)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # a full disk would stay full
+        raise
 
 
 def without_empty(leaves: Leaves) -> Leaves:

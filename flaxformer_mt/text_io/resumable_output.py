@@ -14,15 +14,15 @@ lines as an uninterrupted one, with the same floating-point rounding and the sam
 FILE.partial locks it; the lock ends with the process, however it ends.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, get_origin, get_type_hints
+from typing import Any, BinaryIO, Self, get_origin, get_type_hints
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.lines import check_output, open_locked, partial_of
@@ -65,12 +65,7 @@ def _show(values: Mapping[str, Any], name: str) -> str:
 
 def write_record(record: Record, file: Path) -> None:
     """Replace the file by this record, on the disk, completely or not at all."""
-    new = file.with_name(file.name + ".new")
-    with new.open("w", encoding="utf-8") as stream:
-        stream.write(json.dumps(vars(record)) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(new, file)
+    write_atomically(file, f"{json.dumps(vars(record))}\n".encode(), sync=True)
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -106,7 +101,7 @@ class ResumableOutput:
 
     def __init__(
         self,
-        file: Path,
+        path: str,
         *,
         origin: Mapping[str, Any],
         step: int,
@@ -123,7 +118,8 @@ class ResumableOutput:
           overwrite: discard an existing FILE.partial. Without either, one that holds output is refused.
           keep: keep the record of a complete output, and resume such an output at its end.
         """
-        self.file, self._keep = file, keep
+        file = self.file = check_output(path)
+        self._keep = keep
         finished = file.is_file() and record_of(file).is_file() and not partial_of(file).exists()
         # Whether there is nothing to do but to compare.
         self._complete = resume and keep and finished
@@ -184,9 +180,12 @@ class ResumableOutput:
             self._write_record(self._record_file)
             self.done = self._written
 
-    def close(self, *, whole: bool) -> None:
-        """Close the file; if `whole`, rename it to FILE; the record is deleted, or with `keep` renamed."""
-        if whole:  # renamed while it is locked
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        """Close the file; without error, rename it to FILE; the record is deleted, or with `keep` renamed."""
+        if error is None:  # renamed while it is locked
             self._sync()
             if self._keep:
                 self._write_record(record_of(self.file))
@@ -276,25 +275,3 @@ class _Reader:
         """Return the digest of the first `count` lines; discards the digests of fewer lines."""
         self._digests = {lines: digest for lines, digest in self._digests.items() if lines >= count}
         return self._digests.get(count, self._hash.hexdigest())
-
-
-@contextlib.contextmanager
-def open_resumable(
-    path: str,
-    *,
-    origin: Mapping[str, Any],
-    step: int,
-    resume: bool,
-    overwrite: bool = False,
-    keep: bool = False,
-) -> Iterator[ResumableOutput]:
-    """Open a resumable output file, which gets its final name once it is complete; see `ResumableOutput`."""
-    output = ResumableOutput(
-        check_output(path), origin=origin, step=step, resume=resume, overwrite=overwrite, keep=keep
-    )
-    whole = False
-    try:
-        yield output
-        whole = True
-    finally:
-        output.close(whole=whole)

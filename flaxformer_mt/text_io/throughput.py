@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, TextIO
 
 from flaxformer_mt.parallel.compilation import CompileClock
@@ -99,13 +98,8 @@ class Throughput:
         self._compile_clock.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._compile_clock.__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        self._compile_clock.__exit__(*error)
         if self._display is not None:
             self._display.close()
         now = self._clock()

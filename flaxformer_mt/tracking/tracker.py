@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from flaxformer_mt.atomic_file import write_atomically
@@ -176,9 +175,7 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close(failed=kind is not None)
 
     def _seconds_left(self, step: int) -> float:

@@ -7,6 +7,7 @@ corpus gets its own: then pieces that both vocabularies have keep their paramete
 
 import dataclasses
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -165,14 +166,17 @@ def _make_run(
         params = move_pieces(params, _init_params(config, vocabs), base.vocabs, vocabs)
         if say is not None:
             say(_describe_pieces(base.vocabs, vocabs, init))
-    partial = run_dir.with_name(f".{run_dir.name}.new")
-    if is_first():
-        shutil.rmtree(partial, ignore_errors=True)
+    # A name that nothing of a user's has.
+    partial = run_dir.with_name(f".{run_dir.name}.{decide_once(lambda: secrets.token_hex(4))}")
     origin = {"format": _FORMAT, "path": _describe(init, new_vocab)}
-    write_new_run(partial, config, vocabs, params, origin=origin)
-    if is_first():
-        os.replace(partial, run_dir)
-        publish(run_dir)
+    try:
+        write_new_run(partial, config, vocabs, params, origin=origin)
+        if is_first():
+            os.replace(partial, run_dir)
+            publish(run_dir)
+    finally:
+        if is_first():
+            shutil.rmtree(partial, ignore_errors=True)
     wait_for_all("new run")
     refresh(run_dir)
 

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, TextIO, cast
 
 import jax
@@ -137,14 +137,9 @@ class Profile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._annotation is not None:
-            self._annotation.__exit__(kind, error, traceback)
+            self._annotation.__exit__(None, None, None)
             self._annotation = None
         if self._recording:
             self._stop()
@@ -179,9 +174,7 @@ class StopRequest:
                 return self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -60,7 +60,8 @@ def make_optimizer(config: OptimConfig, schedule: Schedule) -> optax.GradientTra
     }
     # Checkpoints have the state of two transformations: clipping, which has none, was the first one.
     rule = optax.chain(optax.identity(), rules[config.optimizer]())
-    if config.freeze:  # nothing is frozen here any more: this is the form of the state in checkpoints
+    # Nothing is frozen here any more: this is the form of the state in checkpoints.
+    if config.freeze and not config.lora.rank:
         rule = optax.multi_transform(
             {"trained": rule, "frozen": optax.set_to_zero()},
             lambda params: label_parameters(params, config.freeze),

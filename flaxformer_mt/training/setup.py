@@ -26,7 +26,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.losses import AlignmentSums
-from flaxformer_mt.model import Model, init_params, make_model
+from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.parallel import (
     Parallel,
@@ -53,7 +53,7 @@ from flaxformer_mt.training.compile_ahead import (
 )
 from flaxformer_mt.training.frozen import check_patterns, describe_frozen, select_trained
 from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters, warmup_updates
-from flaxformer_mt.training.state import TrainState, choose_scan, init_state, init_training_params
+from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
 from flaxformer_mt.training.update import (
     LossTerm,
     StepMetrics,
@@ -260,19 +260,7 @@ def set_up_training(
     )
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
-    network, layers = choose_scan(
-        config,
-        platform=parallel.platform,
-        device_kind=parallel.device_kind,
-        devices=parallel.device_count,
-    )
-    model = make_model(
-        network,
-        source_size=vocabs.source.size,
-        target_size=vocabs.target.size,
-        platform=parallel.platform,
-        gathers_twice=parallel.layout.gathers_twice,
-    )
+    model, layers = make_training_model(config, parallel, sizes=(vocabs.source.size, vocabs.target.size))
     numbers = parallel.place(make_hyperparameters(config))
     warn_of_short_training(config)
     warn_of_slow_dtype(config, parallel.platform)
@@ -398,13 +386,7 @@ def _restore_state(
         params |= {FACTORS: state.params[FACTORS]} if has_factors(state.params) else {}
         ema_params = None if state.ema_params is None else jax.tree.map(jnp.copy, params)
         return dataclasses.replace(state, params=params, ema_params=ema_params), TrainProgress()
-    target = jax.eval_shape(make_state)
-    shardings = parallel.shardings(target)
-    target = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        target,
-        shardings,
-    )
+    target = parallel.place_shapes(jax.eval_shape(make_state))
     state, values = restore_state(checkpoints, step, target)
     return state, TrainProgress.from_dict(values)
 

@@ -14,8 +14,9 @@ from flaxformer_mt.config import Config, ModelConfig, OptimConfig
 from flaxformer_mt.cpu import core_count
 from flaxformer_mt.data.buckets import make_longest_shape
 from flaxformer_mt.flops import padded_work, peak_flops, training_flops
-from flaxformer_mt.model import Model, init_params
+from flaxformer_mt.model import Model, init_params, make_model
 from flaxformer_mt.model.lora import add_factors
+from flaxformer_mt.parallel import Parallel
 from flaxformer_mt.shapes import Array
 from flaxformer_mt.training.frozen import find_targets
 from flaxformer_mt.training.optimizers import make_optimizer
@@ -67,6 +68,28 @@ def choose_scan(
         f"model.scan_layers=auto: {'' if scanned else 'not '}scanned, since {config.train.steps:,} updates "
         f"would take about {cost:,.0f} s longer, and compiling {saved:,.0f} s less"
     )
+
+
+def make_training_model(config: Config, parallel: Parallel, *, sizes: tuple[int, int]) -> tuple[Model, str]:
+    """Make the network that an update trains; return also how its scan was decided, for the log.
+
+    Args:
+      sizes: numbers of entries of the source and of the target vocabulary.
+    """
+    network, layers = choose_scan(
+        config,
+        platform=parallel.platform,
+        device_kind=parallel.device_kind,
+        devices=parallel.device_count,
+    )
+    model = make_model(
+        network,
+        source_size=sizes[0],
+        target_size=sizes[1],
+        platform=parallel.platform,
+        gathers_twice=parallel.layout.gathers_twice,
+    )
+    return model, layers
 
 
 @struct.dataclass

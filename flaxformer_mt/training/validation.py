@@ -108,11 +108,7 @@ class Validation:
         threads.shutdown(wait=False)
 
     def _shapes_after(self, function: Callable[..., Any], params: Any) -> Any:
-        shapes = jax.eval_shape(function, params)
-        places = self._parallel.shardings(shapes)
-        return jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
-        )
+        return self._parallel.place_shapes(jax.eval_shape(function, params))
 
     def __call__(self, params: Any) -> dict[str, float]:
         """Return the scores of these parameters, by name."""

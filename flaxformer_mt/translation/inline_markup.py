@@ -5,23 +5,38 @@ beside the word that it stood beside. Every tag of the line is in the result onc
 they are in the line.
 """
 
+import bisect
 import html
 import html.entities
 import itertools
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.corpus.sentence_split import split_sentences
+from flaxformer_mt.translation.result import Alignment, Translation
 from flaxformer_mt.unicode_text import WORD
 
 _TAG = re.compile(
     r"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<\?.*?\?>|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*)"
     r"""(?P<rest>(?:\s(?:[^<>"']|"[^"]*"|'[^']*')*?)?)(?P<empty>/?)>"""
 )
-_PLACEHOLDER = re.compile(
-    r"\{\{[^{}]*\}\}|\$\{[^{}]+\}|\{[\w.:!-]*\}|%\(\w+\)[a-zA-Z]|%(?:\d+\$)?[sdif@](?![A-Za-z])"
+# What an ICU message has between its braces, with others inside. Possessive (++), so that each is read once.
+_NESTED = r"[^{}]*+"
+for _ in range(6):
+    _NESTED = rf"(?:[^{{}}]++|\{{{_NESTED}\}})*+"
+_ICU = "plural|select|selectordinal|choice|number|date|time|spellout|ordinal|duration"
+# Of printf, without the space of "5 % der". A width alone after % may be an escape of a URL (%20).
+_FORMAT = r"[-+#0]*+(?:\d++|\*)?(?:\.(?:\d++|\*)?)?(?:hh?|ll?|[qjztL])?"
+_PLACEHOLDERS = (
+    r"\{\{\{[^{}]*\}\}\}|\{\{[^{}]*\}\}|(?:[$#]|%%?)\{[^{}]+\}|\{[\w.:!-]*\}",
+    rf"\{{\s*\w+\s*,\s*(?:{_ICU})\s*(?:,{_NESTED})?\}}",
+    rf"%%?(?:\(\w+\)|<\w+>){_FORMAT}[a-zA-Z]",
+    rf"%%?(?:\d+\$|(?![\deE])){_FORMAT}[sdifuxXogGeE@](?![A-Za-z])",
+    rf"(?<![\w=/%])%%?{_FORMAT}[sdifuxXogGeE@](?![A-Za-z\d]|%[\dA-Fa-f])|%%",
 )
+_PLACEHOLDER = re.compile("|".join(_PLACEHOLDERS))
 _ITEM = re.compile(f"{_TAG.pattern}|(?P<placeholder>{_PLACEHOLDER.pattern})")
 # Elements of HTML that have no content, with or without a slash.
 VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
@@ -32,11 +47,16 @@ _BLOCKS = frozenset(
 )
 # Elements inside this many others are put back as points are.
 _DEEPEST = 100
+# Elements that outnumber the words of a translation are put into each other as deep as this.
+_SHARED = 20
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 # What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 TAG_START = re.compile(r"<(?=[A-Za-z/!?])")
-_CLOSING_TAGS = re.compile(r"(?:</[^<>]*+>)*+")
+# Of as many elements as can be open.
+_CLOSING_TAGS = re.compile(rf"(?:</[^<>]*+>){{,{_DEEPEST}}}+")
+# In the tags `x-0-a`, `x-1-sup` ... of html_documents.py, all but the element.
+_NUMBER = re.compile(r"\Ax-\d+-")
 _ODD_SPACE = re.compile(r"[^\S \t\r\n]")
 _CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
@@ -48,6 +68,7 @@ class _Item:
     start, end: character positions in the plain text; begin: in the line. opening, closing: the text to put
     back; a point has no closing text. children: the items inside, in order. space_before, space_after:
     whether white space was removed together with a point, or surrounds the tags inside the element.
+    replaces_space: whether a space that the line does not have separates the words at the start.
     """
 
     opening: str
@@ -71,6 +92,15 @@ class MarkedLine:
     # How the characters of the translation are written, and whether it must not look like markup elsewhere.
     spellings: Mapping[str, str]
     escaped: bool
+    # The text with a capital after each point between spaces, which may begin a sentence: "A. {0} b."
+    spoken: str
+
+    def find_sentences(self, language: str) -> tuple[int, ...] | None:
+        """Return where the sentences of the text start; None: where the text alone says."""
+        if self.spoken == self.text:
+            return None
+        sentences = split_sentences(self.spoken, language=language)
+        return tuple(itertools.accumulate(map(len, sentences[:-1]), initial=0))
 
 
 class _Word:
@@ -127,39 +157,53 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
     """
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
-    open_items, text, last = [root], "", 0
-    texts = []
+    open_items, text, last, every = [root], "", 0, list[_Item]()
+    texts, link_end = [], -1
     for match in _ITEM.finditer(line):
         texts.append(line[last : match.start()])
         text += unescape(texts[-1])
         last = match.end()
         name, end = (match["name"] or "").lower(), len(text)
-        text = _separate(text, name, line[last : last + 1])
+        element = _NUMBER.sub("", name)
+        beside_link = element == "a" and not match["close"] and link_end == match.start()
+        following = line[last : last + 1]
+        between = text and not text[-1].isspace() and following and not following.isspace()
+        if between and (element in _BLOCKS or beside_link):  # between two words
+            text += " "
         if match["close"] and name in [item.name for item in open_items]:
             while open_items[-1].name != name:
                 _make_point(open_items)
             closed = open_items.pop()
             closed.closing, closed.end = match[0], end
-            if not text[
-                closed.start :
-            ].strip():  # without a word it is a point: its spaces are those around it
+            link_end = last if element == "a" else -1
+            content = text[closed.start :].strip()
+            # Without a word it is a point, whose spaces are those around it; so is the mark of a footnote.
+            is_mark = element == "sup" and not following.isalnum() and not any(map(str.isalpha, content))
+            if not content or (is_mark and text[max(0, closed.start - 1) : closed.start].strip()):
                 closed.opening, closed.closing, closed.children = line[closed.begin : last], None, []
-                text, last = _take_space(closed, text[: closed.start], line, last, open_items[-1].start)
+                text, last = _take_space(closed, text[: closed.start], line, last, open_items[-1])
             continue
         item = _Item(match[0], len(text), name=name, begin=match.start())
+        item.replaces_space = beside_link and len(text) > end
         open_items[-1].children.append(item)
+        every.append(item)
         single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
         if name and not single:
             open_items.append(item)
         else:
-            text, last = _take_space(item, text, line, last, open_items[-1].start)
+            text, last = _take_space(item, text, line, last, open_items[-1])
     while len(open_items) > 1:
         _make_point(open_items)
     texts.append(line[last:])
     text += unescape(texts[-1])
     if root.children:  # a tag may be around one of two words with a no-break space between them
         text = _ODD_SPACE.sub(" ", text)
-    return MarkedLine(text, tuple(root.children), _find_spellings(texts) if escaped else {}, escaped)
+    spoken = [*text]
+    for place in [one.start + one.space_before for one in every if one.space_before or one.space_after]:
+        if not text.islower():
+            spoken[place : place + 1] = text[place : place + 1].upper()[:1]
+    spellings = _find_spellings(texts) if escaped else {}
+    return MarkedLine(text, tuple(root.children), spellings, escaped, "".join(spoken))
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
@@ -186,39 +230,42 @@ def _make_point(open_items: list[_Item]) -> None:
     item.children = []
 
 
-def _separate(text: str, name: str, following: str) -> str:
-    """Add a space at the boundary of a block between two words."""
-    between = name in _BLOCKS and text and not text[-1].isspace() and following and not following.isspace()
-    return f"{text} " if between else text
-
-
-def _take_space(item: _Item, text: str, line: str, last: int, inside: int) -> tuple[str, int]:
+def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> tuple[str, int]:
     """Remove one white space beside a point, so that two words stay separated by one.
 
-    inside: the start of the element that the point is in, whose space it may be.
+    around: the element that the point is in, whose space it may be.
     """
-    before, after = text[inside:][-1:], line[_CLOSING_TAGS.match(line, last).end() :][:1]  # type: ignore[union-attr]
+    following = _CLOSING_TAGS.match(line, last).end()  # type: ignore[union-attr]
+    before, after = text[max(around.start, len(text) - 1) :], line[following : following + 1]
+    # In "{0}.txt", as in "{0} a", no mark ends a word.
+    goes_on = after.isalnum() or after in "<{%$#" or line[following + 1 : following + 2].isalnum()
     start = last - len(item.opening)
     between = start > 0 and not line[start - 1].isspace() and after and not after.isspace()
     if item.name in _BLOCKS and before == " " and between:
-        item.replaces_space = True  # of `_separate`
-    elif before.isspace() and (not after or after.isspace() or not (after.isalnum() or after in "<{%$")):
-        item.space_before, text, item.start = True, text[:-1], item.start - 1
+        item.replaces_space = True  # of `take_out`
+    elif before.isspace() and (not after or after.isspace() or not goes_on):
+        first = item  # of points without a space between them: "a {0}{1} b"
+        for one in reversed(around.children):
+            if one.closing is not None or one.start != len(text) or one.replaces_space:
+                break
+            first, one.start = one, one.start - 1
+        first.space_before, text = True, text[:-1]
     elif not before and after.isspace():
         item.space_after, last = True, last + 1
     return text, last
 
 
-def put_back(marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> str:
+def put_back(marked: MarkedLine, text: str, alignment: Alignment, starts: Sequence[int] = ()) -> str:
     """Put the markup of a line into its translation.
 
     Args:
       text: the translation of `marked.text`.
       alignment: pairs of words of both.
+      starts: where the translations of sentences start in `text`, if they were translated apart.
     """
     if not marked.items:
         return _spell(marked, text)
-    return _Layout(marked, text, alignment).write()
+    return _Layout(marked, text, alignment, starts).write()
 
 
 def _spell(marked: MarkedLine, text: str) -> str:
@@ -237,7 +284,7 @@ def _spell(marked: MarkedLine, text: str) -> str:
 class _Layout:
     """The places of all items in a translation."""
 
-    def __init__(self, marked: MarkedLine, text: str, alignment: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, marked: MarkedLine, text: str, alignment: Alignment, starts: Sequence[int]) -> None:
         self.marked, self.text = marked, text
         self.source = [_Word(match) for match in WORD.finditer(marked.text)]
         self.target = [_Word(match) for match in WORD.finditer(text)]
@@ -245,6 +292,14 @@ class _Layout:
         for i, j in alignment:
             if i < len(self.source) and j < len(self.target):
                 self.links[i].add(j)
+        # The first and the last target word of each source word that has any.
+        self.ends = {number: (min(own), max(own)) for number, own in enumerate(self.links) if own}
+        self.linked = list(self.ends)
+        places = [word.start for word in self.target]
+        self.sentences = [bisect.bisect_left(places, start) for start in starts]
+        # Of an item that was looked for: its target words, and how many of them its elements need.
+        self.found: dict[int, tuple[int, int, int]] = {}
+        self.depth = 0
         self.parts: list[str] = []
         self.cursor = 0
 
@@ -262,28 +317,40 @@ class _Layout:
             self.cursor = end
 
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
-        """Write items in the order of their places inside words [low, high), none across another."""
-        placed = [(*self._find(item), number) for number, item in enumerate(items)]
-        elements = [(start, end) for start, end, _ in placed if end > start]
-        ordered = []
-        for start, end, number in placed:
-            for first, stop in elements:  # a point inside an element that it is no part of goes to its edge
-                if start == end and first < start < stop:
-                    start = end = first if start - first <= stop - start else stop
-            ordered.append((start, end > start, number, end))
-        first_free = low
+        """Write items in the order of their places inside words [low, high), none across another.
+
+        Each element that had a word has one. What finds none is put into the element before.
+        """
+        found = [self._find(item) for item in items]
+        moved = _move_out(found)
         # At one place, points come before the element that begins there.
-        for start, _, number, end in sorted(ordered):
-            start = min(max(start, first_free), high)
-            end = min(max(end, start), high)
-            item = items[number]
+        ordered = sorted(
+            (start, True, number, end) if end > start else (moved[start], False, number, moved[start])
+            for number, (start, end, _) in enumerate(found)
+        )
+        needed = sum(least for *_, least in found)
+        spans: list[tuple[_Item, int, int, list[_Item]]] = []
+        first_free, inside = low, None
+        for start, _, number, end in ordered:
+            item, least = items[number], found[number][2]
+            needed -= least  # by those that follow
+            stop = min(high, max(high - needed, first_free + least))
+            start = max(first_free, min(start, stop - least))
+            first_free = end = min(max(end, start + least), stop)
+            if start == end and inside is not None and self._words_inside(item) and self.depth < _SHARED:
+                inside.append(item)
+                continue
+            spans.append((item, start, end, list(item.children)))
+            inside = spans[-1][-1] if end > start else inside
+        self.depth += 1
+        for item, start, end, children in spans:
             if item.closing is None:
                 self._write_point(item, start)
             else:
-                self._write_element(item, start, end)
-            first_free = end
+                self._write_element(item, start, end, children)
+        self.depth -= 1
 
-    def _write_element(self, item: _Item, start: int, end: int) -> None:
+    def _write_element(self, item: _Item, start: int, end: int, children: Sequence[_Item]) -> None:
         words = self._words_inside(item)
         opens, closes = self._gap(start), self._gap(end)
         if end > start:
@@ -291,15 +358,17 @@ class _Layout:
             opens = first.start if self._has_marks(item, words, before=True) else first.core_start
             closes = last.end if self._has_marks(item, words, before=False) else last.core_end
         inner = self.marked.text[item.start : item.end]
-        before = self.marked.text[: item.start][-1:]
-        after = self.marked.text[item.end :][:1]
+        before = self.marked.text[max(0, item.start - 1) : item.start]
+        after = self.marked.text[item.end : item.end + 1]
         lead = inner[:1].isspace() and bool(inner.strip())
         trail = inner[-1:].isspace() and bool(inner.strip())
         if lead and before and not before.isspace():  # the space stays inside
             opens = self.target[start - 1].end if 0 < start else opens
+        if item.replaces_space and self.text[self.cursor : opens].isspace():
+            self.cursor = opens
         self._copy(opens)
         self.parts.append(item.opening + (" " if lead and (not before or before.isspace()) else ""))
-        self._write_items(item.children, start, end)
+        self._write_items(children, start, end)
         if trail and after and not after.isspace() and end < len(self.target):
             closes = self.target[end].start
         self._copy(closes)
@@ -315,18 +384,27 @@ class _Layout:
             self.cursor = max(self.cursor, place)
             return
         if item.space_before and gap > 0:
-            word, opening = self.target[gap - 1], f" {opening}"
-            # In "word {0}, more" the marks of the word come after the placeholder.
-            marks_follow = previous is None or item.start <= previous.core_end
-            place = word.core_end if marks_follow else word.end
+            opening = f" {opening}"
+            place = self._find_inside(item, previous, self.target[gap - 1])
         elif item.space_before or item.space_after:
             opening = f"{opening} " if self.target else opening
-        elif previous and gap - 1 in links and previous.end >= item.start > 0:
-            word = self.target[gap - 1]
-            inside = item.start < previous.end and item.start <= previous.core_end
-            place = word.core_end if inside else word.end
+        elif previous and previous.end >= item.start > 0 and gap > 0:
+            if gap - 1 in links or gap == self._find_boundary(item):
+                place = self._find_inside(item, previous, self.target[gap - 1])
         self._copy(place)
         self.parts.append(opening)
+
+    def _find_inside(self, item: _Item, source: _Word | None, target: _Word) -> int:
+        """Return the place in a target word of a point that is inside a source word, or after it."""
+        if source is None:
+            return target.core_end
+        if self.marked.text[source.start : source.end] == self.text[target.start : target.end]:
+            return target.start + min(item.start, source.end) - source.start
+        if item.start <= source.core_start:
+            return target.core_start
+        # In "word {0}, more" the marks of the word come after the placeholder.
+        before_marks = item.start <= source.core_end and (item.space_before or item.start < source.end)
+        return target.core_end if before_marks else target.end
 
     def _gap(self, gap: int) -> int:
         """Position of the gap before a target word; the last one is at the end of the last word."""
@@ -334,13 +412,12 @@ class _Layout:
             return self.target[gap].start
         return self.target[-1].end if self.target else 0
 
-    def _words_inside(self, item: _Item) -> list[int]:
+    def _words_inside(self, item: _Item) -> range:
         """Return the source words of an element; one that is partly inside counts, marks alone do not."""
-        return [
-            number
-            for number, word in enumerate(self.source)
-            if max(word.core_start, item.start) < min(word.core_end, item.end)
-        ]
+        if item.closing is None:
+            return range(0)
+        first = bisect.bisect_right(self.source, item.start, key=lambda word: word.core_end)
+        return range(first, bisect.bisect_left(self.source, item.end, key=lambda word: word.core_start))
 
     def _has_marks(self, item: _Item, words: Sequence[int], *, before: bool) -> bool:
         """Return whether the marks before the first word, or after the last, belong into an element.
@@ -356,26 +433,32 @@ class _Layout:
 
     def _word_before(self, item: _Item) -> int | None:
         """Return the last source word that begins before a point."""
-        found = [number for number, word in enumerate(self.source) if word.start < item.start]
-        return found[-1] if found else None
+        count = bisect.bisect_left(self.source, item.start, key=lambda word: word.start)
+        return count - 1 if count else None
 
-    def _find(self, item: _Item) -> tuple[int, int]:
-        """Return the target words [start, end) of an item; start equals end for a point, the word
-        after it.
+    def _find(self, item: _Item) -> tuple[int, int, int]:
+        """Return the target words [start, end) of an item, and how many its elements need.
+
+        For a point, start equals end: the word after it.
         """
-        words = self._words_inside(item) if item.closing is not None else []
-        linked = set(itertools.chain.from_iterable(self.links[number] for number in words))
-        spans = [self._find(child) for child in item.children] if item.closing is not None else []
-        spans = [(start, end) for start, end in spans if end > start]
-        if linked:
-            if len(words) == len(self.source):
-                spans.append((0, len(self.target)))
-            else:
-                spans.append(_best_run(linked, words, len(self.source), len(self.target)))
-        if spans:
-            return min(start for start, _ in spans), max(end for _, end in spans)
-        gap = self._find_gap(item)
-        return gap, gap
+        if id(item) in self.found:
+            return self.found[id(item)]
+        words = self._words_inside(item)
+        inside_word = item.start and self.marked.text[item.start - 1 : item.start + 1].isalnum()
+        children = [self._find(child) for child in item.children]
+        least = max(int(len(words) > 0 and not inside_word), sum(needed for _, _, needed in children))
+        spans = [(start, end) for start, end, _ in children if end > start]
+        linked = set[int]().union(*(self.links[number] for number in words))
+        if linked and len(words) == len(self.source):
+            spans.append((0, len(self.target)))
+        elif linked:
+            spans.append(_best_run(linked, words, len(self.source), len(self.target)))
+        else:
+            gap = self._find_gap(item)
+            spans = spans or [(gap, gap)]
+        start, end = min(start for start, _ in spans), max(end for _, end in spans)
+        self.found[id(item)] = start, end, least
+        return start, end, least
 
     def _find_gap(self, item: _Item) -> int:
         """Return the gap of a point: beside the word that it touched, else before the next or after
@@ -384,40 +467,73 @@ class _Layout:
         before = self._word_before(item)
         following = 0 if before is None else before + 1
         to_left = before is not None and (item.space_before or self.source[before].end >= item.start > 0)
-        if to_left and not item.replaces_space and before is not None and self.links[before]:
-            return max(self.links[before]) + 1
-        for number in range(following, len(self.source)):
-            if self.links[number]:
-                return min(self.links[number])
-        for number in reversed(range(following)):
-            if self.links[number]:
-                return max(self.links[number]) + 1
+        boundary = self._find_boundary(item)
+        if boundary is not None and (to_left or item.replaces_space):
+            return boundary
+        if to_left and not item.replaces_space and before in self.ends:
+            return self.ends[before][1] + 1
+        place = bisect.bisect_left(self.linked, following)
+        if place < len(self.linked):
+            return self.ends[self.linked[place]][0]
+        if place:
+            return self.ends[self.linked[place - 1]][1] + 1
         return len(self.target) if following else 0
 
+    def _find_boundary(self, item: _Item) -> int | None:
+        """Return the first target word of the sentence that a point between two sentences is before.
 
-def _best_run(linked: set[int], words: Sequence[int], sources: int, targets: int) -> tuple[int, int]:
+        Sentences are translated apart: the words of each are linked to those of its translation alone.
+        """
+        before = self._word_before(item)
+        if before not in self.ends or before + 1 not in self.ends or item.start < self.source[before].end:
+            return None
+        place = bisect.bisect_right(self.sentences, self.ends[before][1])
+        start = self.sentences[place] if place < len(self.sentences) else len(self.target)
+        return start if start <= self.ends[before + 1][0] else None
+
+
+def _move_out(found: Sequence[tuple[int, int, int]]) -> dict[int, int]:
+    """Return where a point at each gap goes: inside an element that it is no part of, to its nearer edge."""
+    gaps = sorted({start for start, end, _ in found if start == end})
+    edges = gaps.copy()
+    for first, stop in [(start, end) for start, end, _ in found if end > start] if gaps else ():
+        low, high = bisect.bisect_right(edges, first), bisect.bisect_left(edges, stop)
+        middle = bisect.bisect_right(edges, (first + stop) / 2, low, max(low, high))
+        edges[low:high] = [first] * (middle - low) + [stop] * (high - middle)
+    return dict(zip(gaps, edges, strict=True))
+
+
+def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tuple[int, int]:
     """Return the target words [start, end) with the most linked words beyond the others among them.
 
     Of equally good runs, of one word the one nearest to the place of the word in its sentence, of several
     words the longest.
     """
-    ends = sorted(linked)
     expected = (sum(words) / len(words) + 0.5) / sources * targets
+    runs, least, starts = [], math.inf, list[int]()
+    for number, last in enumerate(sorted(linked)):
+        # Of all runs that end here, those are best before whose start linked words were the least ahead.
+        ahead = 2 * number - last
+        if ahead < least:
+            least, starts = ahead, []
+        if ahead == least:
+            starts.append(last)
+        place = bisect.bisect_left(starts, 2 * expected - last - 1) if len(words) == 1 else 0
+        runs += [(least - ahead, start, last + 1) for start in starts[max(0, place - 1) : place + 1]]
 
-    def rank(run: tuple[int, int]) -> tuple[float, float]:
-        start, end, count = ends[run[0]], ends[run[1]] + 1, run[1] - run[0] + 1
+    def rank(run: tuple[float, int, int]) -> tuple[float, ...]:
+        worse, start, end = run
         size, distance = end - start, abs((start + end) / 2 - expected)
-        return 2 * count - size, -distance if len(words) == 1 else size - distance / 1000
+        return worse, distance if len(words) == 1 else distance / 1000 - size, start, end
 
-    first, last = max(itertools.combinations_with_replacement(range(len(ends)), 2), key=rank)
-    return ends[first], ends[last] + 1
+    return min(runs, key=rank)[1:]
 
 
 def put_back_all(marked: MarkedLine, translation: Translation, *, keep_alignment: bool) -> Translation:
     """Put the markup of a line into its translation and the alternatives."""
     return replace(
         translation,
-        text=put_back(marked, translation.text, translation.alignment or ()),
+        text=put_back(marked, translation.text, translation.alignment or (), translation.sentence_starts),
         alignment=translation.alignment if keep_alignment else None,
         alternatives=tuple(
             put_back_all(marked, other, keep_alignment=keep_alignment) for other in translation.alternatives

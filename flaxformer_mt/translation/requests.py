@@ -61,32 +61,6 @@ class Request:
     glossary: Glossary | None = None
     sentence_starts: tuple[int, ...] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that differ from their defaults, as JSON values."""
-        fields: dict[str, Any] = {"text": self.text}
-        for field in dataclasses.fields(self)[1:]:
-            if (value := getattr(self, field.name)) != field.default:
-                fields[field.name] = value
-        if "annotations" in fields:
-            defaults = Annotations._field_defaults
-            values = self.annotations._asdict().items()
-            fields["annotations"] = {name: value for name, value in values if value != defaults[name]}
-        if self.glossary is not None:
-            fields["glossary"] = self.glossary.terms
-        return fields
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Request":
-        """Return the request from the fields of `to_json`, also if they were JSON text in between."""
-        fields = dict(fields)
-        for name in {"required", "context", "sentence_starts"} & fields.keys():
-            fields[name] = tuple(fields[name])
-        if "annotations" in fields:
-            fields["annotations"] = Annotations(**fields["annotations"])
-        if "glossary" in fields:
-            fields["glossary"] = Glossary(tuple((source, target) for source, target in fields["glossary"]))
-        return cls(**fields)
-
 
 def make_requests(
     lines: Iterable[str],

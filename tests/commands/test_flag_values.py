@@ -142,7 +142,7 @@ STAGES = "datasets: {toy_de_en: x}\nstages: [s]\ns: [toy_de_en 1]\nmodifiers: [U
     [
         *(
             (f"noise.{kind}=1.5", [f"data.noise.{kind} is 1.5", "from 0 to 1"])
-            for kind in ("upper_case", "title_case", "lower_case", "end_punctuation", "random_text", "tags")
+            for kind in ("upper_case", "title_case", "lower_case", "end_punctuation", "random_text", "inline")
         ),
         ("noise.typos=often", ["data.noise.typos is 'often'", "it must be a finite number"]),
         ("noise.typo=0.1", ["unknown flag", "did you mean --config.data.noise.typos"]),

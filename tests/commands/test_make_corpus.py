@@ -245,7 +245,7 @@ def test_options_of_one_name_in_two_classes_mean_the_same(kind, target, own):
     if target is TranslateOptions:  # a filter of pairs under its earlier name, which no search gets
         own = own | {"max_length_ratio"}
     assert {name for name in shared if declare(kind, name) is not declare(target, name)} == own
-    assert len(shared - own) >= 4
+    assert len(shared - own) >= 3
 
 
 def test_the_filter_of_pairs_is_no_option_of_the_search(monkeypatch, capfd):

@@ -409,11 +409,11 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monk
     Path("out").rename("whole")
     write, written = ResumableOutput.write, list[int]()
 
-    def write_three(self, lines, text):
+    def write_three(self, lines):
         written.append(1)
         if len(written) > 3:
             raise KeyboardInterrupt
-        write(self, lines, text)
+        write(self, lines)
 
     with monkeypatch.context() as patch:
         patch.setattr(ResumableOutput, "write", write_three)

@@ -41,8 +41,8 @@ def stop_after(monkeypatch, count, stop):
     """Calls `stop` when the output of this many lines has been written."""
     write, written = ResumableOutput.write, []
 
-    def write_and_stop(self, lines, text):
-        write(self, lines, text)
+    def write_and_stop(self, lines):
+        write(self, lines)
         written.append(1)
         if len(written) == count:
             stop()

@@ -209,12 +209,14 @@ def test_a_home_in_which_nothing_can_be_made_counts_as_none(monkeypatch, tmp_pat
     """Docker sets HOME=/ for a user that has no entry."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
-    assert user_cache_dir() == tmp_path / "home" / ".cache" / "flaxformer_mt"
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "home")
     with pytest.warns(FlaxformerWarning, match="has no home folder"):
         assert user_cache_dir() == tmp_path / f"flaxformer_mt-{os.getuid()}"
-    (tmp_path / "home" / ".cache" / "flaxformer_mt").mkdir(parents=True)
-    assert user_cache_dir() == tmp_path / "home" / ".cache" / "flaxformer_mt", "a cache that is there is read"
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    folder = user_cache_dir()
+    assert folder == tmp_path / "home" / ".cache" / "flaxformer_mt" and folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "home")
+    assert user_cache_dir() == folder, "a cache that is there is read"
 
 
 def test_a_file_is_no_cache_folder(tmp_path):

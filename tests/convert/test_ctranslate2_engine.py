@@ -1,6 +1,8 @@
 """CTranslate2 behind the server: the same lines, hypotheses and alignments as when it is called directly."""
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
 from flaxformer_mt.translation.translator import Translator
+from flaxformer_mt.unicode_text import CASES
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +122,23 @@ def test_what_a_translation_may_be_is_as_in_the_search_of_this_package(folder, p
 
 
 def test_capitals_are_translated_in_sentence_case(folder, plain):
-    system = CTranslate2Engine(folder, method="greedy", changed_cases=frozenset({"capitals"}))
+    system = CTranslate2Engine(folder, method="greedy", capitals="always")
     (found,) = translate(system, [LINES[0].upper()])
     assert found.tokens == plain[0].tokens and found.text == plain[0].text.upper()
-    assert system.num_recased == 1 and system.describe()["capitals"] == ["capitals"]
+    assert system.num_recased == 1 and set(system.describe()["capitals"]) == set(CASES)
+
+
+def test_what_training_lacked_is_known_as_from_the_run(tiny_run, tmp_path):
+    run, counts = tmp_path / "run", {"capitals": 0.001, "title_case": 0.2, "single_words": 0.004}
+    shutil.copytree(tiny_run, run)
+    described = {"ratio": 1.0, "offset": 5.0, "several_sentences": 0.3, **counts}
+    (run / "target_lengths.json").write_text(json.dumps(described))
+    files = export_run(run, format_name="ctranslate2", output=tmp_path / "out")["files"]
+    assert "target_lengths.json" in files
+    system = CTranslate2Engine(tmp_path / "out", method="greedy", capitals="auto")
+    assert system.describe()["capitals"] == ["capitals", "single_words"]
+    (found,) = translate(system, ["ba do. fi gu!  ka"])
+    assert found.parts == 1, "lines of several sentences were no rarity"
 
 
 def test_samples_depend_on_the_seed_and_on_their_options(folder, plain):

@@ -122,7 +122,32 @@ def test_an_export_is_checked_on_the_runs_own_data(exported):
     files = ["README.md", "config.json", "state_dict.pt", "vocab/source.model", "vocab/target.model"]
     assert result["files"] == files
     assert json.loads((output / "config.json").read_text())["flaxformer_mt"]["step"] == 7
-    assert not output.with_name("handbuilt.partial").exists()
+    assert not list(output.parent.glob(".*")), "nothing is left beside the export"
+
+
+def test_an_export_replaces_nothing_but_its_own_folder(run, tmp_path):
+    kept = [tmp_path / "mine.partial", tmp_path / ".new.importing"]
+    for folder in kept:
+        folder.mkdir()
+        (folder / "precious.txt").write_text("data")
+    export_run(run, format_name="handbuilt", output=tmp_path / "mine", warn=print)
+    import_run(tmp_path / "mine", format_name="handbuilt", run_dir=tmp_path / "new")
+    assert {*tmp_path.iterdir()} == {*kept, tmp_path / "mine", tmp_path / "new"}
+    assert [(folder / "precious.txt").read_text() for folder in kept] == ["data", "data"]
+
+
+def test_of_two_exports_to_one_folder_the_first_to_end_stays_whole(run, tmp_path, monkeypatch):
+    output, write = tmp_path / "out", exporting.write_checked
+
+    def write_after_another(*arguments):
+        monkeypatch.setattr(exporting, "write_checked", write)
+        export_run(run, format_name="handbuilt", output=output, warn=print)
+        return write(*arguments)
+
+    monkeypatch.setattr(exporting, "write_checked", write_after_another)
+    with pytest.raises(UserError, match=r"out cannot be written: Directory not empty; give another"):
+        export_run(run, format_name="handbuilt", output=output, warn=print)
+    assert (output / "README.md").is_file() and list(tmp_path.iterdir()) == [output]
 
 
 def test_search_options_that_the_files_do_not_carry_are_said(run, tmp_path):
@@ -224,7 +249,7 @@ def test_a_difference_leaves_nothing_behind(run, tmp_path, monkeypatch):
             handbuilt.FORMAT,
             open=lambda *path, e=error: lambda batch: handbuilt.FORMAT.open(*path)(batch) + e,
         )
-        monkeypatch.setattr(exporting, "find_format", lambda name, wrong=wrong: wrong)
+        monkeypatch.setattr(exporting, "find_format", lambda *names, wrong=wrong: wrong)
         with pytest.raises(UserError, match=f"differs from the Flax model by {shown} in logits, more than"):
             export_run(run, format_name="handbuilt", output=tmp_path / "out", warn=print)
         assert list(tmp_path.iterdir()) == []
@@ -276,7 +301,7 @@ def test_a_model_with_a_given_config_is_checked_as_any_other(run, exported, tmp_
     wrong = dataclasses.replace(
         handbuilt.FORMAT, open=lambda *path: lambda batch: handbuilt.FORMAT.open(*path)(batch) + 0.01
     )
-    monkeypatch.setattr(importing, "find_format", lambda name: wrong)
+    monkeypatch.setattr(importing, "find_format", lambda *names: wrong)
     for vocab in (given, {"vocab": run / "vocab"}):
         with pytest.raises(UserError, match=r"differs from .*state_dict.pt by 0\.01\d* in logits, more than"):
             import_run(state, format_name="handbuilt", run_dir=tmp_path / "new", **vocab)

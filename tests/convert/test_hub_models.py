@@ -23,8 +23,10 @@ from tiny_hub import CORPUS, LINES, MAKERS, train_briefly
 from flaxformer_mt.config import ParallelConfig, SearchConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
+from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.huggingface.hub_models import _make_table
+from flaxformer_mt.convert.import_run import import_run
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import split_for_search
@@ -249,6 +251,39 @@ def test_shards_and_older_files_give_the_same_model(tmp_path):
     state |= {f"model.{side}.embed_positions.weights": table.clone() for side in ("encoder", "decoder")}
     torch.save(state, older / "pytorch_model.bin")
     assert_same(weights, FORMAT.read(older, ImportOverrides()))
+    # The command also compares the outputs with those of transformers, which has another check of names.
+    assert import_run(older, run_dir=tmp_path / "run")["largest_difference"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["bart", "mbart_50", "nllb"])
+def test_weights_of_the_base_class_and_of_wrapped_models_are_imported(name, tmp_path):
+    """transformers loads the base class; torch.compile and data parallelism put names before all others."""
+    model = MAKERS[name](tmp_path / "hub")
+    (tmp_path / "hub" / "model.safetensors").unlink()
+    base = dict(model.model.state_dict()) | {"encoder.version": torch.zeros(1)}
+    whole = {key: tensor for key, tensor in model.state_dict().items() if key != "final_logits_bias"}
+    for number, state in enumerate(
+        [whole, base, {f"_orig_mod.{key}": whole[key] for key in whole}]
+        + [{f"module._orig_mod.{key}": base[key] for key in base}]
+    ):
+        torch.save(state, tmp_path / "hub" / "pytorch_model.bin")
+        found = import_run(tmp_path / "hub", run_dir=tmp_path / f"run{number}")
+        assert found["largest_difference"] < 1e-5, number
+        weights = FORMAT.read(tmp_path / "hub", ImportOverrides())
+        expected = weights if number == 0 else expected
+        assert_same(expected, weights)
+
+
+@pytest.mark.parametrize("name", ["nllb", "m2m_100"])
+def test_an_exported_tokenizer_has_the_languages_of_the_run(name, tmp_path):
+    MAKERS[name](tmp_path / "hub")
+    import_run(tmp_path / "hub", run_dir=tmp_path / "run", languages=["fr", "de"])
+    export_run(tmp_path / "run", format_name="hf", output=tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    codes = {"nllb": ("fra_Latn", "deu_Latn"), "m2m_100": ("fr", "de")}[name]
+    assert (tokenizer.src_lang, tokenizer.tgt_lang) == codes
+    tag = tokenizer.convert_ids_to_tokens(tokenizer("nous lisons").input_ids)[0]
+    assert tag.strip("_") == codes[0]
 
 
 def test_bfloat16_files_are_read_as_float32(tmp_path):

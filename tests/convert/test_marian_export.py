@@ -15,6 +15,7 @@ from tiny_toolkits import marian_options
 from toolkit_twins import Marian
 
 from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch, measure
 from flaxformer_mt.errors import UserError
@@ -126,12 +127,15 @@ def test_search_options_are_in_marians_terms(tmp_path):
 
 
 def test_a_start_symbol_that_is_no_zero_is_refused(tmp_path):
-    weights = make_weights(tmp_path, OWN | {"target_start": "symbol"}, {})
-    (tmp_path / "out").mkdir()
-    with pytest.raises(
-        UserError, match=r"target_start is symbol, .*; train with --config\.model\.target_start"
-    ):
-        FORMAT.write(weights, tmp_path / "out", "none")
-    leaves = dict(weights.leaves)
-    leaves["shared_embedding/embedding"][weights.vocabs.target.bos_id] = 0
-    FORMAT.write(dataclasses.replace(weights, leaves=leaves), tmp_path / "out", "none")
+    """In the first list of problems, with all others: whoever mends one at a time trains once for each."""
+    weights = make_weights(tmp_path, OWN | {"target_start": "symbol", "norm_epsilon": 1e-5}, {})
+    with pytest.raises(UserError) as caught:
+        check_expressible(FORMAT, weights, "int8")
+    first, second, third = str(caught.value).split("\n")
+    assert "model.norm_epsilon is 1e-05; supported: 1e-06" in first
+    assert (
+        "target_start is symbol, whose" in second and "train with --config.model.target_start=zeros" in second
+    )
+    assert "has no --quantization=int8" in third
+    weights.leaves["shared_embedding/embedding"][weights.vocabs.target.bos_id] = 0
+    assert FORMAT.more_problems(weights) == []

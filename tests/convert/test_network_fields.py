@@ -14,6 +14,7 @@ pytest.importorskip("ctranslate2")
 from test_document_formats import BASES, TINY
 
 from flaxformer_mt.config import Config, ModelConfig
+from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import NAMES, find_format
 from flaxformer_mt.convert.name_table import Table, read_names
 from flaxformer_mt.convert.network_fields import (
@@ -37,6 +38,13 @@ MARIAN = {"positions": "sinusoidal_halves", "norm_epsilon": 1e-6, "target_start"
 OWN["marian-npz"] = dataclasses.replace(OWN["marian-npz"], **MARIAN)
 OWN["bergamot"] = dataclasses.replace(OWN["marian-npz"], model_dim=64, ffn_dim=64)
 OWN["hf-pre-norm"] = dataclasses.replace(OWN["hf-pre-norm"], norm_position="pre")
+
+
+def test_a_command_names_the_formats_that_it_has():
+    read = [name for name in NAMES if find_format(name).read is not None]
+    assert (list(formats.EXPORTED), list(formats.IMPORTED)) == (EXPORTED, read)
+    with pytest.raises(UserError, match=f"unknown format onnx; known formats: {', '.join(EXPORTED)}$"):
+        find_format("onnx", formats.EXPORTED)
 
 
 @pytest.mark.parametrize("name", EXPORTED)

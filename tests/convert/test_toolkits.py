@@ -39,7 +39,8 @@ from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format
 from flaxformer_mt.convert.import_run import find_format_name, import_run
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.convert.stored_tensors import Record, attributes_of, load_checkpoint
-from flaxformer_mt.convert.toolkits.toolkit_model import parse_yaml
+from flaxformer_mt.convert.toolkits import fairseq
+from flaxformer_mt.convert.toolkits.toolkit_model import languages_of, parse_yaml, read_vocabs
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.runs.load_run import read_config
 from flaxformer_mt.shapes import Batch
@@ -394,6 +395,62 @@ def test_vocabularies_that_contradict_a_model_are_refused(tmp_path):
     (folder / "dict.de.txt").write_text(rows, encoding="utf-8")
     with pytest.raises(UserError, match=r"several SentencePiece models \(a.model, b.model\); put source and"):
         find_format("fairseq").read(folder, ImportOverrides())
+
+
+class FairseqDictionary:
+    """As in fairseq/data/dictionary.py: the ids of the four symbols never change."""
+
+    def __init__(self) -> None:
+        self.symbols: list[str] = []
+        self.indices: dict[str, int] = {}
+        self.bos, self.pad, self.eos, self.unk = map(self.add_symbol, ("<s>", "<pad>", "</s>", "<unk>"))
+
+    def add_symbol(self, word: str, overwrite: bool = False) -> int:
+        if word in self.indices and not overwrite:
+            return self.indices[word]
+        self.indices[word] = len(self.symbols)
+        self.symbols.append(word)
+        return self.indices[word]
+
+    def add_from_file(self, lines: list[str]) -> None:
+        for line in lines:
+            line, field = line.rstrip().rsplit(" ", 1)
+            overwrite = field == "#fairseq:overwrite"
+            self.add_symbol(line.rsplit(" ", 1)[0] if overwrite else line, overwrite)
+
+    def encode_line(self, line: str) -> list[int]:
+        return [self.indices.get(word, self.unk) for word in line.split()] + [self.eos]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Hund 9", "der 8"],
+        [
+            "<s> 0 #fairseq:overwrite",
+            "</s> 0 #fairseq:overwrite",
+            "<unk> 0 #fairseq:overwrite",
+            "Hund 9",
+            "der 8",
+        ],
+        ["<pad> 0 #fairseq:overwrite", "Hund 9", "<pad> 0 #fairseq:overwrite", "der 8"],
+        ["Hund 9", "der 8", "Hund 7 #fairseq:overwrite", "madeupword0000 0"],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*has no SentencePiece model")
+def test_ids_of_a_dictionary_are_those_of_fairseq(lines, tmp_path):
+    """Symbols that are given again keep their ids: decoders start with those, and searches end at them."""
+    (tmp_path / "dict.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    theirs = FairseqDictionary()
+    theirs.add_from_file(lines)
+    read = fairseq._read_dictionary(tmp_path, None)
+    ours = read_vocabs(tmp_path, [read, read], languages_of([None, None])).target
+    assert [ours.bos_id, ours.pad_id, ours.eos_id, ours.unk_id, ours.size] == [
+        *(theirs.eos, theirs.pad, theirs.eos, theirs.unk),
+        len(theirs.symbols),
+    ]
+    for line in ("der Katze Hund", "Hund der", "Katze", ""):
+        assert ours.tokenize(line) == theirs.encode_line(line)
 
 
 class Harmful:

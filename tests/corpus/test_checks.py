@@ -376,6 +376,13 @@ def test_pairs_of_which_the_model_is_sure_go(tmp_path, model):
     assert read_pairs(config, "train").fingerprint != kept.fingerprint
 
 
+def test_a_module_of_the_working_folder_is_not_run(model, tmp_path, monkeypatch):
+    (tmp_path / "fasttext.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    LanguageIdentifier(str(model))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_languages_are_the_same_whatever_their_codes(model):
     identifier = LanguageIdentifier(str(model))
     for german in ("de", "deu", "deu_Latn", "de-AT"):

@@ -45,7 +45,7 @@ _POST = (
 # Page -> the commands that make what it takes as given, and remove what other pages left there.
 GIVEN = {
     README: ["python -m documentation.write_words my_data --languages=cs,en"],
-    "docs/api.md": ["rm -rf exported runs/en runs/imported"],
+    "docs/api.md": ["rm -rf exported/api runs/en runs/from_api"],
     "docs/data.md": ["python -m documentation.write_words my_data --languages=cs,en"],
     "docs/evaluation.md": [
         _POST,

@@ -28,7 +28,7 @@ API = {
         "translation.result.Translation",
         "translation.result.Annotations",
         "translation.glossary.Glossary[read,load,make,find]",
-        "translation.requests.Request[to_json,from_json]",
+        "translation.requests.Request",
         "translation.requests.Engine[submit,cancel,step]",
     ),
     "Scoring and language models": (

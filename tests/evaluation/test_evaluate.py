@@ -200,6 +200,14 @@ def test_translations_keep_their_lines(tmp_path):
         load_translations(tmp_path, "test")
 
 
+def test_whoever_reads_translations_meanwhile_has_the_old_ones_whole(tmp_path):
+    save_translations(tmp_path, "test", Translations(("a",), (), ("old",)))
+    with (tmp_path / "translations" / "test.hypothesis").open() as reader:
+        save_translations(tmp_path, "test", Translations(("a",), (), ("new",)))
+        assert reader.read() == "old\n"
+    assert (tmp_path / "translations" / "test.hypothesis").read_text() == "new\n"
+
+
 def test_side_by_side_is_spread_over_the_set():
     numbers = [str(number) for number in range(30)]
     texts = (tuple(letter + n for n in numbers) for letter in ("s", "r", "h"))

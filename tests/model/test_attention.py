@@ -204,7 +204,7 @@ def test_steps_over_projected_memory_equal_attention_to_it():
 
 
 def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
-    config = dataclasses.replace(CONFIG, value_dim=K, dropout_rate=0.5, attention="xla")
+    config = dataclasses.replace(CONFIG, value_dim=K, dropout_rate=0.5, attention="cudnn")
     layer, params, x, memory = make_layer(config)
 
     def run(seed: int) -> np.ndarray:
@@ -238,7 +238,6 @@ def test_fused_attention_serves_neither_dropout_nor_those_who_ask_for_weights():
         ("auto", (2, 6, 2, 136), "bfloat16", "gpu", "plain"),
         ("cudnn", (2, 6, 2, 64), "bfloat16", "gpu", "cudnn"),
         ("plain", (2, 6, 2, 64), "bfloat16", "gpu", "plain"),
-        ("xla", (2, 5, 2, 20), "float32", "cpu", "xla"),
     ],
 )
 def test_attention_is_chosen_by_what_the_kernel_can_do(preferred, shape, dtype, platform, kind):
@@ -263,7 +262,6 @@ def test_the_choice_of_a_kernel_is_explained():
     assert explain("tpu", (32, 16), **wide) == ("pallas", "model.attention=auto on tpu")
     kind, why = explain("tpu", (32, 24), **wide)
     assert kind == "plain" and "multiples of 16" in why and "lengths 32 and 24" in why
-    assert explain("tpu", attention="xla") == ("xla", "model.attention=xla on tpu")
     assert explain("cuda", attention="plain") == ("plain", "model.attention=plain")
     for changes, reason in [
         ({"dtype": "float32"}, "not float32"),
@@ -283,7 +281,7 @@ def test_the_choice_of_a_kernel_is_explained():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention": "xla"}, "model.attention_dropout_rate=0"),
+        ({"attention": "cudnn", "dtype": "bfloat16"}, "model.attention_dropout_rate=0"),
         (
             {"attention": "cudnn", "attention_dropout_rate": 0.0},
             "model.attention cudnn needs model.dtype bfloat16",

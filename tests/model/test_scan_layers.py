@@ -336,13 +336,7 @@ def test_a_state_moves_between_stacked_and_single_layers(optim, tmp_path):
     apart = {}
     for checkpoints in (earlier, now):
         for wanted in (single, stacked):
-            shardings = parallel.shardings(wanted)
-            target = jax.tree.map(
-                lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-                wanted,
-                shardings,
-            )
-            found, _ = restore_state(checkpoints, 7, target)
+            found, _ = restore_state(checkpoints, 7, parallel.place_shapes(wanted))
             assert jax.tree.structure(found) == jax.tree.structure(wanted)
             assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, wanted)
             apart[checkpoints, wanted is stacked] = found

@@ -10,6 +10,7 @@ from tiny_experiment import change
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import is_private
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.parallel import check_compiler_options, compilation, make_parallel
 from flaxformer_mt.parallel.compilation import compile_kept, keep_json, read_compiler_options
@@ -84,6 +85,34 @@ def test_damaged_programs_are_replaced(folder):
         assert run("b", traced) == [[0.0, 2.0, 4.0], 3]  # a folder that cannot be written
     finally:
         folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("shared", ["compiled", "kept"])
+def test_programs_that_others_can_have_written_are_not_loaded(folder, shared, request):
+    """A kept program is a pickle, so whoever writes to its folder runs code as its reader."""
+    request.addfinalizer(is_private.cache_clear)
+    traced, place = [], folder if shared == "kept" else folder.parent
+    run("a", traced)
+    run("a", traced)
+    assert len(traced) == 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+    place.chmod(0o775)  # as an umask of 002 has made it
+    is_private.cache_clear()
+    message = rf"{place} is not a folder of user \d+ that nobody else can write to: .*chmod -R go-w {place}`"
+    with pytest.warns(FlaxformerWarning, match=message) as caught:
+        run("a", traced)
+        run("a", traced)
+    assert len(traced) == 3 and len(caught) == 1, "neither loaded nor kept, with one warning"
+    place.chmod(0o755)  # as earlier versions have made it
+    is_private.cache_clear()
+    run("a", traced)
+    assert len(traced) == 3
+    if os.getuid() == 0:
+        os.chown(place, 65534, -1)
+        is_private.cache_clear()
+        with pytest.warns(FlaxformerWarning, match="is not a folder of user 0"):
+            run("a", traced)
+        assert len(traced) == 4
 
 
 def test_the_oldest_files_go_and_without_a_folder_nothing_is_kept(folder, monkeypatch):

@@ -451,6 +451,18 @@ def test_compiled_programs_are_cached_without_output(tmp_path):
     assert second == first
 
 
+@pytest.mark.parametrize("variable", ["", "JAX_COMPILATION_CACHE_DIR"])
+def test_jaxs_cache_is_not_used_where_others_can_write(variable, tmp_path):
+    """What it keeps is machine code."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o775)
+    for _ in range(2):
+        (_, hits), noise = run_caching(folder / "compiled", **({variable: str(folder)} if variable else {}))
+        assert hits == "0" and noise.count("nobody else can write to") == 1
+    assert list(folder.iterdir()) == []
+
+
 def test_a_run_does_not_choose_where_compiled_programs_come_from(tiny_run, monkeypatch, tmp_path):
     """They are executed: a run of another origin could name a folder that its author has filled."""
 

@@ -1,5 +1,6 @@
 """Folders appear whole or not at all, whenever the process dies; each changed byte is noticed."""
 
+import errno
 import itertools
 import os
 from pathlib import Path
@@ -265,3 +266,40 @@ def test_entries_of_another_kind_are_damage_and_can_be_replaced_and_removed(tmp_
     manifest.sweep_folders(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, "real"])
     assert manifest.find_damage(tmp_path / "real") == ""
+
+
+def test_a_file_that_disappears_during_a_build_is_the_error_that_is_reported(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such text"):
+        manifest.artifact(tmp_path / "x", lambda folder: (tmp_path / "no such text").read_bytes())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_that_goes_on_is_not_removed_though_its_files_look_a_day_old(tmp_path):
+    """As when the clock is set ahead while another process builds."""
+    killed = tmp_path / ".writing-killed"
+    killed.mkdir()
+
+    def build(folder: Path) -> None:
+        (folder / "a").write_text("text")
+        for path in (folder / "a", folder, killed):
+            os.utime(path, (0, 0))
+        manifest.artifact(tmp_path / "y", lambda folder: None)
+        assert (folder / "a").is_file() and not killed.exists()
+
+    manifest.artifact(tmp_path / "x", build)
+    assert {path.name for path in tmp_path.iterdir()} == {"x", "y"}
+
+
+def test_two_new_folders_of_one_name_leave_the_first_that_ends(tmp_path):
+    final = tmp_path / "new"
+    with pytest.raises(UserError, match=r"new cannot be written: Directory not empty; give another folder"):
+        with manifest.new_folder(final) as second, manifest.new_folder(final) as first:
+            (first / "a").write_text("first")
+            (second / "a").write_text("second")
+    assert (final / "a").read_text() == "first" and list(tmp_path.iterdir()) == [final]
+
+
+def test_a_full_disk_leaves_no_new_folder_and_is_named(tmp_path):
+    with pytest.raises(OSError, match="No space left") as caught, manifest.new_folder(tmp_path / "new"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "new") and list(tmp_path.iterdir()) == []

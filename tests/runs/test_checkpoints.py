@@ -453,6 +453,7 @@ def test_a_full_disk_at_any_write_costs_one_message(tmp_path, monkeypatch, capfd
                 with raises(UserError, match=message) as caught:
                     write()
             assert "\n" not in str(caught.value), place
+            assert not list((tmp_path / "checkpoints").glob(".writing-*")), place
             # A folder that was renamed to be replaced comes back before the next save, or at the next start.
             checkpoints = Checkpoints(tmp_path)
             assert checkpoints.newest_undamaged() == 2 and checkpoints.steps() == [1, 2], place

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.text_io.resumable_output import open_resumable
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
 
 ORIGIN = {"run": "runs/a", "checkpoint": "best (step 10)", "options": {"beam_size": 4}}
 LINES = ["a", "", "c\u2028", "d ||| x", "e", "f", "g"]
@@ -24,7 +25,7 @@ class Killed(BaseException):
 
 
 def run(path, lines, *, origin=ORIGIN, step=2, stop_after=None, second=None, resume=False, **options):
-    with open_resumable(str(path), origin=origin, step=step, resume=resume, **options) as output:
+    with ResumableOutput(str(path), origin=origin, step=step, resume=resume, **options) as output:
         start = output.done
         reader = output.read("input", lines)
         other = None if second is None else output.read("prefix", second)
@@ -203,8 +204,8 @@ def test_a_complete_output_whose_record_was_kept_is_compared_and_stays(tmp_path)
 
 HOLD = """
 import sys
-from flaxformer_mt.text_io.resumable_output import open_resumable
-with open_resumable(sys.argv[1], origin={}, step=2, resume=True) as output:
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
+with ResumableOutput(sys.argv[1], origin={}, step=2, resume=True) as output:
     print("open", flush=True)
     sys.stdin.read()
 """
@@ -228,16 +229,19 @@ def test_the_record_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
     calls = []
     sync, replace = os.fsync, os.replace
 
+    def show(path):
+        return re.sub(r"^\.(.*)\.[0-9a-f]{8}$", r"new \1", os.path.basename(path))
+
     def log_sync(descriptor):
-        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        calls.append(show(os.readlink(f"/proc/self/fd/{descriptor}")))
         sync(descriptor)
 
     def log_replace(source, target):
-        calls.append(f"{os.path.basename(source)} -> {os.path.basename(target)}")
+        calls.append(f"{show(source)} -> {show(target)}")
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", log_sync)
     monkeypatch.setattr(os, "replace", log_replace)
     run(tmp_path / "out", LINES[:2])
-    record = ["out.partial.json.new", "out.partial.json.new -> out.partial.json", tmp_path.name]
+    record = ["new out.partial.json", "new out.partial.json -> out.partial.json", tmp_path.name]
     assert calls == [*record, "out.partial", *record, "out.partial", "out.partial -> out"]

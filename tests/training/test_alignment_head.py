@@ -53,7 +53,7 @@ def test_the_head_attends_as_its_layer_does_in_all_ways_of_running_it():
         found, stored = read_head(CONFIG, params, batch, "intermediates")
         layer = stored["intermediates"]["decoder"]["layers_1"]["cross_attention"]
         np.testing.assert_allclose(found, layer["attention_weights"][0][:, 1], atol=1e-6)
-    looped = dataclasses.replace(CONFIG, scan_layers=True, remat="full", attention="xla")
+    looped = dataclasses.replace(CONFIG, scan_layers=True, remat="full")
     np.testing.assert_allclose(read_head(looped, stack_layers(params), batch)[0], found, atol=1e-6)
 
 

@@ -7,6 +7,8 @@ from pytest import raises
 from tiny_experiment import change
 
 from flaxformer_mt.config import LoraConfig, OptimConfig
+from flaxformer_mt.config.checks import validate
+from flaxformer_mt.config.files import load_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.training.frozen import (
     check_patterns,
@@ -64,6 +66,22 @@ def test_patterns_that_match_nothing_or_everything_are_refused():
     text = describe_frozen(PARAMS, OptimConfig(freeze=("encoder",)))
     assert text == "8 of 17 parameters (47.1%) are trained; the others are frozen"
     assert describe_frozen(PARAMS, OptimConfig()) == ""
+
+
+def test_low_rank_changes_are_trained_whatever_else_is_frozen(tiny_config):
+    """The recipe finetune_nllb freezes embeddings; LoRA freezes all but its factors anyway."""
+    validate(load_config("finetune_nllb").replace({"optim.lora.rank": 4}))
+    factors = {"shared_embedding": {"embedding": {"down": np.ones((4, 1), np.float32)}}}
+    params = {**PARAMS, "lora": factors}
+    for freeze in ((), ("*_embedding",), ("*",)):
+        optim = OptimConfig(
+            optimizer="adam", freeze=freeze, lora=LoraConfig(rank=1, targets=("*/embedding",))
+        )
+        check_patterns(PARAMS, optim)
+        rule = make_optimizer(optim, lambda step: 0.5)
+        updates, _ = rule.update(params, rule.init(params), params)
+        ((path, update),) = flatten_tree(updates).items()
+        assert path == "lora/shared_embedding/embedding/down" and np.all(update != 0)
 
 
 def test_low_rank_changes_that_do_not_fit_are_refused():

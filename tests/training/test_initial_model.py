@@ -1,6 +1,5 @@
 """Runs that start from another run: its network, vocabulary and parameters, on other data."""
 
-import collections
 import dataclasses
 import shutil
 from fnmatch import fnmatch
@@ -14,7 +13,6 @@ from tiny_experiment import change
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import LoraConfig
 from flaxformer_mt.config.files import read_config
-from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.runs import load_run
 from flaxformer_mt.runs.checkpoints import Checkpoints
@@ -82,10 +80,6 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
     for path, leaf in base.items():
         np.testing.assert_array_equal(start[path], leaf)
         trained = fnmatch(path, "decoder/*/kernel") or fnmatch(path, "encoder/*norm/*")
-        if path == "shared_embedding/embedding":
-            changed = np.flatnonzero((end[path] != leaf).any(axis=1))
-            np.testing.assert_array_equal(changed, most_frequent(read_config(run / "config.json"), 5))
-            continue
         assert np.array_equal(end[path], leaf) != trained, path
         if not path.startswith("encoder/"):
             np.testing.assert_array_equal(stored[f"ema_params/{path}"], leaf)
@@ -96,15 +90,6 @@ def test_low_rank_changes_of_another_run_are_trained(tiny_run, tmp_path, capsys)
         np.testing.assert_allclose(leaf, (before[path] + end[path]) / 2, rtol=1e-5, atol=1e-7)
     assert main(["train", f"--run={run}", "--config.train.steps=8", "--config.optim.lora.alpha=3"]) == 2
     assert "optim.lora.alpha: 16.0 -> 3.0" in capsys.readouterr().err
-
-
-def most_frequent(config, count):
-    prepared = prepare(config)
-    seen = collections.Counter()
-    for index in range(len(prepared.train.base)):
-        for side in prepared.train.base[index]:
-            seen.update(side.tolist())
-    return sorted(sorted(seen, key=lambda token: (-seen[token], token))[:count])
 
 
 def read_arrays(run, step):

@@ -3,12 +3,14 @@
 import random
 import re
 import time
+from pathlib import Path
 
 import pytest
+from growth import growth
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.inline_markup import put_back, take_out
+from flaxformer_mt.translation.inline_markup import _best_run, put_back, take_out
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
@@ -91,11 +93,22 @@ def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
         ("Der <b>Hund</b> bellt laut.", "The dog barks dogs", "0-0 1-1 2-2 1-3", "The <b>dog</b> barks dogs"),
         # The element inside goes elsewhere: the outer one reaches around it.
         ("<b>a <i>b</i></b> c", "A C B", "0-0 1-2 2-1", "<b>A C <i>B</i></b>"),
-        # Both elements have the same word; the second stays, empty.
-        ("<b>a</b> <i>b</i>", "AB", "0-0 1-0", "<b>AB</b><i></i>"),
-        # Nothing is aligned with the word: beside the translation of the next one.
-        ("a <b>b</b> c", "A C", "0-0 2-1", "A <b></b>C"),
-        ("a <b>b</b>", "A", "0-0", "A<b></b>"),
+        # Both elements have the same word: the second gets the following one, or shares it.
+        ("<b>a</b> <i>b</i>", "A B", "0-0 1-0", "<b>A</b> <i>B</i>"),
+        ("<b>a</b> <i>b</i>", "AB", "0-0 1-0", "<b><i>AB</i></b>"),
+        ("<b>a</b> <i>b</i> c <u>d</u>", "A D", "0-0 1-0 2-0 3-1", "<b>A</b> <i><u>D</u></i>"),
+        # Nothing is aligned with the word: around the translation of the next one.
+        ("a <b>b</b> c", "A C", "0-0 2-1", "A <b>C</b>"),
+        ("a <b>b</b>", "A", "0-0", "<b>A</b>"),
+        # Elements inside a word share it.
+        ("<b>d</b><i>o</i><a>g</a> x", "dog now", "0-0 1-1", "<b><i><a>dog</a></i></b> now"),
+        # Links that touch are two words; the mark of a footnote stays beside its word.
+        ("<a>hier</a><a>da</a>", "here there", "0-0 1-1", "<a>here</a><a>there</a>"),
+        ("<a>hier</a><a>da</a>", "there, here", "0-1 1-0", "<a>there</a>, <a>here</a>"),
+        ("Der Hund<sup>1</sup> schläft.", "The dog sleeps.", "0-0 1-1 2-2", "The dog<sup>1</sup> sleeps."),
+        ("Er las<sup>[2]</sup>.", "He read.", "0-0 1-1", "He read<sup>[2]</sup>."),
+        # Inside a word that stays as it is, a placeholder keeps its place.
+        ("Lies https://{host}/x jetzt.", "Now read https:///x", "0-1 1-2 2-0", "Now read https://{host}/x"),
         ("a <br/> {0} b", "", "", "<br/>{0}"),
         ("Lies {0} heute.", "Today read.", "1-0 0-1", "Today read {0}."),
         ("A &lt; <b>b</b>", "A < B & c", "0-0 1-1 2-2", "A &lt; <b>B</b> &amp; c"),
@@ -108,6 +121,106 @@ def test_markup_of_a_word_for_word_translation_is_unchanged(line, plain):
 )
 def test_tags_follow_their_words(line, translation, alignment, expected):
     assert carry(line, translation, alignment) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "translation", "alignment", "starts", "expected"),
+    [
+        # The word before is linked into the middle of its sentence.
+        ("Je ne sais. {name} est ici.", "I know not. This is here.", "0-0 1-2 2-1 3-4 4-5", (0, 12), 12),
+        ("Je ne sais. <b></b> est ici.", "I know not. This is here.", "0-0 1-2 2-1 3-4 4-5", (0, 12), 12),
+        ("Je ne sais.<br> est ici.", "I know not. This is here.", "0-0 1-2 2-1 3-5 4-4", (0, 12), 11),
+        ("Je ne sais.<sup>1</sup> Il est.", "I know not. He is.", "0-0 1-2 2-1 3-3 4-4", (0, 12), 11),
+        ("Je sais {0}. Il est.", "I know. He is.", "0-0 1-0 2-2 3-3", (0, 8), 1),
+        ("Je sais. Il est {0}.", "I know. He is.", "0-0 1-1 2-2 3-3", (0, 8), 13),
+    ],
+)
+def test_points_stay_in_their_sentence(line, translation, alignment, starts, expected):
+    point = re.search(r"\{\w+\}|<br>|<b></b>|<sup>1</sup>", line)[0]
+    result = put_back(take_out(line), translation, links(alignment), starts)
+    assert result.replace(" ", "") == f"{translation[:expected]}{point}{translation[expected:]}".replace(
+        " ", ""
+    )
+
+
+def test_a_point_may_begin_a_sentence():
+    marked = take_out("Er schläft. {name} liest ca. {0} Euro <b>{1} weiter</b>. Ich sehe {x}.")
+    assert marked.text == "Er schläft. liest ca. Euro weiter. Ich sehe."
+    assert marked.find_sentences("de") == (0, 12, 35)
+    assert take_out("er schläft. {name} liest.").find_sentences("de") is None  # all in lower case
+    assert take_out("Er <b>schläft</b>. Sie liest.").find_sentences("de") is None
+
+
+# Interface texts, with the places of their placeholders.
+INTERFACE = [
+    "{} wurde gespeichert.",
+    "Hallo {}, willkommen zurück!",
+    "Willst du {} wirklich löschen?",
+    "Die Datei {} ist zu groß ({}).",
+    "Fehler {}: {}",
+    "{}: {}",
+    "Seite {} von {}",
+    "Noch {} Zeichen",
+    "„{}“ ist vergeben.",
+    "Angemeldet als {}.",
+    "({})",
+    "Zuletzt gesehen: {}",
+    "Version {} (Build {})",
+    "Von {} bis {}, {} Treffer",
+    "{}",
+    "Hilfe zu <b>{}</b> und <a href='/x'>mehr über {}</a>.",
+    "Preis: {} € je Stück",
+    "<b>Achtung!</b> {} fehlt noch.",
+]
+FAMILIES = (
+    "{0}|{}|{name}|{{name}}|{{{raw}}}|${name}|#{name}|%{name}|%<name>s|%s|%d|%1$s|%@|%.2f|%5d|%-10s|%+d|%ld"
+    "|%zu|%%s|%1$.2f|%(name)s|%(price).2f|{0,number}|{when, date, short}"
+    "|{n, plural, =0 {nichts} one {# Ding} other {# {x}}}"
+    "|{g, select, male {{n, plural, one {er} other {{m, number} sie}}} other {{{x}}}}"
+).split("|")
+
+
+def test_four_hundred_interface_texts_come_back_byte_for_byte():
+    lines = [template.replace("{}", family) for template in INTERFACE for family in FAMILIES]
+    assert len(set(lines)) > 400
+    for line in lines:
+        assert carry(line) == line
+    for family in FAMILIES:  # and none of them is text
+        assert take_out(f"a {family} b").text == "a b"
+        assert carry(f"Von {family} %% {family}%%.", "From.", "0-0") == f"From {family} %% {family}%%."
+
+
+def test_percent_signs_and_braces_of_text_are_text():
+    for text in (
+        "5 % der 100 %, 50%-a und 100%ig",
+        "20%des https://x.de/a%20d.html?u=%2f%c3 M%c3%bcnchen",
+        "{a, b} und {wir, die Zeit}",
+        "%50'si %10 indirim 5%e",
+    ):
+        assert take_out(text).text == text
+
+
+def test_the_page_names_what_placeholders_are():
+    page = Path("docs/translating.md").read_text(encoding="utf-8")
+    table = page.split("| placeholders |")[1].split("\n\n")[0]
+    named = re.findall("`([^`]+)`", table)
+    assert len(named) > 25
+    for placeholder in named:
+        assert take_out(f"a {placeholder} b").text == "a b", placeholder
+        assert carry(f"Der Hund {placeholder} bellt.") == f"Der Hund {placeholder} bellt."
+
+
+def test_no_element_that_had_words_comes_back_empty():
+    dice = random.Random(11)
+    for _ in range(1000):
+        words = dice.randrange(1, 12)
+        line, spans = make_line(dice, words)
+        text = " ".join("word" for _ in range(dice.randrange(1, 9)))
+        alignment = [(dice.randrange(words), dice.randrange(9)) for _ in range(dice.randrange(12))]
+        result = put_back(take_out(line), text, alignment)
+        check_balanced(result)
+        for _, _, name in spans:
+            assert "word" in re.search(f"<{name}>(.*)</{name}>", result)[1], (line, result)
 
 
 def make_line(dice: random.Random, words: int) -> tuple[str, list[tuple[int, int, str]]]:
@@ -180,6 +293,60 @@ def test_hostile_markup_takes_no_time_and_stays_whole():
     for line in ("<b>" * 900 + "x" + "</b>" * 900, "<a '" * 900, "<!--" * 900, "{" * 900, "%(" * 900):
         assert carry(line).replace(" ", "") == line.replace(" ", "")
     assert time.process_time() - started < 5
+
+
+SENTENCE = "Der Mann liest ein Buch und die Frau sieht den Hund. "
+ALIGNMENTS = {
+    "word for word": lambda n: [(i, i) for i in range(n)],
+    "one word with all": lambda n: [(0, i) for i in range(n)] + [(i, 0) for i in range(n)],
+    "none": lambda n: [],
+}
+
+
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
+@pytest.mark.parametrize(
+    "make_text",
+    [
+        lambda n: "<b>" * 99 + SENTENCE * n + "</b>" * 99 + " Ja.",
+        lambda n: "<b>x</b> {0} <i>y<u>z</u></i> " * n,
+        lambda n: "x" + "{0}" * 9 * n,
+        lambda n: "<b>x<i>y</b>z</i>. " * n,
+        lambda n: "<b>d</b>" * 3 * n,
+    ],
+    ids=["nested", "siblings", "points", "crossed", "letters"],
+)
+def test_markup_takes_time_in_proportion_to_the_line(make_text, alignment):
+    """40 sentences in 99 elements took minutes."""
+
+    def put_all_back(line):
+        marked = take_out(line)
+        put_back(marked, marked.text, ALIGNMENTS[alignment](len(marked.text.split())))
+
+    assert growth(put_all_back, make_text) < 1.6
+
+
+def test_the_best_run_is_the_best_of_all_runs():
+    dice = random.Random(3)
+    for _ in range(500):
+        targets, sources = dice.randrange(1, 20), dice.randrange(1, 20)
+        linked = sorted(dice.sample(range(targets), dice.randrange(1, targets + 1)))
+        first = dice.randrange(sources)
+        words = range(first, dice.choice([first + 1, dice.randrange(first + 1, sources + 1)]))
+        expected = (sum(words) / len(words) + 0.5) / sources * targets
+
+        def rank(run, linked=linked, words=words, expected=expected):
+            start, end = run
+            size, distance = end - start, abs((start + end) / 2 - expected)
+            surplus = 2 * sum(start <= one < end for one in linked) - size
+            return surplus, -distance if len(words) == 1 else size - distance / 1000
+
+        runs = [(start, last + 1) for start in linked for last in linked if last >= start]
+        assert _best_run(set(linked), words, sources, targets) == max(runs, key=rank)
+
+
+@pytest.mark.parametrize("unit", ["</b>", "<a ", "<a '", '<a b=">" ', "{n,plural,", "{{", "%(", "&#"])
+def test_markup_that_does_not_end_is_read_once(unit):
+    assert growth(take_out, lambda n: unit * n) < 1.6
 
 
 def test_translator_and_command_put_tags_into_every_hypothesis(tiny_run, tiny_text, tmp_path, capsys):

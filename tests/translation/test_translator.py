@@ -25,7 +25,7 @@ from flaxformer_mt.parallel import SplitParameters
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
-from flaxformer_mt.text_io.resumable_output import open_resumable
+from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.translation.constraints import make_sentence
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.segmentation import read_sources
@@ -384,7 +384,7 @@ def test_memory_does_not_grow_with_the_file(translator, monkeypatch, tmp_path):
         lines = (f"der Hund {number % 7}" for number in range(count))
         tracemalloc.start()
         try:
-            with open_resumable(str(tmp_path / "out"), origin={}, step=64, resume=False) as output:
+            with ResumableOutput(str(tmp_path / "out"), origin={}, step=64, resume=False) as output:
                 for translation in translator.translate_stream(output.read("input", lines), window=64):
                     output.write([translation.text])
             return tracemalloc.get_traced_memory()[1]

@@ -2,8 +2,9 @@
 
 import html.entities
 import html.parser
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -86,11 +87,16 @@ _NAMED = "|".join(name for name, text in html.entities.html5.items() if text.iss
 _SPACES = re.compile(rf"(?:\s|&(?:{_NAMED}|#0*(?:9|10|12|13|32|160);|#[xX]0*(?:9|[aAcCdD]|20|[aA]0);))+")
 
 
+# Tags in a line, and what stands between the links of a menu.
+_TAGS = re.compile(r"<(/?)x-(\d+)[^<>]*>")
+_SEPARATORS = re.compile(r"[\s|/\\·•›»→>]*")
+
+
 class Line(NamedTuple):
     """A line to translate."""
 
     text: str
-    # Its tags, if it is a line of a document. In them, tags are named `x-0`, `x-1` ... of `kept`.
+    # Its tags, if it is a line of a document. In them, tags are named `x-0`, `x-1-a` ... of `kept`.
     marked: MarkedLine | None = None
     kept: tuple[tuple[str, str], ...] = ()
     # What is read apart inside it, such as a menu, by the place in `kept`; its lines follow this one.
@@ -104,8 +110,11 @@ class Line(NamedTuple):
     def fill(self, translation: Translation, apart: Mapping[int, str] = MappingProxyType({})) -> str:
         if self.marked is None:
             return translation.text
-        text = put_back(self.marked, translation.text, translation.alignment or ())
-        kept = [(apart[place],) * 2 if place in apart else one for place, one in enumerate(self.kept)]
+        alignment, starts = translation.alignment or (), translation.sentence_starts
+        text = put_back(self.marked, translation.text, alignment, starts)
+        kept: Any = [*self.kept] if apart else self.kept  # which all lines of a menu share
+        for place, one in apart.items():
+            kept[place] = (one, one)
         return _restore(text, kept)
 
 
@@ -162,6 +171,20 @@ class _Token(NamedTuple):
     attributes: Mapping[str, str] = MappingProxyType({})
 
 
+def _bounded(parse: Callable[..., int]) -> Callable[..., int]:
+    """Parse what may have no end, as -1 says: after many without one, the others are text and not read on."""
+
+    def parse_some(self: "_Tokenizer", place: int, *report: int) -> int:
+        try:
+            end = -1 if self.unfinished > _DEEPEST else parse(self, place, *report)
+        except AssertionError:  # "<![x[", which is a comment to browsers
+            end = self.parse_bogus_comment(place)
+        self.unfinished += end < 0
+        return end
+
+    return parse_some
+
+
 class _Tokenizer(html.parser.HTMLParser):
     """Collects the tokens; their text is read from the document, so that nothing of it can change."""
 
@@ -169,8 +192,12 @@ class _Tokenizer(html.parser.HTMLParser):
         super().__init__(convert_charrefs=True)
         self._lines = [0, *(match.end() for match in re.finditer("\n", document))]
         self.tokens: list[_Token] = []
-        self.feed(document)
+        self.unfinished = 0
+        # No tag begins after the last ">": from each "<" there, the parser would look for one to the end.
+        end = document.rfind(">") + 1
+        self.feed(document[:end])
         self.close()
+        self.handle_data(document[end:])
 
     def _add(self, kind: Any, tag: str = "", attrs: Sequence[tuple[str, str | None]] = ()) -> None:
         line, column = self.getpos()
@@ -178,7 +205,7 @@ class _Tokenizer(html.parser.HTMLParser):
         self.tokens.append(_Token(self._lines[line - 1] + column, kind, tag, attributes))
 
     def handle_data(self, data: str) -> None:
-        if not self.tokens or self.tokens[-1].kind != "text":
+        if data and not (self.tokens and self.tokens[-1].kind == "text"):
             self._add("text")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -192,6 +219,10 @@ class _Tokenizer(html.parser.HTMLParser):
 
     def handle_comment(self, data: str) -> None:
         self._add("other")
+
+    parse_starttag = _bounded(html.parser.HTMLParser.parse_starttag)
+    parse_comment = _bounded(html.parser.HTMLParser.parse_comment)
+    parse_marked_section = _bounded(html.parser.HTMLParser.parse_marked_section)
 
     # Their parameters have other names.
     handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
@@ -211,12 +242,13 @@ class _Reader:
         self.lines: list[Line] = []
         self.between: list[str] = []
         self.fixed = ""
-        # The line so far: its text, escaped, with tags named by their place in `_kept`; the same as it was.
-        self._line = self._raw = ""
+        # The line so far: its text, escaped, with tags named by their place in `_kept`; its links.
+        self._line = ""
         self._has_text = False
+        self._links: list[tuple[int, int]] = []
         self._kept: list[tuple[str, str]] = []
-        # The open elements of the line: names, and places in `_kept`.
-        self._open: list[tuple[str, int]] = []
+        # The open elements of the line: names, and places in `_kept` and in the line.
+        self._open: list[tuple[str, int, int]] = []
         # What is read apart in the line, with its place in `_kept`.
         self._apart: list[tuple[int, Template]] = []
         self._elements: list[_Element] = []
@@ -244,19 +276,26 @@ class _Reader:
             self._end_line_with(raw)
 
     def end_line(self) -> None:
-        line, raw, has_text, tags = self._line, self._raw, self._has_text, tuple(self._kept)
-        self._line, self._raw, self._has_text, self._kept, self._open = "", "", False, [], []
+        line, has_text, tags, links = self._line, self._has_text, tuple(self._kept), self._links
+        self._line, self._has_text, self._kept, self._open, self._links = "", False, [], [], []
         apart, self._apart = tuple(self._apart), []
         if not has_text:
-            self.fixed += raw
+            self.fixed += _restore(line, tags)
             return
-        text = _SPACES.sub(" ", _split_ends(line)[1])
-        before, marked, after = peel(take_out(text, in_document=True))
-        lead, _, trail = _split_ends(raw)
-        self.between.append(self.fixed + lead + _restore(before, tags))
-        self.lines.append(Line(marked.text, marked, tags, apart))
+        links = [link for link in links if _has_words(line[slice(*link)])]
+        ends = [0, *itertools.chain.from_iterable(links), len(line)]
+        outside = "".join(line[start:end] for start, end in zip(ends[::2], ends[1::2], strict=True))
+        if apart or len(links) < 2 or _has_words(outside):  # no menu
+            links = [(0, len(line))]
+        last = 0
+        for start, end in links:
+            lead, text, trail = _split_ends(line[start:end])
+            before, marked, after = peel(take_out(_SPACES.sub(" ", text), in_document=True))
+            self.between.append(self.fixed + _restore(line[last:start] + lead + before, tags))
+            self.lines.append(Line(marked.text, marked, tags, apart))
+            self.fixed, last = _restore(after + trail, tags), end
+        self.fixed += _restore(line[last:], tags)
         self.lines += [line for _, part in apart for line in part.lines]
-        self.fixed = _restore(after, tags) + trail
 
     def end(self) -> None:
         self._leave(0)
@@ -270,7 +309,6 @@ class _Reader:
             else:
                 # What the parser takes for text must be text for `take_out` too.
                 self._line += TAG_START.sub("&lt;", part)
-                self._raw += part
                 self._has_text = self._has_text or bool(_SPACES.sub("", part))
 
     def _read_start(self, token: _Token, raw: str) -> None:
@@ -281,9 +319,8 @@ class _Reader:
         if apart or token.tag in _VERBATIM or token.attributes.get("translate") == "no":
             self._verbatim, self._verbatim_text = len(self._elements), raw
         elif inline:
-            self._open.append((token.tag, len(self._kept)))
-            self._line += f"<x-{len(self._kept)}>"
-            self._raw += raw
+            self._open.append((token.tag, len(self._kept), len(self._line)))
+            self._line += f"<{_name(token.tag, len(self._kept))}>"
             self._kept.append((raw, ""))
         else:
             self.fixed += raw
@@ -303,15 +340,18 @@ class _Reader:
             return
         if not _is_inline(tag):
             self._end_line_with(raw)
-        elif tag not in dict(self._open):
+        elif tag not in [name for name, *_ in self._open[-_DEEPEST:]]:
             self._keep(raw)
         else:
-            name, number = self._open.pop()
+            name, number, start = self._open.pop()
             while name != tag:
-                name, number = self._open.pop()
-            self._line += f"</x-{number}>"
-            self._raw += raw
+                name, number, start = self._open.pop()
+            self._line += f"</{_name(tag, number)}>"
             self._kept[number] = (self._kept[number][0], raw)
+            while tag == "a" and self._links and self._links[-1][0] > start:  # a link inside
+                self._links.pop()
+            if tag == "a":
+                self._links.append((start, len(self._line)))
 
     def _enter(self, token: _Token) -> None:
         style = _WHITE_SPACE.findall(token.attributes.get("style", ""))
@@ -358,7 +398,6 @@ class _Reader:
 
     def _keep(self, raw: str) -> None:
         self._line += f"<x-{len(self._kept)}/>"
-        self._raw += raw
         self._kept.append((raw, raw))
 
     def _end_line_with(self, raw: str) -> None:
@@ -373,6 +412,16 @@ def _split_ends(text: str) -> tuple[str, str, str]:
     return text[:start], text[start:end], text[end:]
 
 
+def _name(tag: str, number: int) -> str:
+    """Return the name of a tag in a line; that of a link or a footnote tells so."""
+    return f"x-{number}-{tag}" if tag in ("a", "sup") else f"x-{number}"
+
+
+def _has_words(part: str) -> bool:
+    """Return whether a part of a line has more than tags, white space and what separates links."""
+    return _SEPARATORS.fullmatch(html.unescape(_TAGS.sub("", part))) is None
+
+
 def _restore(text: str, tags: Sequence[tuple[str, str]]) -> str:
     """Return a text with the tags of the document in place of those named `x-0`, `x-1` ..."""
-    return re.sub(r"<(/?)x-(\d+)/?>", lambda tag: tags[int(tag[2])][tag[1] == "/"], text)
+    return _TAGS.sub(lambda tag: tags[int(tag[2])][tag[1] == "/"], text)

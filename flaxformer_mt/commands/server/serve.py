@@ -165,10 +165,8 @@ def _load(
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
         from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
-        from flaxformer_mt.translation.letter_case import choose_cases
 
-        changed_cases = choose_cases(options.capitals, None)
-        changes |= {"split_sentences": options.split_sentences, "changed_cases": changed_cases}
+        changes |= {"split_sentences": options.split_sentences, "capitals": options.capitals}
         return CTranslate2Engine(path, arriving=True, **changes), (), ""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.config.load_options import LoadOptions

@@ -45,7 +45,8 @@ class DirectedModel(NamedTuple):
         pivot = PivotLine(request, (directions[0], directions[1]), apart=self.thread.engine.apart)
         first = await asyncio.wrap_future(self.thread.submit(pivot.first))
         second = map(self.then.thread.submit, pivot.ask_second(first))
-        return pivot.join(first, await asyncio.gather(*map(asyncio.wrap_future, second)))
+        answers = await asyncio.gather(*map(asyncio.wrap_future, second))
+        return await asyncio.to_thread(pivot.join, first, answers)
 
 
 def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
@@ -96,14 +97,16 @@ class Translations:
             raise Refusal(400, "the field documents is true, but a model reads each line alone")
         count = max(alternatives + 1, n_best)
         annotations = Annotations(alignments=request.alignments, attention=request.attention)
-        templates = [(read_html if request.format == "html" else read_text)(text) for text in request.texts]
+        # What grows with a text runs in a thread: this one answers all clients.
+        read = read_html if request.format == "html" else read_text
+        templates = [await asyncio.to_thread(read, text) for text in request.texts]
 
         async def translate_text(text: str, template: Template) -> dict[str, Any]:
             most_likely, *_ = await _detect(text, choices)
             model = choices[most_likely["language"]]
             how: dict[str, Any] = {"n_best": count, "annotations": annotations, "glossary": request.glossary}
             answers = await _translate_lines(model, template.lines, documents=request.documents, **how)
-            fields = _answer_text(model, template, answers, request)
+            fields = await asyncio.to_thread(_answer_text, model, template, answers, request)
             return fields | ({"detectedLanguage": most_likely} if request.source == AUTO else {})
 
         async with self._reserve(sum(len(template.lines) for template in templates)):
@@ -156,9 +159,12 @@ async def _translate_lines(
     for_markup = annotations._replace(alignments="words", for_markup=True)
     context = model.context if documents is not False else 0
     texts = Documents([line.text for line in lines], context)
+    marked, language = [line.marked for line in lines], model.source_language or ""
+    starts = await asyncio.to_thread(lambda: [one and one.find_sentences(language) for one in marked])
     asked = []
-    for line, _ in zip(lines, texts, strict=True):
+    for line, start, _ in zip(lines, starts, texts, strict=True):
         fields: dict[str, Any] = {"annotations": for_markup if line.needs_alignment else annotations}
+        fields["sentence_starts"] = start
         if context:
             fields["context"] = texts.before
         asked.append(model.translate(line.text, **options, **fields))

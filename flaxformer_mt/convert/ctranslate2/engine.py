@@ -21,10 +21,12 @@ from flaxformer_mt.cpu import core_count
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.decoding.sizes import LengthRule
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.runs.target_lengths import read_target_lengths
 from flaxformer_mt.translation.annotation import add_attention
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.translation.engine import Line, LineEngine, Part
 from flaxformer_mt.translation.language_tags import LineTags
+from flaxformer_mt.translation.letter_case import Capitals, choose_cases
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Translation, one_line, rank
 from flaxformer_mt.translation.segmentation import SplitSentences, splits_sentences
@@ -124,15 +126,15 @@ class CTranslate2Engine(LineEngine):
         folder: Path,
         *,
         split_sentences: SplitSentences = "auto",
-        changed_cases: frozenset[str] = frozenset(),
+        capitals: Capitals = "never",
         arriving: bool = False,
         **search: Any,
     ) -> None:
         """Load the model.
 
         Args:
-          split_sentences: see `LoadOptions`; what the model was trained on is not known.
-          changed_cases, arriving: see `LineEngine`.
+          split_sentences, capitals: see `LoadOptions`.
+          arriving: see `LineEngine`.
           search: search options that replace those of the run.
         """
         if not (folder / "model.bin").is_file():
@@ -148,13 +150,16 @@ class CTranslate2Engine(LineEngine):
                 f"{', '.join(missing)}: CTranslate2 does not have this; export a run without it, change it "
                 "where the command has a flag for it, or give --backend=jax"
             )
+        # Exports of earlier versions do not say what the model was trained on.
+        _, several, letter_cases = read_target_lengths(folder)
+        changed_cases = choose_cases(capitals, letter_cases)
         self._batches = _Batches(self._translate)
         super().__init__(
             config,
             find_vocabs(folder, ImportOverrides()),
             self._batches,
             long_lines="split",
-            sentences=splits_sentences(split_sentences, several=None),
+            sentences=splits_sentences(split_sentences, several=several),
             arriving=arriving,
             changed_cases=changed_cases,
         )

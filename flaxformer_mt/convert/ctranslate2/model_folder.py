@@ -41,10 +41,9 @@ from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import Constant, Leaves, Table, read_names
 from flaxformer_mt.convert.network_fields import EVERY_FIELD, Field, find_problems, value_of
-from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
+from flaxformer_mt.model.positions import SINUSOIDAL_TABLES
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.vocab import PretrainedVocab, Vocab, Vocabs
+from flaxformer_mt.vocab import PretrainedVocab, Vocab
 
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
@@ -225,10 +224,9 @@ def _zero_pad(leaf: np.ndarray, size: int, *, axis: int) -> np.ndarray:
 
 def _constants(config: ModelConfig) -> Iterator[Constant]:
     """Return the tables of positions, which Flax computes and CTranslate2 stores."""
-    if config.positions in ("sinusoidal", "sinusoidal_halves"):
+    if config.positions in SINUSOIDAL_TABLES:
         first, longest = config.first_position, config.longest_input or 0
-        make_table = sinusoidal_table if config.positions == "sinusoidal" else sinusoidal_half_table
-        encodings = make_table(first + longest, config.model_dim)[first:]
+        encodings = SINUSOIDAL_TABLES[config.positions](first + longest, config.model_dim)[first:]
         for stack in ("encoder", "decoder"):
             yield Constant(f"{stack}/position_encodings/encodings", encodings)
 
@@ -251,7 +249,7 @@ def _problems(config: Config) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     vocabs = weights.vocabs
     spec = make_spec(weights.config.model, weights.leaves)
-    tokens = _special_tokens(vocabs)
+    tokens = _special_tokens(vocabs.target)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = tokens
     spec.config.decoder_start_token = spec.config.bos_token
     spec.config.add_source_bos = False
@@ -267,14 +265,18 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         vocabs.target.save(folder / "target.spm")
 
 
-def _special_tokens(vocabs: Vocabs) -> list[str]:
-    source, target = (v.pieces([v.unk_id, v.bos_id, v.eos_id]) for v in (vocabs.source, vocabs.target))
-    if source != target:
-        raise UserError(
-            f"{_NAME} cannot express this model: unk, bos and eos are {', '.join(source)} in the source "
-            f"vocabulary and {', '.join(target)} in the target vocabulary; they must be equal"
-        )
-    return target
+def _special_tokens(vocab: Vocab) -> list[str]:
+    return vocab.pieces([vocab.unk_id, vocab.bos_id, vocab.eos_id])
+
+
+def _find_symbol_problem(weights: Weights) -> list[str]:
+    source, target = (_special_tokens(vocab) for vocab in (weights.vocabs.source, weights.vocabs.target))
+    if source == target:
+        return []
+    return [
+        f"unk, bos and eos are {', '.join(source)} in the source vocabulary and {', '.join(target)} in the "
+        "target vocabulary; they must be equal"
+    ]
 
 
 def _open(folder: Path) -> Outputs:
@@ -317,4 +319,5 @@ FORMAT = Format(
     quantity="log_probs",
     quantizations=_QUANTIZATIONS,
     write_shortlist=lambda shortlist, folder: shortlist.write(folder / "vmap.txt"),
+    more_problems=_find_symbol_problem,
 )

@@ -37,6 +37,7 @@ from flaxformer_mt.convert.huggingface.model_config import (
     read_model_fields,
 )
 from flaxformer_mt.convert.huggingface.tokenizer_files import (
+    find_symbol_problem,
     read_exported_tokenizer,
     read_tokenizer,
     write_tokenizer,
@@ -51,7 +52,7 @@ from flaxformer_mt.convert.name_table import (
     read_names,
 )
 from flaxformer_mt.convert.network_fields import TYING, Field, Fields, any_value, find_problems
-from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
+from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, WRAPPERS, open_tensors, save_safetensors
 from flaxformer_mt.convert.toolkits.fairseq import STACK_NAMES
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
@@ -93,6 +94,14 @@ def _make_constants(model: ModelConfig, positions: int, vocab_size: int) -> Iter
             yield Constant(name, table, True, tolerance=TABLE_TOLERANCE)
 
 
+def open_bart_tensors(folder: Path) -> dict[str, Any]:
+    """Open the tensors of a folder; those of the base class get the names that they have in the others."""
+    tensors = open_tensors(folder)
+    if any(name.startswith("model.") for name in tensors):
+        return tensors
+    return {name if name in ("lm_head.weight", _BIAS) else f"model.{name}": tensors[name] for name in tensors}
+
+
 def has_output_bias(tensors: Mapping[str, Any]) -> bool:
     return _BIAS in tensors and bool(np.any(np.asarray(tensors[_BIAS])))
 
@@ -109,6 +118,7 @@ def open_model(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # our own lines say what is done
+    logging.set_verbosity_error()
     folder = path if path.is_dir() else path.parent
     # Whatever kernels config.json asks for: they differ in rounding, and may not be installed.
     model, report = AutoModelForSeq2SeqLM.from_pretrained(
@@ -117,9 +127,11 @@ def open_model(path: Path, overrides: ImportOverrides | None = None) -> Outputs:
         dtype=torch.float32,
         local_files_only=True,
         attn_implementation="eager",
+        key_mapping={WRAPPERS: ""},
     )
+    del report["unexpected_keys"]  # such as tables that the class computes: `read` knows all names of a file
     if mismatches := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
-        raise UserError(f"{folder}: transformers reports missing or unexpected arrays: {mismatches}")
+        raise UserError(f"{folder}: transformers reports missing or wrong arrays: {mismatches}")
     model.eval()
 
     def outputs(batch: Batch) -> np.ndarray:
@@ -152,7 +164,13 @@ class HuggingFaceFormat:
 
     def make_format(self) -> Format:
         return Format(
-            self.name, self.problems, self._write, open_model, self._read, lost_options=lost_options
+            self.name,
+            self.problems,
+            self._write,
+            open_model,
+            self._read,
+            lost_options=lost_options,
+            more_problems=find_symbol_problem,
         )
 
     def problems(self, config: Config) -> list[str]:
@@ -186,12 +204,7 @@ class HuggingFaceFormat:
             raise UserError(
                 f"{folder} has model_type {stored.get('model_type')}; {self.name} reads {self.model_type}"
             )
-        return self._read_tensors(path, overrides, stored, open_tensors(folder))
-
-    def _read_tensors(
-        self, path: Path, overrides: ImportOverrides, stored: dict[str, Any], tensors: Mapping[str, Any]
-    ) -> Weights:
-        folder = path if path.is_dir() else path.parent
+        tensors = open_bart_tensors(folder)
         fields, network = read_model_fields(self.fields, folder)
         if overrides.vocabs is not None:
             vocabs = overrides.vocabs

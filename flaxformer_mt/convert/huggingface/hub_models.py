@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from flaxformer_mt.config import Config
+from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.foreign_files import check_network
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights
@@ -24,6 +25,7 @@ from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.pretrained import (
     BART_FIELDS,
+    SETTINGS,
     T5_FIELDS,
     Family,
     make_model_config,
@@ -32,14 +34,15 @@ from flaxformer_mt.convert.huggingface.pretrained import (
     read_vocab,
     write_vocab,
 )
+from flaxformer_mt.convert.huggingface.tokenizer_files import find_symbol_problem
 from flaxformer_mt.convert.name_table import Table, read_names
 from flaxformer_mt.convert.network_fields import find_problems
 from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import PretrainedVocab, Vocabs
 
-# Arrays that early files have and no version of transformers uses.
-UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
+# Ends of names of arrays that early files have and no version of transformers uses.
+UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", "coder.version")
 
 _T5_NAMES = """
 shared_embedding                                                       shared
@@ -78,6 +81,14 @@ def _problems(config: Config) -> list[str]:
     return find_problems(T5_FIELDS if _is_t5(config) else BART_FIELDS, config)
 
 
+def _find_more_problems(weights: Weights) -> list[str]:
+    vocab = weights.vocabs.target
+    if not isinstance(vocab, PretrainedVocab):
+        return find_symbol_problem(weights)
+    cut = "its vocabulary was cut at the import (--vocab_text), and the original tokenizer has other ids; "
+    return [] if vocab.metadata.kept is None else [f"{cut}give --format=ctranslate2"]
+
+
 def _format_with_our_vocabulary(config: Config) -> Format:
     return _WITH_OUR_VOCABULARY["marian" if config.model.norm_position == "post" else "pegasus"]
 
@@ -98,11 +109,6 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     if not isinstance(vocab, PretrainedVocab):
         _format_with_our_vocabulary(config).write(weights, folder, quantization)
         return
-    if vocab.metadata.kept is not None:
-        raise UserError(
-            f"{_NAME} cannot express this model: its vocabulary was cut at the import (--vocab_text), and "
-            "the original tokenizer has other ids; give --format=ctranslate2"
-        )
     tensors = _make_table(config, weights.vocabs).to_foreign(weights.leaves, tied=False)
     for name in [name for name in tensors if name.endswith("embed_positions.weights")]:
         del tensors[name]  # computed by the class
@@ -111,7 +117,14 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
         for field in ("dtype", "torch_dtype")
         if f'"{field}"'.encode() in vocab.files["config.json"]
     }
-    write_vocab(vocab, folder, changes)
+    # The tokenizer's own languages are those of the model that was imported.
+    direction, languages = find_directions(config.data)[0], {}
+    if (target := choose_target_tag(config.data, direction)) and b'"src_lang": "' in vocab.files.get(
+        SETTINGS, b""
+    ):
+        (source,) = choose_tags(config.data, direction)
+        languages = {"src_lang": source.strip("_"), "tgt_lang": target.strip("_")}
+    write_vocab(vocab, folder, {"config.json": changes, SETTINGS: languages})
     save_safetensors(tensors, folder / WEIGHTS_NAME)
 
 
@@ -125,11 +138,8 @@ def _read(path: Path, overrides: ImportOverrides) -> Weights:
         return our_format.read(path, overrides)
     formats.refuse_overrides(overrides, folder)
     family = read_family(folder, stored)
-    tensors = {name: tensor for name, tensor in open_tensors(folder).items() if name not in UNUSED}
-    return _read_tensors(folder, family, tensors)
-
-
-def _read_tensors(folder: Path, family: Family, tensors: Mapping[str, Any]) -> Weights:
+    stored_tensors = (open_tensors if family.is_t5 else bart_family.open_bart_tensors)(folder)
+    tensors = {name: tensor for name, tensor in stored_tensors.items() if not name.endswith(UNUSED)}
     vocab, data = read_vocab(folder, family)
     vocabs = Vocabs(vocab, vocab, joint=True)
     tied, bias = _is_tied(family, tensors), bart_family.has_output_bias(tensors)
@@ -154,4 +164,4 @@ def _is_tied(family: Family, tensors: Mapping[str, Any]) -> bool:
     return output.shape == embedding.shape and np.array_equal(np.asarray(output), np.asarray(embedding))
 
 
-FORMAT = Format(_NAME, _problems, _write, bart_family.open_model, _read)
+FORMAT = Format(_NAME, _problems, _write, bart_family.open_model, _read, more_problems=_find_more_problems)

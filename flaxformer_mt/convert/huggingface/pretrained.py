@@ -92,10 +92,10 @@ BART_FIELDS = (
 )
 
 
-_SETTINGS = "tokenizer_config.json"
+SETTINGS = "tokenizer_config.json"
 # The files that are kept, of those that exist.
 _KEPT = (
-    *(TOKENIZER_JSON, _SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *(TOKENIZER_JSON, SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("config.json", "generation_config.json", *SENTENCEPIECE_NAMES),
 )
 
@@ -201,7 +201,7 @@ def read_vocab(folder: Path, family: Family) -> tuple[PretrainedVocab, dict[str,
     tokenizer = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     if tokenizer == "MBartTokenizer":
         raise UserError(
-            f"{folder / _SETTINGS}: tokenizer_class is MBartTokenizer, which puts languages after sentences, "
+            f"{folder / SETTINGS}: tokenizer_class is MBartTokenizer, which puts languages after sentences, "
             "as mBART-25 does; give an mBART-50 model"
         )
     kind = _choose_kind(family, files, tokenizer, folder)
@@ -281,7 +281,7 @@ def _list_codes(style: str, settings: Mapping[str, Any]) -> list[str]:
 
         name = settings.get("language_codes", "m2m100")
         if not isinstance(name, str) or name not in codes:
-            raise UserError(f"{_SETTINGS}: language_codes is {str(name)[:40]}; known: {', '.join(codes)}")
+            raise UserError(f"{SETTINGS}: language_codes is {str(name)[:40]}; known: {', '.join(codes)}")
         return [f"__{code}__" for code in codes[name]]
     if style == "nllb":
         from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as nllb_codes
@@ -303,10 +303,11 @@ def _make_data_fields(family: Family, style: TagStyle, settings: Mapping[str, An
     return fields
 
 
-def write_vocab(vocab: PretrainedVocab, folder: Path, changes: Mapping[str, Any]) -> None:
+def write_vocab(vocab: PretrainedVocab, folder: Path, changes: Mapping[str, dict[str, Any]]) -> None:
+    """Write the files of a tokenizer, with the changes of some fields of those that are JSON."""
     for name, content in vocab.files.items():
-        if name == "config.json":
+        if name in changes:
             stored = json.loads(content)
-            if any(stored.get(field) != value for field, value in changes.items()):
-                content = (json.dumps(stored | dict(changes), indent=2) + "\n").encode()
+            if any(stored.get(field) != value for field, value in changes[name].items()):
+                content = (json.dumps(stored | changes[name], indent=2) + "\n").encode()
         (folder / name).write_bytes(content)

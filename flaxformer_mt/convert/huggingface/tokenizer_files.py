@@ -22,7 +22,7 @@ from typing import Any
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.config.files import read_file, read_json_object
-from flaxformer_mt.convert.formats import read_config_json
+from flaxformer_mt.convert.formats import Weights, read_config_json
 from flaxformer_mt.convert.sentencepiece_file import Specials, name_of, renumber
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
@@ -36,19 +36,23 @@ _SETTINGS = "tokenizer_config.json"
 _DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
+def find_symbol_problem(weights: Weights) -> list[str]:
+    source, target = (_specials_of(vocab) for vocab in (weights.vocabs.source, weights.vocabs.target))
+    if source == target:
+        return []
+    return [
+        "Hugging Face's tokenizer has one set of special symbols, but the source vocabulary has "
+        f"{source} and the target vocabulary {target}; train both with the same symbols and ids"
+    ]
+
+
 def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
-    specials = [_specials_of(vocab) for vocab in (vocabs.source, vocabs.target)]
-    if specials[0] != specials[1]:
-        raise UserError(
-            "Hugging Face's tokenizer has one set of special symbols, but the source vocabulary has "
-            f"{specials[0]} and the target vocabulary {specials[1]}; train both with the same symbols and ids"
-        )
     vocabs.source.save(folder / _SPM["source"])
     vocabs.target.save(folder / _SPM["target"])
     _write_json(_ids_of(vocabs.source), folder / _ID_FILES["source"])
     if not vocabs.joint:
         _write_json(_ids_of(vocabs.target), folder / _ID_FILES["target"])
-    tokens = {f"{symbol}_token": name for symbol, (_, name) in specials[0].items()}
+    tokens = {f"{symbol}_token": name for symbol, (_, name) in _specials_of(vocabs.target).items()}
     directions = find_directions(config.data)
     settings = {
         "tokenizer_class": "MarianTokenizer",

@@ -53,7 +53,7 @@ def _find_problems(config: Config) -> list[str]:
 def _write(weights: Weights, folder: Path, quantization: str) -> None:
     data = weights.config.data
     pair = f"{data.source_language}{data.target_language}"
-    files = marian.make_files(weights, what=_NAME, multiple=_OUTPUTS)
+    files = marian.make_files(weights, multiple=_OUTPUTS)
     arrays = dict(files.arrays)
     if f"{OUTPUT}_Wt" in arrays:  # the engine would transpose it in 8 bits
         arrays[f"{OUTPUT}_W"] = arrays.pop(f"{OUTPUT}_Wt").T
@@ -154,4 +154,5 @@ FORMAT = Format(
     quantizations=tuple(_ENDINGS),
     lost_options=marian.list_lost,
     write_shortlist=_write_shortlist,
+    more_problems=marian.find_start_problem,
 )

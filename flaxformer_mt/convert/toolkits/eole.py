@@ -36,14 +36,10 @@ from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import attributes_of, open_safetensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 
 _NAME = "eole"
 _VOCAB_NAME = "vocab.json"
-# Rows of the stored table of positions.
-_POSITIONS = 5000
 _SYMBOLS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<blank>", "bos_token": "<s>"}
-_FILLER = "averyunlikelytoken"
 
 # What each activation_fn is here.
 _ACTIVATIONS = {
@@ -62,14 +58,7 @@ _FIELDS = (
     Field("ffn_dim", "(encoder|decoder).transformer_ff", bounds=FFN_WIDTH, default=2048),
     Field("activation", "(encoder|decoder).mlp_activation_fn", _ACTIVATIONS, default="relu"),
     Field("norm_epsilon", "(encoder|decoder).norm_eps", bounds=EPSILON, default=1e-5),
-    Field(
-        "positions",
-        "position_encoding_type",
-        {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_halves"},
-        default="SinusoidalInterleaved",
-    ),
-    Field("max_positions", values=_POSITIONS),
-    Field("source_end", values=False),
+    *toolkit.OPENNMT_FIELDS,
     Field("attention_bias", "(encoder|decoder).add_qkvbias", FLAG, default=False),
     Field("ffn_bias", "(encoder|decoder).add_ffnbias", FLAG, default=False),
     Field("output_bias", "generator_bias", FLAG, default=True),
@@ -167,11 +156,9 @@ _GATED_NAMES = """
 
 
 def _make_constants(network: ModelConfig) -> list[Constant]:
-    make_table = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
-    positions = make_table(_POSITIONS, network.model_dim)[:, None]
     factors = (f"decoder.transformer_layers.{n}.layer_scalar" for n in range(network.num_decoder_layers))
     return [
-        *toolkit.table_constants(positions, ("src_emb.pe.pe", "tgt_emb.pe.pe")),
+        *toolkit.position_constants(network, ("src_emb.pe.pe", "tgt_emb.pe.pe"), axis=1),
         *(Constant(name, np.ones(1, np.float32), optional=True) for name in factors),
     ]
 
@@ -191,8 +178,7 @@ def _read_lists(vocab: Mapping[str, Any], path: Path) -> list[toolkit.PieceList]
         names = vocab.get(side)
         if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
             raise UserError(f"{path}: {side} must be a list of pieces; give the folder that eole has saved")
-        unused = {name for name in names if name.startswith(_FILLER)} | ({bos} & set(names))
-        lists.append(toolkit.PieceList(names, Specials(unk, eos, pad, start), unused))
+        lists.append(toolkit.make_opennmt_list(names, Specials(unk, eos, pad, start), bos))
     return lists
 
 

@@ -238,7 +238,9 @@ def _read_dictionary(folder: Path, language: str | None) -> toolkit.PieceList:
             raise UserError(
                 f"line {number} of {path} repeats {piece!r:.40}; each piece needs an id of its own"
             )
-        if piece in places:  # later lines take the name, and the earlier entry keeps its id
+        if piece in _SPECIALS:  # fairseq keeps the ids of its symbols, and the line only fills a row
+            piece = f"<overwritten {len(pieces)}>"
+        elif piece in places:  # later lines take the name, and the earlier entry keeps its id
             pieces[places[piece]] = f"<overwritten {places[piece]}>"
         places[piece] = len(pieces)
         pieces.append(piece)

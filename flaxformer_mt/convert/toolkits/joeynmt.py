@@ -27,12 +27,9 @@ from flaxformer_mt.convert.sentencepiece_file import Specials
 from flaxformer_mt.convert.stored_tensors import as_arrays, attributes_of, load_checkpoint, take_tensors
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.model.positions import sinusoidal_table
 
 _NAME = "joeynmt"
 _FILES = ("best.ckpt", "latest.ckpt", "*.ckpt")
-# Rows of the stored table of positions.
-_POSITIONS = 5000
 _SIDES = {"src": "encoder", "trg": "decoder"}
 
 _FIELDS = (
@@ -43,7 +40,7 @@ _FIELDS = (
     Field("ffn_dim", "(encoder|decoder).ff_size", bounds=FFN_WIDTH),
     Field("norm_position", "(encoder|decoder).layer_norm", {"pre": "pre", "post": "post"}),
     Field("norm_epsilon", values=1e-6),
-    Field("max_positions", values=_POSITIONS),
+    Field("max_positions", values=toolkit.POSITIONS),
     Field(
         "activation",
         "(encoder|decoder).activation",
@@ -77,9 +74,7 @@ def _read(path: Path) -> Weights:
     _warn_of_text(data, folder)
     lists = [_read_list(folder / f"{side}_vocab.txt", data.get("special_symbols")) for side in _SIDES]
     vocabs = toolkit.read_vocabs(folder, lists, languages)
-    tables = toolkit.table_constants(
-        sinusoidal_table(_POSITIONS, network.model_dim)[None], ("encoder.pe.pe", "decoder.pe.pe")
-    )
+    tables = toolkit.position_constants(network, ("encoder.pe.pe", "decoder.pe.pe"), axis=0)
     return toolkit.make_weights(
         network,
         vocabs,

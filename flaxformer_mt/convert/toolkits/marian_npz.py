@@ -189,16 +189,10 @@ class Files(NamedTuple):
     vocabs: list[bytes]
 
 
-def make_files(weights: Weights, *, what: str = _NAME, multiple: int = 1) -> Files:
+def make_files(weights: Weights, *, multiple: int = 1) -> Files:
     """Make the files of a model, whose vocabularies have a multiple of some number of pieces."""
-    config, vocabs, leaves = weights.config, weights.vocabs, weights.leaves
-    start = next(leaves[path] for path in leaves if re.match("(shared|target)_embedding/", path))
-    if config.model.target_start == "symbol" and start[vocabs.target.bos_id].any():
-        raise UserError(
-            f"{what} cannot express this model: model.target_start is symbol, whose embedding is not zero "
-            "as in Marian; train with --config.model.target_start=zeros"
-        )
-    tensors = _make_table(config.model, vocabs).to_foreign(leaves)
+    config, vocabs = weights.config, weights.vocabs
+    tensors = _make_table(config.model, vocabs).to_foreign(weights.leaves)
     models, rows = [], {}
     for side, stack, vocab in (("source", "encoder", vocabs.source), ("target", "decoder", vocabs.target)):
         model, size = drop_fillers(vocab.model)
@@ -249,6 +243,18 @@ def find_marian_problems(config: Config) -> list[str]:
             "Marian translates with other keys than it trains with; use ssru or post"
         )
     return problems
+
+
+def find_start_problem(weights: Weights) -> list[str]:
+    """Of an imported model, the start symbol has an embedding of zeros."""
+    tables = [leaf for path, leaf in weights.leaves.items() if re.match("(shared|target)_embedding/", path)]
+    start = weights.vocabs.target.bos_id
+    if weights.config.model.target_start == "zeros" or not any(table[start].any() for table in tables):
+        return []
+    return [
+        "model.target_start is symbol, whose embedding is not zero as in Marian; train with "
+        "--config.model.target_start=zeros"
+    ]
 
 
 def make_search(weights: Weights) -> dict[str, Any]:
@@ -518,4 +524,5 @@ FORMAT = Format(
     read_model,
     quantity="log_probs",
     lost_options=list_lost,
+    more_problems=find_start_problem,
 )

@@ -41,13 +41,9 @@ from flaxformer_mt.convert.stored_tensors import (
 )
 from flaxformer_mt.convert.toolkits import toolkit_model as toolkit
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.model.positions import sinusoidal_half_table, sinusoidal_table
 
 _NAME = "opennmt-py"
-# Rows of the stored table of positions.
-_POSITIONS = 5000
 _UNK, _PAD, _BOS, _EOS = "<unk>", "<blank>", "<s>", "</s>"
-_FILLER = "averyunlikelytoken"
 
 _FIELDS = (
     Field("num_encoder_layers", "enc_layers", bounds=COUNT),
@@ -62,14 +58,7 @@ _FIELDS = (
         default="relu",
     ),
     Field("norm_epsilon", "norm_eps", bounds=EPSILON, default=1e-6),
-    Field(
-        "positions",
-        "position_encoding_type",
-        {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_halves"},
-        default="SinusoidalInterleaved",
-    ),
-    Field("max_positions", values=_POSITIONS),
-    Field("source_end", values=False),
+    *toolkit.OPENNMT_FIELDS,
     Field("tying", "share_embeddings & share_decoder_embeddings", TYING, default=False),
     Field("dropout_rate", "dropout", bounds=RATE, default=0.1),
     Field("attention_dropout_rate", "attention_dropout", bounds=RATE, default=None),
@@ -110,12 +99,8 @@ def _read(path: Path) -> Weights:
     rules = [
         *read_names(_GATED_NAMES if network.activation == "swiglu" else _PLAIN_NAMES),
         *read_names(_NAMES),
+        *toolkit.position_constants(network, expand_groups(_TABLES), axis=1),
     ]
-    make_table = sinusoidal_table if network.positions == "sinusoidal" else sinusoidal_half_table
-    positions = make_table(_POSITIONS, network.model_dim)[:, None]
-    rules += toolkit.table_constants(
-        positions, expand_groups("(encoder|decoder).embeddings.make_embedding.pe.pe")
-    )
     return toolkit.make_weights(network, vocabs, as_arrays(tensors), rules, path=file, what=_NAME)
 
 
@@ -177,6 +162,7 @@ def _rename_old(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torc
             yield name.replace("generator.0.", "generator."), tensor
 
 
+_TABLES = "(encoder|decoder).embeddings.make_embedding.pe.pe"
 _SOURCE_TABLE = "encoder.embeddings.make_embedding.emb_luts.0.weight"
 _NAMES = """
 (source|target)_embedding                                    (encoder|decoder).embeddings.make_embedding.emb_luts.0
@@ -232,8 +218,7 @@ def _make_list(names: list[str], start: str, file: Path) -> toolkit.PieceList:
         if symbol not in names:
             raise UserError(f"{file}: the vocabulary lacks {symbol}; give a checkpoint of onmt_train")
     bos = start if start in names else next((one for one in (_BOS, _PAD) if one in names), None)
-    unused = {name for name in names if name.startswith(_FILLER)} | ({_BOS} & set(names))
-    return toolkit.PieceList(names, Specials(_UNK, _EOS, _PAD, None if bos == _PAD else bos), unused)
+    return toolkit.make_opennmt_list(names, Specials(_UNK, _EOS, _PAD, None if bos == _PAD else bos), _BOS)
 
 
 FORMAT = Format.read_only(_NAME, _read)

@@ -12,14 +12,30 @@ from flaxformer_mt.convert.foreign_files import check_network, read_bytes, read_
 from flaxformer_mt.convert.formats import Weights, fit_vocabulary, make_table, read_weights
 from flaxformer_mt.convert.huggingface.model_config import make_data_config
 from flaxformer_mt.convert.name_table import TABLE_TOLERANCE, Constant, Rule
+from flaxformer_mt.convert.network_fields import Field
 from flaxformer_mt.convert.sentencepiece_file import SPACE, Specials, make_word_model, renumber
 from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.model.positions import SINUSOIDAL_TABLES
 from flaxformer_mt.vocab import Vocab, Vocabs
 
 _SUFFIXES = (".model", ".spm")
 _SIDES = {"source": ("source", "src", "srcvocab"), "target": ("target", "tgt", "trg", "trgvocab")}
 # Larger files are not read, nor those that have more values once their references are written out.
 _LARGEST, _MOST_VALUES = 1 << 26, 1 << 22
+
+# Rows of a stored table of positions.
+POSITIONS = 5000
+# What OpenNMT-py and eole have in common.
+OPENNMT_FIELDS = (
+    Field(
+        "positions",
+        "position_encoding_type",
+        {"SinusoidalInterleaved": "sinusoidal", "SinusoidalConcat": "sinusoidal_halves"},
+        default="SinusoidalInterleaved",
+    ),
+    Field("max_positions", values=POSITIONS),
+    Field("source_end", values=False),
+)
 
 
 class Languages(NamedTuple):
@@ -70,7 +86,9 @@ def languages_of(codes: Iterable[Any]) -> Languages:
     return Languages(*(code if isinstance(code, str) and code else None for code in codes))
 
 
-def table_constants(table: np.ndarray, names: Iterable[str]) -> list[Constant]:
+def position_constants(network: ModelConfig, names: Iterable[str], *, axis: int) -> list[Constant]:
+    """The stored tables of positions, which have an axis of length 1 more."""
+    table = np.expand_dims(SINUSOIDAL_TABLES[network.positions](POSITIONS, network.model_dim), axis)
     return [Constant(name, table, optional=True, tolerance=TABLE_TOLERANCE) for name in names]
 
 
@@ -84,6 +102,12 @@ class PieceList(NamedTuple):
     names: Sequence[str]
     specials: Specials
     unused: Collection[str] = ()
+
+
+def make_opennmt_list(names: Sequence[str], specials: Specials, bos: str) -> PieceList:
+    """Return a list whose fillers occur in no text, and neither does `bos`, whatever targets begin with."""
+    unused = {name for name in names if name == bos or name.startswith("averyunlikelytoken")}
+    return PieceList(names, specials, unused)
 
 
 def read_vocabs(

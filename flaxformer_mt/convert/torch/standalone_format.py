@@ -17,7 +17,7 @@ from flaxformer_mt.convert.foreign_files import check_equal, check_network
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Outputs, Weights
 from flaxformer_mt.convert.name_table import Table, read_names
 from flaxformer_mt.convert.network_fields import EVERY_FIELD, Field, find_problems
-from flaxformer_mt.convert.stored_tensors import open_safetensors, save_safetensors
+from flaxformer_mt.convert.stored_tensors import open_safetensors, save_safetensors, unwrap
 from flaxformer_mt.convert.torch import modeling
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.vocab import Vocabs
@@ -85,7 +85,7 @@ def _load_with_overrides(path: Path, overrides: ImportOverrides) -> modeling.Tra
     folder = path if path.is_dir() else path.parent
     config, vocabs = formats.find_config(folder, overrides), formats.find_vocabs(folder, overrides)
     module = modeling.Transformer(to_dict(config)["model"], **_class_arguments(vocabs))
-    tensors = modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path)
+    tensors = unwrap(modeling.read_safetensors(folder / TENSORS_NAME if path.is_dir() else path))
     tensors |= {name: tensors[stored] for name, stored in module.ties.items() if stored in tensors}
     module.load_state_dict(tensors, strict=True)
     return module.eval()

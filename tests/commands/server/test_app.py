@@ -576,6 +576,37 @@ def test_models_in_a_row_serve_languages_that_none_translates(serve, slow, slow_
     thread.stop()
 
 
+@pytest.mark.parametrize("what", ["read_html", "_answer_text"])
+def test_long_work_on_one_text_keeps_no_other_client_waiting(serve, slow, slow_thread, monkeypatch, what):
+    from flaxformer_mt.commands.server import translations
+
+    begun, release, own = threading.Event(), threading.Event(), getattr(translations, what)
+
+    def work(*arguments):
+        begun.set()
+        assert release.wait(30)
+        return own(*arguments)
+
+    monkeypatch.setattr(translations, what, work)
+    slow.go.set()
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)}, timeout=1)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.translate, "<b>One</b>", format="html")
+        assert begun.wait(30)
+        assert server.ask("/health") == (200, {"status": "ok"})
+        assert answer.result(30)[0] == 504  # the time limit holds meanwhile
+        release.set()
+
+
+def test_a_placeholder_may_begin_a_sentence_of_a_document(serve, slow, slow_thread):
+    asked = []
+    slow.submit = lambda request: asked.append(request) or SlowEngine.submit(slow, request)
+    slow.go.set()
+    server = serve({("de", "en"): DirectedModel(slow_thread, "de", "en")})
+    server.translate("<p>Er schläft. {0} liest.</p>", source="de", target="en", format="html")
+    assert [(one.text, one.sentence_starts) for one in asked] == [("Er schläft. liest.", (0, 12))]
+
+
 def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
     slow.go.set()
     prepared, arrived = [], threading.Event()

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from growth import growth
 
 from flaxformer_mt.commands.server.html_documents import Template, read_html, read_text
 from flaxformer_mt.translation.result import Translation
@@ -68,6 +69,13 @@ def test_odd_documents_keep_everything(document, lines):
     assert "".join(fill(template, *lines).split()) == "".join(document.split())
 
 
+def test_what_ends_nowhere_is_text_and_other_marked_sections_are_comments():
+    assert [line.text for line in read_html("<p>a <b <i <!-- <?").lines] == ["a <b <i <!-- <?"]
+    assert [line.text for line in read_html("a <![x[b]]> c <![ d").lines] == ["a c <![ d"]
+    unfinished = "<a b='x>" * 101 + "<i>c</i>"  # so many that no more are looked for
+    assert len(read_html(unfinished).lines) == 1
+
+
 # https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without br, and what HTML had before.
 # The last ones are tags of XLIFF.
 VOID = "area embed img input link meta wbr source track x/ bx/ ec/"
@@ -111,6 +119,38 @@ def test_readings_of_ruby_are_left_out_and_menus_are_read_apart():
     # Where nothing is before them, they end lines: these are no sentence.
     form = "<p><button>OK</button> <button>Nein</button></p>"
     assert [line.text for line in read_html(form).lines] == ["OK", "Nein"]
+
+
+@pytest.mark.parametrize(
+    ("document", "lines"),
+    [
+        ("<nav><a href='/a'>Accueil</a> <a href='/b'>Contact</a></nav>", ["Accueil", "Contact"]),
+        ("<nav>\n<a>Le <b>chien</b></a>\n<a>La gare</a>\n</nav>", ["Le chien", "La gare"]),
+        ("<p><span><a><img src=i> Hier</a><b><a>Da</a></b></span></p>", ["Hier", "Da"]),
+        ("<a>Start</a> &rsaquo; <a>Haus</a>&nbsp;&gt; <a>Tür</a>", ["Start", "Haus", "Tür"]),
+        ("<p><a><img src=i></a> <a>Eins</a> <a>Zwei</a> <!-- c --></p>", ["Eins", "Zwei"]),
+        ("<p><a>Eins</a> oder <a>zwei</a></p>", ["Eins oder zwei"]),
+        ("<p><a>Eins</a> <a>zwei</a>.</p>", ["Eins zwei."]),
+        ("<p><a>Nur einer</a></p>", ["Nur einer"]),
+        ("<p><a>Eins</a> <a>zwei</p>", ["Eins zwei"]),
+        # Links in a sentence that touch are words of their own, as marks of footnotes are.
+        ("<p>Sieh <a>hier</a><a>da</a></p>", ["Sieh hier da"]),
+        ("<p>Der Hund<sup><a href='#1'>[1]</a></sup> schläft</p>", ["Der Hund schläft"]),
+    ],
+)
+def test_the_links_of_a_menu_are_lines_of_their_own(document, lines):
+    template = read_html(document)
+    assert [line.text for line in template.lines] == lines
+    assert fill(template, *lines).split() == document.split()
+
+
+def test_placeholders_of_a_document_stay_in_their_sentence():
+    (line,) = (template := read_html("<p>Il dort. <i translate=no>X</i> est {0}.</p>")).lines
+    assert line.text == "Il dort. est." and line.marked.find_sentences("fr") == (0, 9)
+    translated = Translation(
+        "He is asleep. It is.", 0, 0, (1,), sentence_starts=(0, 14), alignment=((0, 0), (1, 1), (2, 4))
+    )
+    assert template.fill([translated]) == "<p>He is asleep. <i translate=no>X</i> It is {0}.</p>"
 
 
 def test_entities_end_in_semicolons_and_text_is_escaped_as_it_was():
@@ -211,3 +251,36 @@ def test_a_document_of_unclosed_elements_takes_no_longer_than_its_length_asks():
     assert len(read_html("<p><button>" + "<div>a" * 5_000).lines) == 5_000
     assert len(read_html("<p>a<object>a<my-x>" * 5_000).lines) >= 5_000
     assert time.perf_counter() - start < 2 * 10 * 10 * max(short, 0.05)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<a ",
+        '<a "',
+        "<a/ ",
+        '<a b=">" ',
+        "<!-- >",
+        "<![CDATA[>",
+        "<![x",
+        "</",
+        "<b>",
+        "<b></i>",
+        "<a>x</a> ",
+        "<a>x",
+        "x<sup>1</sup>",
+        "<p>x {0}. ",
+        "<li>",
+        "<script>",
+        "x<button>y</button>",
+        "<b>x <i>y</i></b> ",
+        "{n, plural, {",
+        "&#",
+    ],
+)
+def test_documents_take_time_in_proportion_to_their_length(unit):
+    def read_and_fill(document):
+        template = read_html(document)
+        fill(template, *(line.text for line in template.lines))
+
+    assert growth(read_and_fill, lambda n: unit * n) < 1.6
