@@ -593,7 +593,7 @@ def test_long_work_on_one_text_keeps_no_other_client_waiting(serve, slow, slow_t
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.translate, "<b>One</b>", format="html")
         assert begun.wait(30)
-        assert server.ask("/health") == (200, {"status": "ok"})
+        assert server.ask("/health") == (200, {"status": "ok", "ready": True})
         assert answer.result(30)[0] == 504  # the time limit holds meanwhile
         release.set()
 
