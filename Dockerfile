@@ -1,4 +1,4 @@
-# flaxformer_mt on CPUs, with the pinned versions of requirements.txt:
+# flaxformer_mt on CPUs with the server, all packages as in requirements.lock:
 #
 #   docker build --tag=flaxformer-mt .
 #   docker run --rm --volume="$PWD/runs:/work/runs" flaxformer-mt train --config=toy_de_en
@@ -8,11 +8,10 @@
 FROM python:3.12-slim
 
 WORKDIR /opt/flaxformer_mt
-COPY requirements.txt ./
-RUN pip install --no-cache-dir --requirement=requirements.txt
+COPY requirements.lock ./
+RUN pip install --no-cache-dir --require-hashes --requirement=requirements.lock
 COPY . .
-# With the server, and all other packages at the versions of requirements.txt.
-RUN pip install --no-cache-dir --constraint=requirements.txt ".[serve]"
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
 # Files that a run writes belong to this user, or to that of `docker run --user`.
 RUN useradd --create-home --uid=1000 flaxformer && mkdir -p /work && chmod 1777 /work

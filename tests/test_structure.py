@@ -314,6 +314,26 @@ def test_pins_are_exact_and_inside_the_declared_ranges(python):
             assert pin.name in extra and next(iter(pin.specifier)).version in extra[pin.name].specifier, pin
 
 
+def test_the_images_install_what_is_pinned_with_hashes():
+    for name in ("requirements.lock", "requirements-cuda.lock"):
+        entries = re.split(r"\n(?=\S)", (ROOT / name).read_text(encoding="utf-8").partition("\n\n")[0])
+        locked = {}
+        for entry in entries:
+            if not entry.startswith("#"):
+                requirement, *hashes = entry.split(" \\\n    --hash=sha256:")
+                assert hashes and all(re.fullmatch(r"[0-9a-f]{64}\s*", one) for one in hashes), entry[:80]
+                pin = Requirement(requirement)
+                locked.setdefault(pin.name.lower().replace("_", "-"), set()).add(str(pin.specifier))
+        wanted = [*pins("requirements.txt"), *pins("requirements-image.txt")]
+        for pin in wanted:
+            assert str(pin.specifier) in locked[pin.name.lower().replace("_", "-")], (name, pin)
+        image = ROOT / ("Dockerfile.cuda" if "cuda" in name else "Dockerfile")
+        assert f"--require-hashes --requirement={name}" in image.read_text(encoding="utf-8")
+    served = {pin.name: str(pin.specifier) for pin in pins("requirements-image.txt")}
+    tested = {pin.name: str(pin.specifier) for pin in pins("requirements-test.txt")}
+    assert all(served[name] == tested[name] for name in ("starlette", "uvicorn"))
+
+
 def test_each_python_takes_one_pin_of_each_package():
     for python in ("3.11", "3.12", "3.13", "3.14"):
         names = [

@@ -627,6 +627,9 @@ class ServeOptions(CheckpointOptions, SearchModelOptions, ShortlistOptions, Lett
     # Origins whose pages may ask this server from a browser (CORS), such as https://example.org, separated by
     # commas. *: any. Empty: only the server's own page.
     cors: tuple[str, ...] = ()
+    # Names by which clients reach this server, such as translate.example.org, separated by commas; requests
+    # with another Host are refused. Empty: any.
+    allowed_hosts: tuple[str, ...] = ()
     # ---- limits ----
 
     # Maximum number of characters of a request; longer requests get status 413.

@@ -7,7 +7,7 @@ were read enter free rows, and decodes. Programs are compiled in threads; slots.
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +63,12 @@ class StatePrograms:
     def __init__(self, parts: int, **programs: "Future[Callable[..., Any]]") -> None:
         self._parts, self._programs = parts, programs
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the compiler, at most so long; return whether it has ended, well or with an error."""
+        if seconds is not None:
+            return not wait(self._programs.values(), seconds).not_done
         with announce_if_slow("compiling the search (once per size; kept for later)"):
-            for program in self._programs.values():
-                program.result()
+            return not wait(self._programs.values()).not_done
 
     def empty(self) -> Leaves:
         return self._programs["empty"].result()((), np.ones(self._parts, np.int32))

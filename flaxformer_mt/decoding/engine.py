@@ -29,6 +29,8 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 _FILLS = 2
 # Programs of a size: free slots, read sources, decode.
 _PROGRAMS = 3
+# Seconds that a thread which other work may reach waits for what other threads do.
+PATIENCE = 0.01
 # A state that has made this many steps takes no sentence until it is empty: then steps count from 0.
 _MAX_STEPS = 2**30
 # Occurs in XLA's message about a failed allocation on every backend.
@@ -160,6 +162,8 @@ class Slots:
             entered = [names[part::parts] for part in range(parts)]
             used = [0] * parts
         else:
+            # The first sentence of each line before all second ones: a long text holds up no others.
+            names.sort(key=lambda name: self.waiting[name].stream[1:])
             used = list(map(len, self._busy))
             for name in names:
                 part = used.index(min(used))
@@ -304,14 +308,11 @@ class SearchEngine:
         )
         return Slots(find_programs, params, size, lay_out, parts=parts, lines=lines)
 
-    def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> int:
-        """Load or compile the programs of all sizes, for sentences without constraints; return how many."""
-        return sum(self.warm_up_each(params, n_best=n_best))
+    def warm_up(self, params: Sequence[Any], *, n_best: int = 1) -> Iterator[int]:
+        """Load or compile the programs of all sizes, for sentences without constraints.
 
-    def warm_up_each(self, params: Sequence[Any], *, n_best: int = 1) -> Iterator[int]:
-        """Load or compile the programs of all sizes; yield their number as soon as those of a size are ready.
-
-        Each size searches a sentence: what a program needs only at its first step is loaded now as well.
+        Yields their number as soon as those of a size are ready, and 0 now and then while other threads
+        compile. Each size searches a sentence: what a program needs only at its first step is loaded as well.
         """
         sizes = self.sizes(n_best)
         sentence = Sentence(np.zeros(1, np.int32), prefix=(0,) * self._symbols.num_free)
@@ -330,6 +331,8 @@ class SearchEngine:
         every = collections.deque(itertools.islice(made, max(1, core_count() // _PROGRAMS)))
         while every:
             slots = every.popleft()
+            while not slots.programs.wait(PATIENCE):
+                yield 0
             slots.finish(slots.start())
             yield _PROGRAMS
             every.extend(itertools.islice(made, 1))

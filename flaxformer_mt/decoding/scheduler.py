@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from flaxformer_mt.decoding.engine import Call, SearchEngine, Slots
+from flaxformer_mt.decoding.engine import PATIENCE, Call, SearchEngine, Slots
 from flaxformer_mt.decoding.sentences import Form, Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.search import OVER_CAPACITY, UNLIMITED, SearchResult, Size
@@ -111,17 +111,20 @@ class Scheduler:
     # ---- sentences as they come, a few steps at a time ----
 
     def _search_some(self, max_steps: int) -> Iterator[Finished]:
-        """Make steps in some slots; those with sentences take turns."""
+        """Make steps in some slots: those with sentences take turns, if their programs are compiled."""
         for (_, n_best), sentences in self._take_unassigned():
             for name, sentence in sentences.items():
                 self._enter(name, sentence, n_best)
-        while self._turn:
-            key = self._turn.popleft()
-            if len(self._slots[key]):
-                self._turn.append(key)
-                self._start(key, max_steps)
-                yield from self._finish_oldest()
-                return
+        self._turn = collections.deque(key for key in self._turn if len(self._slots[key]))
+        # All of them are asked, so that all begin to compile.
+        ready = [key for key in self._turn if self._slots[key].programs.wait(0)]
+        if ready:
+            self._turn.remove(ready[0])
+            self._turn.append(ready[0])
+            self._start(ready[0], max_steps)
+            yield from self._finish_oldest()
+        elif self._turn:
+            self._slots[self._turn[0]].programs.wait(PATIENCE)
 
     def _enter(self, name: Hashable, sentence: Sentence, n_best: int, *, again: bool = False) -> None:
         """Let a sentence wait for a slot: among a few sentences, or among many where all slots are taken."""

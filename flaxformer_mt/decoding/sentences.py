@@ -67,7 +67,7 @@ class Sentence:
     source: token ids, the last one is eos. prefix: of the translation, without eos. required: phrases of the
     translation, without eos. least: the minimum number of tokens of the translation, with eos; the search
     options may require more. prefix_ends_word: whether the token after the prefix begins a word or ends the
-    translation. stream: distinguishes the random numbers of equal sources, such as the number of the line.
+    translation. stream: distinguishes random numbers of equal sources: numbers of the line, and in it.
     """
 
     source: np.ndarray

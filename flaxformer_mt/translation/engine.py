@@ -23,7 +23,7 @@ from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.corpus.documents import Context, check_context, tokenize_before
 from flaxformer_mt.corpus.sentence_split import split_sentences
-from flaxformer_mt.decoding.engine import SearchEngine
+from flaxformer_mt.decoding.engine import PATIENCE, SearchEngine
 from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, TokenScorer
 from flaxformer_mt.decoding.scheduler import Scheduler
 from flaxformer_mt.decoding.sentences import Sentence
@@ -63,8 +63,6 @@ _NOT_NUMBERS = "the model's scores are not numbers (NaN)"
 _STEPS = 8
 # Results that are read in another thread, if there are so many at once.
 _MANY = 16
-# Seconds that a step waits for what other threads do, while requests may arrive.
-_PATIENCE = 0.01
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -370,7 +368,8 @@ class LineEngine(ABC):
 
     def _start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="results")
+            # Where requests arrive, some of them work while others compile.
+            self._threads = ThreadPoolExecutor(4 if self.arriving else 1, thread_name_prefix="results")
         return self._threads.submit(function, *arguments)
 
     def _collect(self, *, more: bool) -> None:
@@ -382,7 +381,7 @@ class LineEngine(ABC):
                 self._annotating.add(self._start(self._annotate_each, self._unannotated))
                 self._unannotated = []
             if self._annotating:
-                timeout = 0 if len(self._searches) else _PATIENCE
+                timeout = 0 if len(self._searches) else PATIENCE
                 done, self._annotating = wait(self._annotating, timeout=timeout)
                 for future in done:
                     self._finished += future.result()
@@ -576,9 +575,12 @@ class JaxEngine(LineEngine):
         Yields now and then, so that lines can be translated in between.
         """
         for n_best in dict.fromkeys((1, self.most_hypotheses)):
-            yield from self._engine.warm_up_each(self._params, n_best=n_best)
+            yield from self._engine.warm_up(self._params, n_best=n_best)
         watched = choose_watched(Annotations(attention=True), self._scorer.models)
-        self._scorer.warm_up(params=self._params, watched=watched)
+        scored = self._start(lambda: self._scorer.warm_up(params=self._params, watched=watched))
+        while wait([scored], PATIENCE).not_done:
+            yield 0
+        scored.result()
 
     def compile(self) -> None:
         """Compile the programs that search the requests so far."""

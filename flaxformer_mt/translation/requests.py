@@ -7,6 +7,7 @@ requests and step the engine.
 import collections
 import dataclasses
 import functools
+import logging
 import queue
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -259,6 +260,8 @@ class EngineThread:
         """Start the thread, which does `preparation`, work in parts, as long as there are no requests."""
         self.engine: Any = engine  # of which servers ask more than the interface has
         self._preparation = iter(preparation)
+        # Whether the preparation is done; may be asked by any thread.
+        self.is_ready = False
         # Why the thread has ended, if it has.
         self.failure: BaseException | None = None
         self._arriving: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -293,6 +296,7 @@ class EngineThread:
             self.failure = Stopped("the server stops")
         except Exception as error:  # a bug: what waits for this thread must not wait forever
             self.failure = error
+            logging.exception("the model has stopped")
         failure = Stopped(f"the model has stopped: {type(self.failure).__name__}: {self.failure}")
         while not self._arriving.empty():
             if action := self._arriving.get():
@@ -304,7 +308,8 @@ class EngineThread:
         """Accept and remove requests, and wait for the first if there is no other work; False: stop."""
         idle = not len(self.engine)
         while idle or not self._arriving.empty():
-            if self._arriving.empty() and next(self._preparation, self) is not self:
+            if self._arriving.empty() and not self.is_ready:
+                self.is_ready = next(self._preparation, self) is self
                 continue
             action = self._arriving.get()
             if action is None:
@@ -314,6 +319,8 @@ class EngineThread:
         return True
 
     def _enter(self, future: Future[Translation], request: Request) -> None:
+        if future.cancelled():
+            return
         number = self._count
         self._count += 1
         self._futures[number] = future

@@ -300,7 +300,7 @@ class Translator:
         """
         if self.all_params[0] is None:
             raise ValueError("this translator has no parameters of its own to warm up with")
-        return self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best))
+        return sum(self.search.warm_up(self.all_params, n_best=count_candidates(self.config.search, n_best)))
 
     def compile(
         self, lines: Sequence[str], params: Any, documents: Sequence[Hashable] | bool = False

@@ -53,6 +53,22 @@ def test_lines_are_translated_as_by_greedy_search_of_the_run(folder, tiny_run):
     assert whole.parts == 1
 
 
+def test_the_sentences_of_a_long_text_hold_up_no_other_text(folder):
+    """Where requests arrive; the lines of a file share batches as whole lines."""
+    for arriving, sizes in ((True, [64, 64, 23]), (False, [150, 1])):
+        system, batches = CTranslate2Engine(folder, beam_size=1, arriving=arriving), []
+        translate = system._batches._translate
+        system._batches._translate = lambda sentences, *how, own=translate, seen=batches: (
+            seen.append(len(sentences)) or own(sentences, *how)
+        )
+        system.submit(Request("ba do. " * 150, id="long"))
+        system.submit(Request("gu", id="other"))
+        found = []
+        while len(system):
+            found += [name for name, _ in system.step()]
+        assert batches == sizes and (found == ["other", "long"] or not arriving)
+
+
 def test_hypotheses_alignments_and_attention(folder):
     system = CTranslate2Engine(folder)
     asked = Annotations(alignments="words", attention=True)

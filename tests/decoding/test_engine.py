@@ -313,7 +313,7 @@ def test_a_stream_of_any_length_takes_a_few_programs(monkeypatch):
     assert len(compiled) == 12
     searcher.params = [jax.tree.map(lambda leaf: leaf * 1.1, own) for own in searcher.params]
     searcher.search(many[:100], 400)
-    assert searcher.engine.warm_up(searcher.params) == 12 == len(compiled)
+    assert sum(searcher.engine.warm_up(searcher.params)) == 12 == len(compiled)
 
 
 def test_programs_for_a_few_sentences_are_kept(tmp_path):

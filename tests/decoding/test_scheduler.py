@@ -1,5 +1,8 @@
 """Sentences that join a running search: the same translations as if all were known at the beginning."""
 
+import dataclasses
+from concurrent.futures import Future
+
 import jax
 import pytest
 from test_engine import FEW, MODEL, Searcher, assert_same_translations, make_sentences
@@ -34,7 +37,7 @@ def finish(live):
 
 
 def test_warm_up_compiles_what_sentences_need(searcher, live):
-    assert searcher.engine.warm_up(live._params) == len(searcher.engine.programs._found) * 3
+    assert sum(searcher.engine.warm_up(live._params)) == len(searcher.engine.programs._found) * 3
     found = dict(searcher.engine.programs._found)
     for number, sentence in enumerate(make_sentences([8, 3, 6, 8, 2, 5])):
         live.submit({number: sentence}, n_best=1)
@@ -70,6 +73,43 @@ def test_sentences_join_and_leave_a_running_search(searcher, live):
     assert_same_translations(
         [found[name] for name in sorted(found)], [expected[name] for name in sorted(found)]
     )
+
+
+def test_what_compiles_holds_up_no_sentence_whose_programs_are_ready(searcher, live, monkeypatch):
+    find, compiling = searcher.engine.programs.find, Future()
+
+    def find_late(*args, n_best, **how):
+        found = find(*args, n_best=n_best, **how)
+        late = {"late": compiling} if n_best == 1 else {}
+        return StatePrograms(found._parts, **found._programs | late)
+
+    monkeypatch.setattr(searcher.engine.programs, "find", find_late)
+    first, second = make_sentences([4, 5])
+    live.submit({"first": first}, n_best=1)
+    live.submit({"second": second}, n_best=2)
+    found = {}
+    while "second" not in found:
+        found |= live.step(2)
+    for _ in range(3):
+        assert not dict(live.step(2)) and len(live) == 1, "it waits, and comes back soon"
+    prepared = searcher.engine.warm_up(live._params)
+    assert [next(prepared) for _ in range(3)] == [0, 0, 0]
+    compiling.set_result(None)
+    assert sum(prepared) >= 3
+    assert finish(live).keys() == {"first"} and found.keys() == {"second"}
+
+
+def test_the_sentences_of_a_long_text_hold_up_no_other_text(searcher, live):
+    sentences = make_sentences([4] * 81)
+    for number, sentence in enumerate(sentences[:80]):
+        live.submit({number: dataclasses.replace(sentence, stream=(1, number))}, n_best=1)
+    dict(live.step(2))
+    live.submit({"other": dataclasses.replace(sentences[80], stream=(1, 0))}, n_best=1)
+    found = {}
+    while "other" not in found:
+        found |= live.step(2)
+    assert len(found) <= 40, "19 of the text are searched before it, and as many beside it"
+    assert len(found | finish(live)) == 81
 
 
 def test_a_device_that_fails(searcher, live, monkeypatch):

@@ -4,13 +4,15 @@ import concurrent.futures
 import dataclasses
 import pickle
 import random
+import threading
+import time
 
 import pytest
 from fake_engine import FakeEngine
 
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.requests import EngineThread, Request, run, run_windows
+from flaxformer_mt.translation.requests import EngineThread, Request, Stopped, run, run_windows
 from flaxformer_mt.translation.result import Annotations, Translation
 
 LINES = ["der Hund", "", "Katze! Buch!", "Milch"]
@@ -87,6 +89,46 @@ def test_windows_are_answered_in_order_and_what_is_wrong_is_raised_after_those_b
     failing = run(FakeEngine(lambda request: ValueError(request.text)), [Request("broken")])
     with pytest.raises(ValueError, match="broken"):
         next(failing)
+
+
+def test_a_request_whose_client_has_left_is_not_read():
+    begun, go, read = threading.Event(), threading.Event(), []
+
+    class Slow(FakeEngine):
+        def step(self, **how):
+            begun.set()
+            go.wait(30)
+            return super().step(**how)
+
+        def read(self, requests):
+            read.extend(request.text for request in requests)
+            return super().read(requests)
+
+    thread = EngineThread(Slow(shout), preparation=[1, 2])
+    first = thread.submit(Request("first"))
+    begun.wait(30)
+    late = thread.submit(Request("late"))
+    late.cancel()
+    go.set()
+    assert first.result(30).text == "FIRST"
+    thread.stop()
+    assert read == ["first"] and isinstance(thread.failure, Stopped)
+
+
+def test_a_thread_is_ready_when_its_preparation_has_ended():
+    go = threading.Event()
+
+    def prepare():
+        while not go.wait(0.01):
+            yield 0  # others compile
+
+    thread = EngineThread(FakeEngine(shout), preparation=prepare())
+    assert thread.submit(Request("a")).result(30).text == "A" and not thread.is_ready
+    go.set()
+    while not thread.is_ready:
+        time.sleep(0.01)
+    assert thread.submit(Request("b")).result(30).text == "B"
+    thread.stop()
 
 
 def test_of_10_000_requests_of_64_clients_none_is_lost_or_mixed():

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
         "Guess the language of a text, among the languages of the server",
         ("q",),
         ("api_key",),
-        [{"confidence": 100.0, "language": "de"}],
+        [{"confidence": 83.1, "language": "de"}, {"confidence": 16.9, "language": "fr"}],
     ),
     "/languages": ("List the languages", (), (), [{"code": "de", "name": "German", "targets": ["en"]}]),
     "/frontend/settings": (
@@ -65,7 +66,8 @@ _PATHS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], Any]] = {
         (),
         {"charLimit": 10000, "models": {"de-en": "runs/a, checkpoint best"}},
     ),
-    "/health": ("Tell whether all models run", (), (), {"status": "ok"}),
+    "/health": ("Tell whether all models run", (), (), {"status": "ok", "ready": True}),
+    "/ready": ("As /health; status 503 while it compiles", (), (), {"status": "ok", "ready": True}),
     "/metrics": ("Counts and durations, for Prometheus", (), (), None),
     "/spec": ("This interface as an OpenAPI document", (), (), {"openapi": _VERSION}),
 }
@@ -214,13 +216,14 @@ def make_app(
         "/languages": server.list_languages,
         "/frontend/settings": server.describe_settings,
         "/health": server.tell_health,
+        "/ready": server.tell_health,
         "/metrics": server.tell_measurements,
     }
     routes = [
         Route(path, server.endpoint(path, answer), methods=["POST"] if path in _POSTED else ["GET"])
         for path, answer in answers.items()
     ]
-    # Without it, pages of other servers can neither send requests nor read the answers.
+    # Without it, pages of other servers cannot read the answers; forms that they send are refused in `_read`.
     sharing = Middleware(
         CORSMiddleware,
         allow_origins=options.cors,
@@ -250,8 +253,10 @@ class _Server:
         """Return a function that answers errors, log them, and count all requests by `path`."""
 
         async def respond(request: Request) -> Response:
-            start = time.monotonic()
+            start, hosts = time.monotonic(), self._options.allowed_hosts
             try:
+                if hosts and (host := request.url.hostname) not in hosts:
+                    raise Refusal(400, f"the host {host!r:.80} is none of --allowed_hosts={','.join(hosts)}")
                 response = await answer(request)
             except Refusal as refusal:
                 response = self._refuse(request, refusal.status, str(refusal))
@@ -260,10 +265,11 @@ class _Server:
             except ClientDisconnect:
                 response = self._refuse(request, _CLIENT_LEFT, "the client left")
             except Stopped as error:
-                response = self._refuse(request, 503, str(error))
-            except Exception as error:  # a bug, which must not end the server
-                self._refuse(request, 500, f"{type(error).__name__}: {error}")
-                response = _to_json({"error": "an error inside the server, which its log names"}, 500)
+                response = self._refuse(request, 503, "the model has stopped", cause=str(error))
+            except Exception:  # a bug, which must not end the server
+                response = self._refuse(request, 500, "an error inside the server, which its log names")
+                for line in traceback.format_exc().rstrip().split("\n"):
+                    self._log(line)
             self._measurements.add_request(path, response.status_code, time.monotonic() - start)
             return response
 
@@ -277,9 +283,10 @@ class _Server:
         self._measurements.add_request("other", error.status_code, 0)
         return response
 
-    def _refuse(self, request: Request, status: int, message: str) -> Response:
+    def _refuse(self, request: Request, status: int, message: str, *, cause: str = "") -> Response:
+        """Return the answer, and log it, or the cause, which is not for the client."""
         client = request.client.host if request.client else "?"
-        self._log(f"{status} {request.method} {request.url.path} from {client}: {message}")
+        self._log(f"{status} {request.method} {request.url.path:.80} from {client}: {cause or message}")
         headers = {"Retry-After": "1"} if status == 429 else {}
         if status in (408, 413):  # the rest of the body has not been read
             headers["Connection"] = "close"
@@ -351,10 +358,12 @@ class _Server:
         )
 
     async def tell_health(self, request: Request) -> Response:
-        for (source, target), model in self._models.items():
-            if (failure := model.thread.failure) is not None:
-                raise Refusal(503, f"the model {source}-{target} has stopped: {failure}")
-        return _to_json({"status": "ok"})
+        threads = [model.thread for model in self._models.values()]
+        if failures := [thread.failure for thread in threads if thread.failure is not None]:
+            raise Stopped(failures[0])
+        ready = all(thread.is_ready for thread in threads)
+        status = 200 if ready or request.url.path == "/health" else 503
+        return _to_json({"status": "ok", "ready": ready}, status)
 
     async def tell_measurements(self, request: Request) -> Response:
         threads = {model.thread for model in self._models.values()}
@@ -368,6 +377,12 @@ class _Server:
         return PlainTextResponse(self._measurements.format(gauges, num_recased))
 
     async def _read(self, request: Request) -> dict[str, Any]:
+        # A form of another site's page, which a browser sends without asking.
+        own = request.headers.get("sec-fetch-site") != "cross-site"
+        if not own and not {"*", request.headers.get("origin")} & set(self._options.cors):
+            raise Refusal(403, "a page of another site asks; its origin is none of --cors of this server")
+        if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+            raise Refusal(400, f"the Content-Encoding is {coding:.20}; send the body as it is")
         # A character takes at most 12 bytes, as an escape, and the other fields take little.
         most, seconds = 12 * self._options.max_characters + 65_536, self._options.timeout
         length = request.headers.get("content-length", "0")
@@ -382,7 +397,8 @@ class _Server:
                         raise Refusal(413, f"the body has more than the {most} bytes that this server reads")
         except TimeoutError:
             raise Refusal(408, f"the body did not arrive within {seconds:g} seconds") from None
-        fields = request_fields.read_fields(bytes(body), request.headers.get("content-type", ""))
+        kind, query = request.headers.get("content-type", ""), request.url.query
+        fields = request_fields.read_fields(bytes(body), kind, query)
         self._check_key(fields.get("api_key"))
         return fields
 

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -34,11 +35,15 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
+        from flaxformer_mt.commands.server.head_deadline import DeadlineProtocol
     from flaxformer_mt.commands.server.translations import add_pivots, direct
     from flaxformer_mt.translation.requests import EngineThread
 
     _check(options)
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError):  # macOS, if that is infinite
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # connections are files
     with contextlib.ExitStack() as stack:
         # Bound first: a port that is taken is known before models are loaded.
         address = options.host or os.environ.get("FLAXFORMER_MT_HOST") or "127.0.0.1"
@@ -64,6 +69,7 @@ def serve(options: ServeOptions) -> None:
         app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
+            http=DeadlineProtocol,
             log_config=None,
             access_log=False,
             server_header=False,

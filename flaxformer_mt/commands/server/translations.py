@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
@@ -36,19 +35,13 @@ class DirectedModel(NamedTuple):
         most = self.thread.engine.most_hypotheses
         return most if self.then is None else min(most, self.then.most_hypotheses)
 
-    def submit(self, line: str, **fields: Any) -> Future[Translation]:
-        """Add a line with the fields of its `Request`, without the model that translates on."""
-        return self.thread.submit(self._request(line, **fields))
-
-    def _request(self, line: str, **fields: Any) -> Request:
-        fields |= {"source_language": self.source_language, "target_language": self.target_language}
-        return Request(line, **fields)
-
     async def translate(self, line: str, **fields: Any) -> Translation:
+        """Return the translation of a line with the fields of its `Request`."""
+        fields |= {"source_language": self.source_language, "target_language": self.target_language}
+        request = Request(line, **fields)
         if self.then is None:
-            return await asyncio.wrap_future(self.submit(line, **fields))
+            return await asyncio.wrap_future(self.thread.submit(request))
         directions = [Direction(*map(str, one[1:3])) for one in (self, self.then)]
-        request = self._request(line, **fields)
         pivot = PivotLine(request, (directions[0], directions[1]), apart=self.thread.engine.apart)
         first = await asyncio.wrap_future(self.thread.submit(pivot.first))
         second = map(self.then.thread.submit, pivot.ask_second(first))
@@ -182,10 +175,11 @@ async def _detect(text: str, choices: Mapping[str, DirectedModel]) -> list[dict[
     """Return the languages that a text may be in, the most likely first, with confidences in percent.
 
     Of several languages, the most likely is the one whose model is most certain of its translation: the
-    confidences are the probabilities of its tokens, in the mean, as shares of their sum.
+    confidences are the probabilities of its tokens, in the mean, as shares of their sum. They are 0, as in
+    LibreTranslate, where nothing is compared: with one language, or for a text without letters.
     """
-    if len(choices) == 1:
-        return [{"confidence": 100.0, "language": language} for language in choices]
+    if len(choices) == 1 or not any(map(str.isalpha, text)):
+        return [{"confidence": 0.0, "language": language} for language in choices]
     sample = Line(" ".join(text.split())[:_SAMPLE])
     models = (model._replace(then=None) for model in choices.values())
     answers = await asyncio.gather(*(_translate_lines(model, [sample]) for model in models))

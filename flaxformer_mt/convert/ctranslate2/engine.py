@@ -95,18 +95,17 @@ class _Batches:
         return len(self._waiting)
 
     def step(self, max_steps: int | None, *, more: bool = False) -> Iterator[tuple[Part, Any]]:
-        """Translate a batch of the lines that wait, of one number of hypotheses."""
-        lines: dict[Line, list[Part]] = {}
-        for part in self._waiting:
-            lines.setdefault(part[0], []).append(part)
+        """Translate a batch of the sentences that wait, of one number of hypotheses."""
+        parts, arriving = list(self._waiting), max_steps is not None
+        if arriving:  # the first sentence of each line before all second ones: a long text holds up no others
+            parts.sort(key=lambda part: part[1])
         # A call has one length limit; attention costs time and is asked for separately.
         alike, chosen = None, list[Part]()
-        for line, parts in lines.items():
-            _, count = self._waiting[parts[0]]
-            kind = count, line.annotations.watched_any
+        for part in parts:
+            kind = self._waiting[part][1], part[0].annotations.watched_any
             alike = alike or kind
-            if kind == alike and len(chosen) < _BATCH:
-                chosen += parts
+            if kind == alike and (len(chosen) < _BATCH or (part[0] is chosen[-1][0] and not arriving)):
+                chosen.append(part)
         if alike is None:
             return
         sentences = [self._waiting.pop(part)[0] for part in chosen]

@@ -20,22 +20,26 @@ class Serving:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
+        from flaxformer_mt.commands.server.head_deadline import DeadlineProtocol
 
         self.log: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         app = make_app(models, ServeOptions(run=(), **limits), keys=keys, log=self.log.append)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        config = uvicorn.Config(app, http=DeadlineProtocol, log_config=None, access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._server.serve(sockets=[self.listener]))
         )
         self._thread.start()
 
-    def ask(self, path: str, body=None, kind="application/json", method=None):
+    def ask(self, path: str, body=None, kind="application/json", method=None, **headers: str):
         data = json.dumps(body).encode() if isinstance(body, dict | list) else body
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": kind, **headers}, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=100) as response:
                 return response.status, json.loads(response.read())

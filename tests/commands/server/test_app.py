@@ -45,7 +45,7 @@ def test_lists_lines_long_lines_and_documents(serving, translator):
     status, answer = serving.translate(["ba do\r\n\ngu", long, ""], source="auto")
     assert status == 200
     assert answer["translatedText"] == [f"{first}\n\n{second}", whole, ""]
-    assert answer["detectedLanguage"] == [{"confidence": 100.0, "language": "xx"}] * 3
+    assert answer["detectedLanguage"] == [{"confidence": 0.0, "language": "xx"}] * 3
     assert serving.translate([]) == (200, {"translatedText": []})
     _, answer = serving.translate("<p><i>ba do</i><br>gu</p>", format="html")
     assert answer == {"translatedText": f"<p><i>{first}</i><br>{second}</p>"}
@@ -108,11 +108,18 @@ def test_clients_of_libretranslate_work(serving, translator):
     libretranslatepy = pytest.importorskip("libretranslatepy", reason="a client of LibreTranslate")
     client = libretranslatepy.LibreTranslateAPI(serving.url)
     assert client.translate("ba do & gu", "xx", "yy") == translator.translate(["ba do & gu"])[0].text
-    assert client.languages() == [{"code": "xx", "name": "xx", "targets": ["yy"]}]
-    assert client.detect("ba") == [{"confidence": 100.0, "language": "xx"}]
+    assert client.languages() == [
+        {"code": "xx", "name": "xx", "targets": ["yy"]},
+        {"code": "yy", "name": "yy", "targets": []},
+    ]
+    assert client.detect("ba") == [{"confidence": 0.0, "language": "xx"}]
     _, settings = serving.ask("/frontend/settings")
     assert settings["charLimit"] == 2000 and settings["keyRequired"] is False
-    assert serving.ask("/health") == (200, {"status": "ok"})
+    assert serving.ask("/health") == (200, {"status": "ok", "ready": True})
+    expected = {"translatedText": translator.translate(["ba do"])[0].text}
+    query = "/translate?q=ba+do&source=xx&target=yy"
+    assert serving.ask(query, b"", "") == serving.ask(query, b"", "application/x-www-form-urlencoded")
+    assert serving.ask(query, b"", "") == (200, expected)
     with urllib.request.urlopen(serving.url + "/metrics") as response:
         text = response.read().decode()
     assert 'flaxformer_mt_requests_total{path="/translate",status="200"}' in text
@@ -210,12 +217,16 @@ def test_every_failure_has_its_status_and_one_line_in_the_log(serving):
         ),
         (400, "/detect", {}, "application/json", "q is missing"),
         (404, "/nothing", None, "", "Not Found"),
+        (404, "/nothing" + "x" * 5000, None, "", "Not Found"),
         (405, "/translate", None, "", "GET"),
     ]:
         answer = serving.ask(path, body, kind)
         assert answer[0] == status and named in answer[1]["error"], (path, body, answer)
         (line,) = serving.take_log()
-        assert line.startswith(f"{status} ") and path in line and named in line
+        assert line.startswith(f"{status} ") and path[:80] in line and named in line and len(line) < 500
+    status, answer = serving.ask("/translate", b"\x1f\x8b", Content_Encoding="gzip")
+    assert (status, answer) == (400, {"error": "the Content-Encoding is gzip; send the body as it is"})
+    serving.take_log()
 
 
 def test_a_body_without_a_length_is_read_no_further_than_its_limit(serving):
@@ -347,26 +358,49 @@ def test_a_line_that_fails_ends_neither_the_model_nor_the_wait_of_others(serve, 
     server = serve({("xx", "yy"): DirectedModel(slow_thread)})
     submit, slow.submit = slow.submit, raising(ZeroDivisionError("a bug"))
     assert server.translate("one")[0] == 500
-    assert "a bug" in server.take_log()[0]
+    failed, *traceback = server.take_log()
+    assert failed.startswith("500 POST /translate ") and "a bug" not in failed
+    assert traceback[0].startswith("Traceback") and traceback[-1] == "ZeroDivisionError: a bug"
     slow.submit = submit
     slow.go.set()
     assert server.translate("two") == (200, {"translatedText": "TWO"})
     assert server.ask("/health")[0] == 200
 
 
-def test_a_model_that_fails_is_reported(serve, slow, slow_thread):
+def test_a_model_that_fails_is_reported(serve, slow, slow_thread, caplog):
     server = serve({("xx", "yy"): DirectedModel(slow_thread)})
     slow.go.set()
     for error in (UserError("NaN, as the operator must know"), ZeroDivisionError("a bug")):
         slow.answer = lambda line, error=error: error
         assert server.translate("one")[0] == 500
-        assert str(error) in server.take_log()[0]
+        assert any(str(error) in line for line in server.take_log())
     slow.go.clear()
-    slow.error = RuntimeError("broken\nmodel")
-    for _ in range(2):
-        assert server.translate("one")[0] == 503
-    assert server.ask("/health")[0] == 503
-    assert ["broken" in line for line in server.take_log()] == [True] * 3
+    slow.error = RuntimeError("broken\nmodel at /secret/path")
+    for _ in range(2):  # what has gone wrong is for the log, not for clients
+        assert server.translate("one") == (503, {"error": "the model has stopped"})
+    assert server.ask("/health") == server.ask("/ready") == (503, {"error": "the model has stopped"})
+    assert ["broken" in line for line in server.take_log()] == [True] * 4
+    assert "RuntimeError: broken" in caplog.text and "in step" in caplog.text, "with its traceback"
+
+
+def test_a_server_that_compiles_is_alive_and_not_ready(serve, slow):
+    """It answers what needs no compiler, also a text of which there is nothing to translate."""
+    slow.go.set()
+    compiled = threading.Event()
+
+    def prepare():
+        while not compiled.wait(0.01):
+            yield 0
+
+    thread = EngineThread(slow, preparation=prepare())
+    server = serve({("xx", "yy"): DirectedModel(thread)})
+    assert server.ask("/ready") == (503, {"status": "ok", "ready": False}) and server.take_log() == []
+    assert server.ask("/health") == (200, {"status": "ok", "ready": False})
+    assert server.translate("one") == (200, {"translatedText": "ONE"})
+    compiled.set()
+    wait_until(lambda: server.ask("/ready") == (200, {"status": "ok", "ready": True}))
+    assert server.ask("/health") == (200, {"status": "ok", "ready": True})
+    thread.stop()
 
 
 def ask_from(
@@ -414,6 +448,67 @@ def test_pages_of_other_servers_may_ask_if_they_are_named(serve, slow_thread):
     assert ask_from(none, named, "GET", "/languages")[1] == {}
 
 
+def test_forms_of_other_sites_and_other_hosts_are_refused(serve, slow, slow_thread):
+    """Browsers say where a request comes from; a name that leads elsewhere tomorrow is not this server's."""
+    models, named = {("xx", "yy"): DirectedModel(slow_thread)}, "https://example.org"
+    slow.go.set()
+    some, every, none = serve(models, cors=(named,)), serve(models, cors=("*",)), serve(models)
+    fields = b"q=one&source=xx&target=yy"
+    for server, site, origin, status in [
+        (none, "cross-site", named, 403),
+        (none, "cross-site", "null", 403),
+        (none, "same-origin", named, 200),
+        (none, "none", "", 200),
+        (some, "cross-site", named, 200),
+        (some, "cross-site", "https://evil.example", 403),
+        (every, "cross-site", "https://evil.example", 200),
+    ]:
+        headers = {"Sec_Fetch_Site": site} | ({"Origin": origin} if origin else {})
+        assert (
+            server.ask("/translate", fields, "application/x-www-form-urlencoded", **headers)[0] == status
+        ), (site, origin)
+    assert none.ask("/languages", Sec_Fetch_Site="cross-site")[0] == 200  # as a link to the page does
+    assert [line.split()[0] for line in none.take_log()] == ["403"] * 2
+    server = serve(models, allowed_hosts=("127.0.0.1", "::1"))
+    assert server.translate("one")[0] == server.ask("/health", Host="[::1]:80")[0] == 200
+    status, answer = server.ask("/translate", fields, Host="rebind.evil.example:5000")
+    assert status == 400 and "the host 'rebind.evil.example' is none of --allowed_hosts" in answer["error"]
+    assert len(server.take_log()) == 1
+
+
+def test_connections_whose_request_does_not_begin_are_closed(serve, slow, slow_thread, monkeypatch):
+    """One that says nothing, one that sends a header now and then, also after an answer; no slow answer."""
+    monkeypatch.setattr("flaxformer_mt.commands.server.head_deadline._SECONDS", 0.5)
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)})
+
+    def drip(client):
+        client.settimeout(0.1)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                client.sendall(b"X-A: b\r\n")
+                if not client.recv(1000):
+                    return
+            except TimeoutError:
+                pass
+            except OSError:
+                return
+        raise AssertionError("it is still open")
+
+    clients = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
+    clients[1].sendall(b"GET / HTTP/1.1\r\n")
+    clients[2].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert clients[2].recv(1000).startswith(b"HTTP/1.1 200 ")
+    clients[2].sendall(b"GET / HTTP/1.1\r\n")
+    assert clients[0].recv(1) == b""
+    for client in clients[1:]:
+        drip(client)
+    for client in clients:
+        client.close()
+    threading.Timer(1.5, slow.go.set).start()
+    assert server.translate("slow") == (200, {"translatedText": "SLOW"})
+
+
 def test_keys(serve, slow, slow_thread):
     server = serve({("xx", "yy"): DirectedModel(slow_thread)}, keys=["secret"])
     slow.go.set()
@@ -438,7 +533,7 @@ def test_one_model_serves_several_pairs(serve):
     data = DataConfig(dataset="a:en-de,a:en-fr,a:de-en")
     server = serve(direct(thread, data))
     languages = [(one["code"], one["targets"]) for one in server.ask("/languages")[1]]
-    assert languages == [("en", ["de", "fr"]), ("de", ["en"])]
+    assert languages == [("en", ["de", "fr"]), ("de", ["en"]), ("fr", [])]
     for source, target in (("en", "fr"), ("en", "de"), ("de", "en")):
         _, answer = server.translate(">>xx<< a", source=source, target=target)
         assert answer["translatedText"] == f"{source}-{target}|>>xx<< a"
@@ -465,7 +560,7 @@ def test_models_in_a_row_serve_languages_that_none_translates(serve, slow, slow_
     assert add_pivots({**models, ("de", "fr"): models["en", "fr"]})["de", "fr"].then is None
     server = serve(every)
     languages = [(one["code"], one["targets"]) for one in server.ask("/languages")[1]]
-    assert languages == [("de", ["en", "fr"]), ("en", ["de", "fr"])]
+    assert languages == [("de", ["en", "fr"]), ("en", ["de", "fr"]), ("fr", [])]
     status, answer = server.translate("eins", source="de", target="fr", scores=True, attention=True)
     assert (status, answer["translatedText"]) == (200, "EINS!")
     ((hypothesis,),) = answer["hypotheses"]
@@ -502,7 +597,7 @@ def test_long_work_on_one_text_keeps_no_other_client_waiting(serve, slow, slow_t
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.translate, "<b>One</b>", format="html")
         assert begun.wait(30)
-        assert server.ask("/health") == (200, {"status": "ok"})
+        assert server.ask("/health") == (200, {"status": "ok", "ready": True})
         assert answer.result(30)[0] == 504  # the time limit holds meanwhile
         release.set()
 
@@ -554,10 +649,16 @@ def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_th
     assert [one["language"] for one in found] == ["zz", "xx"] and sum(
         one["confidence"] for one in found
     ) == 100
+    # What has no words is in no language, and no model is asked.
+    slow.go.clear(), other.go.clear()
+    _, found = server.ask("/detect", {"q": " 1, 2 ..."})
+    assert found == [{"confidence": 0.0, "language": "xx"}, {"confidence": 0.0, "language": "zz"}]
     thread.stop()
     pairs = [("de", "en"), ("de", "fr"), ("zh-Hant", "en")]
     assert list_languages(pairs) == [
         {"code": "de", "name": "German", "targets": ["en", "fr"]},
         {"code": "zh-Hant", "name": "Chinese", "targets": ["en"]},
+        {"code": "en", "name": "English", "targets": []},
+        {"code": "fr", "name": "French", "targets": []},
     ]
     assert find_models(dict.fromkeys(pairs, 1), "auto", "en") == {"de": 1, "zh-Hant": 1}

@@ -65,6 +65,20 @@ def test_a_page_that_waits_says_for_what(browser, serve):
         thread.stop()
 
 
+def test_a_link_may_give_the_languages_and_the_text(browser, serve):
+    """As links to LibreTranslate do."""
+    quick = SlowEngine()
+    quick.go.set()
+    thread, pairs = EngineThread(quick), [("xx", "yy"), ("yy", "xx"), ("yy", "zz")]
+    serving = serve(dict.fromkeys(pairs, DirectedModel(thread)))
+    for query, chosen in (("source=yy&target=zz&q=ba%20do", 2), ("source=auto&target=xx&q=ba%20do", 1)):
+        browser.open(f"{serving.url}/?{query}")
+        browser.wait("document.querySelector('#translation').textContent === 'BA DO'")
+        assert browser.run("document.querySelector('#pair').selectedIndex") == chosen
+    assert browser.messages() == []
+    thread.stop()
+
+
 def test_a_reader_gives_terms_in_the_box_or_as_a_file(browser, serving, translator, tmp_path):
     (expected,) = translator.translate(["ba do"], required=[["NU MI"]])
     shows = "document.querySelector('#translation').textContent === {!r}".format

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -57,8 +58,10 @@ def test_mistakes_are_named(tiny_run, tmp_path, capsys):
 
 
 def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     process = subprocess.Popen(
         [
+            *("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh"),
             *(sys.executable, "-m", "flaxformer_mt", "serve", f"--run={tiny_run}", "--port=0"),
             *("--warm_up=False", "--max_waiting=5000"),
         ],
@@ -68,6 +71,8 @@ def test_sigterm_ends_the_process_when_all_that_was_begun_is_answered(tiny_run):
     )
     try:
         line = next(line for line in process.stderr if "serving" in line)
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert limits == (most_files, most_files), "connections are files"
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
         with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2][:-1]))) as client:
             client.sendall(b"this is no HTTP\r\n\r\n")
