@@ -35,8 +35,8 @@ from flaxformer_mt.vocab import Vocab
 
 # Length in tokens at which both length penalties favour longer translations equally, as in exports to others.
 _TYPICAL_LENGTH = 25
-# Maximum number of sentences of a batch.
-_BATCH = 64
+# Maximum number of sentences of a batch; where requests arrive, which wait for its end, of source tokens.
+_BATCH, _TOKENS = 64, 256
 
 
 def _missing_options(search: SearchConfig) -> list[str]:
@@ -100,12 +100,15 @@ class _Batches:
         if arriving:  # the first sentence of each line before all second ones: a long text holds up no others
             parts.sort(key=lambda part: part[1])
         # A call has one length limit; attention costs time and is asked for separately.
-        alike, chosen = None, list[Part]()
+        alike, chosen, tokens = None, list[Part](), 0
         for part in parts:
-            kind = self._waiting[part][1], part[0].annotations.watched_any
+            sentence, count = self._waiting[part]
+            kind = count, part[0].annotations.watched_any
             alike = alike or kind
-            if kind == alike and (len(chosen) < _BATCH or (part[0] is chosen[-1][0] and not arriving)):
+            full = tokens >= _TOKENS if arriving else len(chosen) >= _BATCH and part[0] is not chosen[-1][0]
+            if kind == alike and not full:
                 chosen.append(part)
+                tokens += len(sentence.source)
         if alike is None:
             return
         sentences = [self._waiting.pop(part)[0] for part in chosen]
