@@ -202,7 +202,7 @@ class TrainOptions(ProcessOptions, ScorerOptions, ExperimentOptions):
     ] = None
     # With --init: train a vocabulary on the new data. Shared subwords keep their embeddings.
     new_vocab: bool = False
-    # Continue a run whose training or validation text has changed since its last checkpoint.
+    # Continue with text that has changed meanwhile.
     allow_changed_data: bool = False
 
 

@@ -1,5 +1,6 @@
 """Pretrained models of the Hub: the numbers and translations of transformers, and files given back."""
 
+import asyncio
 import dataclasses
 import json
 import random
@@ -508,7 +509,7 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     thread = EngineThread(translator.engine(arriving=True), "de-en")
     try:
         model = direct(thread, config.data)["de", "en"]
-        answer = model.submit(line, n_best=1, annotations=NO_ANNOTATIONS).result(timeout=300)
+        answer = asyncio.run(model.translate(line, n_best=1, annotations=NO_ANNOTATIONS))
         assert answer.tokens == short.tokens
     finally:
         thread.stop()
