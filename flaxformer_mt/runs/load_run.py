@@ -225,26 +225,19 @@ def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
 def write_new_run(
     run_dir: Path, config: Config, vocabs: Vocabs, params: Any, *, origin: dict[str, str]
 ) -> None:
-    """Write config, vocabularies and checkpoint 0; with several processes, all of them call it together.
-
-    `params` are the same nested dicts in all processes; `origin` has the `format` and the `path`.
-    """
-
-    def write() -> None:
-        open_run(run_dir, config)
-        vocabs.save(run_dir / "vocab")
-        seal_vocabs(run_dir / "vocab")
-        progress = {"step": IMPORTED_STEP, "imported_from": origin}
-        folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
-        try:
-            leaves = flatten_tree(params)
-            copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
-            trees = {"params": {path: copied.get(path, leaf) for path, leaf in leaves.items()}}
-            write_checkpoint(folder, trees, progress)
-        except OSError as error:
-            raise UserError(
-                f"a checkpoint could not be written: {error}; free disk space or make the folder writable, "
-                "and run the command again"
-            ) from error
-
-    decide_once(write)
+    """Write config, vocabularies and checkpoint 0; `origin` has the `format` and the `path`."""
+    open_run(run_dir, config)
+    vocabs.save(run_dir / "vocab")
+    seal_vocabs(run_dir / "vocab")
+    progress = {"step": IMPORTED_STEP, "imported_from": origin}
+    folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
+    try:
+        leaves = flatten_tree(params)
+        copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
+        trees = {"params": {path: copied.get(path, leaf) for path, leaf in leaves.items()}}
+        write_checkpoint(folder, trees, progress)
+    except OSError as error:
+        raise UserError(
+            f"a checkpoint could not be written: {error}; free disk space or make the folder writable, "
+            "and run the command again"
+        ) from error
