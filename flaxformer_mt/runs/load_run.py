@@ -22,7 +22,7 @@ from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
 from flaxformer_mt.parallel.compilation import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
-from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
+from flaxformer_mt.runs.checkpoints import Checkpoints, explain_failed_write, write_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, load_sealed_vocabs, open_run, seal_vocabs
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
@@ -231,13 +231,7 @@ def write_new_run(
     seal_vocabs(run_dir / "vocab")
     progress = {"step": IMPORTED_STEP, "imported_from": origin}
     folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
-    try:
-        leaves = flatten_tree(params)
-        copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
-        trees = {"params": {path: copied.get(path, leaf) for path, leaf in leaves.items()}}
-        write_checkpoint(folder, trees, progress)
-    except OSError as error:
-        raise UserError(
-            f"a checkpoint could not be written: {error}; free disk space or make the folder writable, "
-            "and run the command again"
-        ) from error
+    leaves = flatten_tree(params)
+    copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
+    with explain_failed_write():
+        write_checkpoint(folder, {"params": leaves | copied}, progress)
