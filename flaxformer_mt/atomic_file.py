@@ -16,7 +16,17 @@ def write_atomically(path: Path, *parts: bytes | memoryview, sync: bool = False)
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(partial, path)
+        if sync:
+            sync_directory(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error  # not that of the hidden one
     finally:
         partial.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -29,7 +29,7 @@ from typing import Any, TypedDict, TypeVar
 import numpy as np
 
 from flaxformer_mt import file_lock
-from flaxformer_mt.atomic_file import write_atomically
+from flaxformer_mt.atomic_file import sync_directory, write_atomically
 from flaxformer_mt.config.files import read_file
 from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.object_store import remote_runs
@@ -224,8 +224,9 @@ def digest_files(
 ) -> dict[str, FileDigest]:
     """Flush the files to disk; return their digests by their names relative to `folder`."""
     files: dict[str, FileDigest] = {}
-    for name, path in _walk_files(folder):
-        if wanted(name):
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and wanted(name):
             with name_full_disk(path), path.open("rb") as file:
                 if sync:
                     os.fsync(file.fileno())
@@ -250,10 +251,8 @@ def seal_folder(
     )
     files = dict(sorted(files.items()))
     _write_manifest(folder, {"format": MANIFEST_FORMAT, "facts": metadata, "files": files}, sync=sync)
-    if not sync:
-        return
-    for directory in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _sync_directory(directory)
+    for directory in filter(Path.is_dir, folder.rglob("*") if sync else ()):
+        sync_directory(directory)
 
 
 def publish_folder(final: Path, written: Path | None = None) -> None:
@@ -264,7 +263,7 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
         _delete(replaced)
         os.rename(final, replaced)
     os.rename(temporary, final)
-    _sync_directory(final.parent)
+    sync_directory(final.parent)
     _delete(replaced)
     remote_runs.publish(final)
 
@@ -272,7 +271,6 @@ def publish_folder(final: Path, written: Path | None = None) -> None:
 def replace_metadata(folder: Path, metadata: dict[str, Any]) -> None:
     """Give a sealed folder other metadata, at once; its files stay as they are."""
     _write_manifest(folder, {**_read_manifest(folder), "facts": metadata})
-    _sync_directory(folder)
     remote_runs.publish(folder)
 
 
@@ -374,12 +372,6 @@ def _manifest_bytes(body: dict[str, Any]) -> bytes:
     return f"{json.dumps({**body, 'blake2b': digest(body)}, indent=1, sort_keys=True)}\n".encode()
 
 
-def _walk_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            yield path.relative_to(folder).as_posix(), path
-
-
 def digest_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -395,11 +387,3 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

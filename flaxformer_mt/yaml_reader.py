@@ -25,22 +25,22 @@ def load_yaml(content: str | bytes, name: str, *, as_text: bool = False) -> Any:
 
 def _check_size(content: str | bytes, name: str, most: int) -> None:
     """Refuse what is nested too deeply, holds itself, or has too many values once references are followed."""
-    count, sizes = 0, dict[str, int]()
+    count, sizes = 0, dict[str | None, int]()
     opened: list[tuple[str | None, int]] = []
     for event in yaml.parse(content, yaml.CSafeLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            opened.append((event.anchor, count))
-            count += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
+        if isinstance(event, yaml.CollectionEndEvent):
             anchor, start = opened.pop()
-            sizes |= {anchor: count - start} if anchor else {}
+            sizes[anchor] = count - start
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
                 raise UserError(f"{name} has *{event.anchor} inside or before &{event.anchor}; write it out")
             count += sizes[event.anchor]
-        elif isinstance(event, yaml.ScalarEvent):
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, count))
+            else:
+                sizes[event.anchor] = 1
             count += 1
-            sizes |= {event.anchor: 1} if event.anchor else {}
         if len(opened) > _DEEPEST:
             raise UserError(f"{name} has more than {_DEEPEST} values inside each other; make it flatter")
         if count > most:

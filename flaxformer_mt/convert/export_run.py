@@ -276,7 +276,12 @@ def export_run(
         raise UserError(f"{output} exists and is not an empty folder; delete it or give another --output=DIR")
     weights = load_weights(run_dir, checkpoint=checkpoint, warn=warn)
     check_expressible(target, weights, quantization)
-    rules = _read_shortlist(shortlist, target, weights)
+    if shortlist is not None and target.write_shortlist is None:
+        raise UserError(
+            f"the format {target.name} has no file for --shortlist={shortlist}; leave --shortlist out, or "
+            "give --format=ctranslate2 or bergamot"
+        )
+    rules = None if shortlist is None else Shortlist.read(shortlist, weights.vocabs)
     if lost := target.lost_options(weights.config.search):
         warn(
             f"the files of format {target.name} do not carry {' and '.join(lost)}; its translations differ "
@@ -318,15 +323,6 @@ def _describe(weights: Weights, parity: Parity, tolerance: float) -> dict[str, A
         "target_tokens": parity.tokens,
         "checked_on": parity.checked_on,
     }
-
-
-def _read_shortlist(path: str | Path | None, target: Format, weights: Weights) -> Shortlist | None:
-    if path is not None and target.write_shortlist is None:
-        raise UserError(
-            f"the format {target.name} has no file for --shortlist={path}; leave --shortlist out, or give "
-            "--format=ctranslate2 or bergamot"
-        )
-    return None if path is None else Shortlist.read(path, weights.vocabs)
 
 
 def load_weights(run_dir: Path, *, checkpoint: str | None, warn: Callable[[str], None]) -> Weights:

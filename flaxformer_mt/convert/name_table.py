@@ -33,8 +33,6 @@ class Layout(NamedTuple):
 
 # Unchanged.
 SAME = Layout(lambda a: a, lambda a, shape: a)
-# [in, out] -> [out, in], as in PyTorch's Linear.
-TRANSPOSED = Layout(lambda a: a.T, lambda a, shape: a.T)
 # [in, out], or a convolution [1, in, out] of kernel size 1 -> [out, in].
 LINEAR = Layout(lambda a: a.reshape(a.shape[-2:]).T, lambda a, shape: a.T.reshape(shape))
 # [D, H, K] -> [HK, D], as in PyTorch's Linear; the rows of one head are contiguous.
@@ -405,7 +403,6 @@ def _read_line(ours: str, theirs: str, parameters: Mapping[str, str], layouts: L
 
 
 def make_rule(ours: str, theirs: str, layouts: Layouts = LINEAR_LAYERS) -> Rule:
-    """Return a rule with the layout for this parameter."""
     if "{h}" in theirs:
         return Rule(ours, theirs, LINEAR, 1) if ours.endswith("kernel") else Rule(ours, theirs, SAME, 0)
     joined = re.search(r"[^/]*\+[^/]*", ours)

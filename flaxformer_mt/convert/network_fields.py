@@ -126,7 +126,6 @@ def _neutral_values(model: ModelConfig, name: str) -> tuple[Any, ...]:
 
 
 def write_options(fields: Fields, model: ModelConfig) -> dict[str, Any]:
-    """Return the foreign options of a network."""
     options: dict[str, Any] = {}
     for field in fields:
         value = value_of(model, field.ours)

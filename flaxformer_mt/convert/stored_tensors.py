@@ -14,7 +14,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -37,8 +37,6 @@ _OLD_PICKLES = 4
 _DEFAULT_DICT = "collections.defaultdict"
 # Types that objects name, as a defaultdict that of its values.
 _TYPES = [f"builtins.{name}" for name in ("bool", "bytes", "dict", "float", "int", "list", "object", "str")]
-
-Stored = TypeVar("Stored")
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, StoredArray]:
@@ -204,7 +202,7 @@ def take_tensors(state: Any, path: Path, *, what: str) -> dict[str, torch.Tensor
     return unwrap(state)
 
 
-def unwrap(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+def unwrap(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors without what torch.compile and data parallelism have put before all of their names."""
     if tensors and all(re.match(WRAPPERS, name) for name in tensors):
         return {re.sub(WRAPPERS, "", name): tensor for name, tensor in tensors.items()}

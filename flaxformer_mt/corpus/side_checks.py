@@ -114,7 +114,10 @@ def find_side_problems(
             for (problem, language), where in blocks_by_problem.items():
                 block, shift = where[0]
                 numbers = len(where), len(blocks), block.start + 1
-                examples = _choose_examples(block)
+                examples = [
+                    {"pair": block.start + number, "source": pair.source[:80], "target": pair.target[:80]}
+                    for number, pair in enumerate(block.pairs[:_EXAMPLES], start=1)
+                ]
                 findings.append(SideProblem(split, name, problem, *numbers, examples, shift, language))
     return findings
 
@@ -232,13 +235,6 @@ def _correlate(left: np.ndarray, right: np.ndarray) -> float:
     if min(left.std(), right.std()) < 1e-9:
         return 0.0
     return float(np.corrcoef(left, right)[0, 1])
-
-
-def _choose_examples(block: Block) -> list[dict[str, Any]]:
-    return [
-        {"pair": block.start + number + 1, "source": pair.source[:80], "target": pair.target[:80]}
-        for number, pair in enumerate(block.pairs[:_EXAMPLES])
-    ]
 
 
 def _describe(finding: SideProblem) -> str:

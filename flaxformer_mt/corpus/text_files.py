@@ -180,8 +180,12 @@ def find_files(folder: Path, split: str, languages: tuple[str, str]) -> tuple[Pa
         raise UserError(f"{folder} has both {tables[0].name} and {other.name}; keep one of them")
     if tables:
         return (tables[0],)
-    if missing := [language for language in languages if not present[language]]:
-        raise UserError(_missing(folder, split, missing[0], languages))
+    if missing := [f"{split}.{language}" for language in languages if not present[language]]:
+        raise UserError(
+            f"{folder} has no {missing[0]} (or {missing[0]}.gz or .zst, or {split}.tsv with two columns); "
+            f"{_present(folder, missing[0])}. The languages are {languages[0]} -> {languages[1]} "
+            "(--config.data.source_language, target_language)"
+        )
     return tuple(matches)
 
 
@@ -225,15 +229,6 @@ def find_file(folder: Path, name: str) -> Path | None:
     if len(matches) > 1:
         raise UserError(f"{folder} has both {matches[0].name} and {matches[1].name}; keep one of them")
     return matches[0] if matches else None
-
-
-def _missing(folder: Path, split: str, language: str, languages: tuple[str, str]) -> str:
-    wanted = f"{split}.{language}"
-    return (
-        f"{folder} has no {wanted} (or {wanted}.gz or .zst, or {split}.tsv with two columns); "
-        f"{_present(folder, wanted)}. "
-        f"The languages are {languages[0]} -> {languages[1]} (--config.data.source_language, target_language)"
-    )
 
 
 def _present(folder: Path, wanted: str) -> str:

@@ -147,7 +147,8 @@ class _Copy(Mirror):
                 self.check_owner()
                 self.upload(now)
         if within:
-            self.sweep(_writing(within[:-1]))  # the parts of this one; a job may write others meanwhile
+            # The parts of this one; a job may write others meanwhile.
+            self.sweep(f"{within[:-1].replace(_CHECKPOINTS, _WRITING)}-")
 
     def withdraw(self, folder: Path) -> None:
         self.remove(self.name(folder))
@@ -283,10 +284,6 @@ def to_local(text: str) -> Path:
 def _find(folder: Path) -> _Copy | None:
     folder = folder.absolute()
     return next((copy for copy in _copies.values() if folder.is_relative_to(copy.root)), None)
-
-
-def _writing(name: str) -> str:
-    return f"{name.replace(_CHECKPOINTS, _WRITING)}-"
 
 
 def _is_hidden(name: str) -> bool:

@@ -324,7 +324,6 @@ class SplitParameters:
         return NamedSharding(self._mesh, PartitionSpec())
 
     def sharding_of(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Return the sharding of a parameter, by its path."""
         sizes = {"fsdp": self._mesh.shape["width"], **self._mesh.shape}
         names = ("width" if axis == "fsdp" else axis for axis in spec_of(path, shape, sizes))
         return NamedSharding(self._mesh, PartitionSpec(*names))
@@ -410,11 +409,5 @@ def split_for_search(config: Config, parameter_bytes: int) -> SplitParameters | 
 
 def _fits_on_each_device(parameter_bytes: int) -> bool:
     """Return whether each device of all processes has memory for the parameters, and as much for the rest."""
-    free = [_free_memory(device) for device in jax.local_devices()]
-    return not any_process(any(memory is not None and 2 * parameter_bytes > memory for memory in free))
-
-
-def _free_memory(device: jax.Device) -> int | None:
-    """Return the bytes of memory that a device has left, or None if it does not tell."""
-    found = device_memory(device)
-    return None if found is None else found[0] - found[1]
+    known = filter(None, map(device_memory, jax.local_devices()))
+    return not any_process(any(2 * parameter_bytes > total - used for total, used in known))

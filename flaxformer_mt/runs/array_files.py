@@ -216,13 +216,9 @@ def _make_shared_handler() -> Any:
     return ocp.PyTreeCheckpointHandler(multiprocessing_options=together)
 
 
-# The file of an item in this layout.
-_DATABASE = "manifest.ocdbt"
-
-
 def read_stored_arrays(folder: Path, specs: Specs) -> dict[str, np.ndarray] | None:
     """Arrays `specs` of an orbax item, already verified; None if the item has another layout."""
-    if not (folder / _DATABASE).is_file() or any("." in path for path in specs):
+    if any("." in path for path in specs):
         return None
     import tensorstore
 

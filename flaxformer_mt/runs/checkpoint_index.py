@@ -51,7 +51,7 @@ class CheckpointIndex:
         if not damages:
             return self._best_of(steps)
         step, damage = max(damages.items())
-        recorded = None if good is None or good < step else _read_recorded_best(self.folder(good))
+        recorded = None if good is None or good < step else read_progress(self.folder(good)).get("best_step")
         if recorded in steps:
             return recorded
         raise UserError(
@@ -70,7 +70,7 @@ class CheckpointIndex:
         reaches them again.
         """
         steps = [other for other in self.steps() if IMPORTED_STEP < other <= step]
-        interim = {other for other in steps if self._is_interim(other)}
+        interim = {other for other in steps if self._read_undamaged(other).get("interim") is True}
         lasting = [other for other in steps if other not in interim]
         return sorted({*lasting[:-keep_last], *(interim - {step})} - {self._best_of([IMPORTED_STEP, *steps])})
 
@@ -151,9 +151,6 @@ class CheckpointIndex:
         step = read_progress(folder).get("step", int(folder.name))
         return "" if step == int(folder.name) else f"it holds the checkpoint of step {step}"
 
-    def _is_interim(self, step: int) -> bool:
-        return self._read_undamaged(step).get("interim") is True
-
     def _read_undamaged(self, step: int) -> dict[str, Any]:
         return {} if self._find_damage(self.folder(step), ()) else read_progress(self.folder(step))
 
@@ -200,12 +197,6 @@ def _name_undamaged(step: int | None) -> str:
     if step is None:
         return "no undamaged checkpoint is left"
     return f"the newest undamaged step is {step}; use --checkpoint={step}"
-
-
-def _read_recorded_best(folder: Path) -> int | None:
-    """The best step so far, as training recorded it in a checkpoint."""
-    step = read_progress(folder).get("best_step")
-    return step if isinstance(step, int) else None
 
 
 def read_progress(folder: Path) -> dict[str, Any]:

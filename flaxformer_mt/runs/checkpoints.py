@@ -65,6 +65,17 @@ def write_checkpoint(final: Path, trees: dict[str, Leaves], progress: dict[str, 
         raise
 
 
+@contextlib.contextmanager
+def explain_failed_write(describe: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Turn the error of a disk that is full, out of inodes or read-only into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free disk space or make the folder writable, and run the command again"
+        reasons = [f"a checkpoint could not be written: {error}", remedy, describe()]
+        raise UserError("; ".join(filter(None, reasons))) from error
+
+
 def without_empty(leaves: Leaves) -> Leaves:
     """Orbax stores neither empty arrays nor empty trees; the manifest describes them completely."""
     return {path: leaf for path, leaf in leaves.items() if np.size(leaf)}
@@ -196,7 +207,7 @@ class Checkpoints:
         if is_first():
             folder = self._index.folder(step)
             progress = {**read_progress(folder), "metrics": metrics}
-            with self._explain_failed_write():
+            with explain_failed_write(self._index.describe):
                 metadata = atomic_folder.read_metadata(folder)
                 atomic_folder.replace_metadata(folder, {**metadata, "progress": progress})
 
@@ -286,7 +297,7 @@ class Checkpoints:
             tables = (merge_leaves(read(self._index.folder(step) / name, specs)) for step in steps)
             progress = {"step": steps[-1], "averaged_steps": steps, "averaged_tree": name}
             trees = {"params": average_leaves(tables)}
-            with self._explain_failed_write():
+            with explain_failed_write(self._index.describe):
                 write_checkpoint(final, trees, progress)
         return final
 
@@ -326,20 +337,8 @@ class Checkpoints:
             self._writer = None
         error, self._error = self._error, None
         if error is not None:
-            with self._explain_failed_write():
+            with explain_failed_write(self._index.describe):
                 raise error
-
-    @contextlib.contextmanager
-    def _explain_failed_write(self) -> Iterator[None]:
-        """Turn the error of a disk that is full, out of inodes or read-only into a UserError."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"a checkpoint could not be written: {error}; "
-                "free disk space or make the folder writable, and run the command again; "
-                f"{self._index.describe()}"
-            ) from error
 
     def _run_writer(self, write: Callable[[], None]) -> None:
         try:
@@ -367,7 +366,7 @@ class Checkpoints:
         final = self._index.folder(step)
 
         def begin() -> Path:
-            with self._explain_failed_write():
+            with explain_failed_write(self._index.describe):
                 self._sweep()
                 # A process of an earlier job that has not ended yet must not write into this folder.
                 folder = atomic_folder.begin_folder(final, unique=True)

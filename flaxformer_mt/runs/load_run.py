@@ -22,7 +22,7 @@ from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.parallel import SplitParameters, choose_dtype, default_platform, split_for_search
 from flaxformer_mt.parallel.compilation import keep_json
 from flaxformer_mt.parallel.processes import decide_once, work_in_all
-from flaxformer_mt.runs.checkpoints import Checkpoints, write_checkpoint
+from flaxformer_mt.runs.checkpoints import Checkpoints, explain_failed_write, write_checkpoint
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP, load_sealed_vocabs, open_run, seal_vocabs
 from flaxformer_mt.runs.target_lengths import FILE_NAME as LENGTHS_FILE
 from flaxformer_mt.runs.target_lengths import TargetLengths, read_target_lengths
@@ -225,26 +225,13 @@ def _final_checkpoint(checkpoints: Checkpoints, wanted: str, warn: Warn) -> str:
 def write_new_run(
     run_dir: Path, config: Config, vocabs: Vocabs, params: Any, *, origin: dict[str, str]
 ) -> None:
-    """Write config, vocabularies and checkpoint 0; with several processes, all of them call it together.
-
-    `params` are the same nested dicts in all processes; `origin` has the `format` and the `path`.
-    """
-
-    def write() -> None:
-        open_run(run_dir, config)
-        vocabs.save(run_dir / "vocab")
-        seal_vocabs(run_dir / "vocab")
-        progress = {"step": IMPORTED_STEP, "imported_from": origin}
-        folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
-        try:
-            leaves = flatten_tree(params)
-            copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
-            trees = {"params": {path: copied.get(path, leaf) for path, leaf in leaves.items()}}
-            write_checkpoint(folder, trees, progress)
-        except OSError as error:
-            raise UserError(
-                f"a checkpoint could not be written: {error}; free disk space or make the folder writable, "
-                "and run the command again"
-            ) from error
-
-    decide_once(write)
+    """Write config, vocabularies and checkpoint 0; `origin` has the `format` and the `path`."""
+    open_run(run_dir, config)
+    vocabs.save(run_dir / "vocab")
+    seal_vocabs(run_dir / "vocab")
+    progress = {"step": IMPORTED_STEP, "imported_from": origin}
+    folder = run_dir.absolute() / "checkpoints" / str(IMPORTED_STEP)
+    leaves = flatten_tree(params)
+    copied = copy_to_host({p: leaf for p, leaf in leaves.items() if not isinstance(leaf, np.ndarray)})
+    with explain_failed_write():
+        write_checkpoint(folder, {"params": leaves | copied}, progress)

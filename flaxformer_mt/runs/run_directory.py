@@ -68,7 +68,7 @@ def check_run(run_dir: Path, config: Config) -> None:
             f"with version 0.2, or train its parameters further in a new run: {again}"
         )
     differences = [line for line in compare_configs(old, config) if not _may_differ(line, config, newest)]
-    if _is_untrained_import(run_dir):
+    if newest == IMPORTED_STEP:  # training writes later steps
         differences = [
             line
             for line in differences
@@ -179,11 +179,6 @@ def sweep_run(run_dir: Path) -> None:
     """Remove the temporary files that killed processes left in a run; only its training may call this."""
     for path in [*run_dir.glob(".*.*"), *run_dir.glob("vocab/.*.*")]:
         path.unlink(missing_ok=True)
-
-
-def _is_untrained_import(run_dir: Path) -> bool:
-    """Whether the imported model is the run's only checkpoint; training writes later steps."""
-    return _newest_step(run_dir) == IMPORTED_STEP
 
 
 def _may_differ(line: str, new: Config, newest_step: int | None) -> bool:

@@ -66,11 +66,6 @@ def _show(values: Mapping[str, Any], name: str) -> str:
 def write_record(record: Record, file: Path) -> None:
     """Replace the file by this record, on the disk, completely or not at all."""
     write_atomically(file, f"{json.dumps(vars(record))}\n".encode(), sync=True)
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def read_record(file: Path) -> Record:

@@ -6,9 +6,6 @@ corpus gets its own: then pieces that both vocabularies have keep their paramete
 """
 
 import dataclasses
-import os
-import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxformer_mt.atomic_folder import new_folder
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.files import compare_configs, read_config
@@ -24,7 +22,7 @@ from flaxformer_mt.errors import UserError, find_url, name_urls, warn_user
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.object_store.remote_runs import publish, refresh
 from flaxformer_mt.parallel import default_platform
-from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, wait_for_all
+from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_named, write_new_run
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
@@ -166,18 +164,14 @@ def _make_run(
         params = move_pieces(params, _init_params(config, vocabs), base.vocabs, vocabs)
         if say is not None:
             say(_describe_pieces(base.vocabs, vocabs, init))
-    # A name that nothing of a user's has.
-    partial = run_dir.with_name(f".{run_dir.name}.{decide_once(lambda: secrets.token_hex(4))}")
     origin = {"format": _FORMAT, "path": _describe(init, new_vocab)}
-    try:
-        write_new_run(partial, config, vocabs, params, origin=origin)
-        if is_first():
-            os.replace(partial, run_dir)
-            publish(run_dir)
-    finally:
-        if is_first():
-            shutil.rmtree(partial, ignore_errors=True)
-    wait_for_all("new run")
+
+    def write() -> None:
+        with new_folder(run_dir) as partial:
+            write_new_run(partial, config, vocabs, params, origin=origin)
+        publish(run_dir)
+
+    decide_once(write)
     refresh(run_dir)
 
 

@@ -236,7 +236,9 @@ def fit(
     """
     run_dir = open_copy(run_dir)
     if init is not None:
-        config = start_run(config, run_dir, init, new_vocab=new_vocab, say=_line_writer(progress))
+        alone = progress is not None and is_first()
+        say = functools.partial(print, file=progress, flush=True) if alone else None
+        config = start_run(config, run_dir, init, new_vocab=new_vocab, say=say)
     validate(config)
     check_run(run_dir, config)
     check_lora_start(config, run_dir)
@@ -322,13 +324,6 @@ def _read_final_report(run_dir: Path, config: Config) -> TrainingReport | None:
     report = read_report(run_dir)
     done = report is not None and is_complete(run_dir, config, report)
     return cast(TrainingReport, report) if done else None
-
-
-def _line_writer(stream: TextIO | None) -> Callable[[str], None] | None:
-    """Return what writes a line to `stream`; None where there is none, or another process writes."""
-    if stream is None or not is_first():
-        return None
-    return functools.partial(print, file=stream, flush=True)
 
 
 def _finish_checkpoints(config: Config, checkpoints: Checkpoints) -> None:

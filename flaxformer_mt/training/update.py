@@ -132,7 +132,6 @@ class StepMetrics(NamedTuple):
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
-    """Add the sums of two microbatches."""
     return jax.tree.map(jnp.add, left, right)
 
 

@@ -237,6 +237,5 @@ class WorkerPool:
                 )
 
     def close(self) -> None:
-        """End all workers."""
         for worker in (*self._idle, *self._busy):
             worker.stop()

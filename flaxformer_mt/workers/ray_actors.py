@@ -49,7 +49,6 @@ class RayWorker:
             raise WorkerLost(f"has died ({cause})") from None
 
     def stop(self) -> None:
-        """End the actor."""
         ray.kill(self._actor)
 
 

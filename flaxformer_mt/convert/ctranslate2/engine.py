@@ -58,7 +58,6 @@ def _missing_options(search: SearchConfig) -> list[str]:
 
 
 def _translate_options(search: SearchConfig, target: Vocab) -> dict[str, Any]:
-    """Return the arguments of `translate_batch` for a search."""
     gnmt = search.length_penalty_kind == "gnmt"
     options: dict[str, Any] = {
         "beam_size": search.beam_size if search.method == "beam" else 1,

@@ -110,19 +110,15 @@ def make_spec(config: ModelConfig, leaves: Leaves) -> transformer_spec.Transform
         scope, _, attribute = name.rpartition("/")
         copy = copies.setdefault(id(array), np.array(array, np.float32, order="C"))
         setattr(model_spec.index_spec(spec, scope), attribute, copy)
-    if config.positions == "relative":
-        _share_relative_biases(spec, config.relative_distance)
+    # All layers of a stack have the biases of its first layer, which CTranslate2 then stores once.
+    for stack in (spec.encoder, spec.decoder) if config.positions == "relative" else ():
+        biases = stack.layer[0].self_attention.relative_attention_bias
+        longest = np.dtype("int32").type(config.relative_distance)
+        for layer in stack.layer:
+            layer.self_attention.relative_attention_bias = biases
+            layer.self_attention.relative_attention_max_distance = longest
     spec.config.layer_norm_epsilon = config.norm_epsilon
     return spec
-
-
-def _share_relative_biases(spec: transformer_spec.TransformerSpec, longest: int) -> None:
-    """Give all layers of a stack the biases of its first layer, which CTranslate2 then store once."""
-    for stack in (spec.encoder, spec.decoder):
-        table = stack.layer[0].self_attention.relative_attention_bias
-        for layer in stack.layer:
-            layer.self_attention.relative_attention_bias = table
-            layer.self_attention.relative_attention_max_distance = np.dtype("int32").type(longest)
 
 
 def quantize(spec: transformer_spec.TransformerSpec, quantization: str) -> None:

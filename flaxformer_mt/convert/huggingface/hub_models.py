@@ -25,7 +25,6 @@ from flaxformer_mt.convert.huggingface import bart_family
 from flaxformer_mt.convert.huggingface.generation_options import read_search
 from flaxformer_mt.convert.huggingface.pretrained import (
     BART_FIELDS,
-    SETTINGS,
     T5_FIELDS,
     Family,
     make_model_config,
@@ -34,7 +33,7 @@ from flaxformer_mt.convert.huggingface.pretrained import (
     read_vocab,
     write_vocab,
 )
-from flaxformer_mt.convert.huggingface.tokenizer_files import find_symbol_problem
+from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS, find_symbol_problem
 from flaxformer_mt.convert.name_table import Table, read_names
 from flaxformer_mt.convert.network_fields import find_problems
 from flaxformer_mt.convert.stored_tensors import WEIGHTS_NAME, open_tensors, save_safetensors
@@ -119,9 +118,8 @@ def _write(weights: Weights, folder: Path, quantization: str) -> None:
     }
     # The tokenizer's own languages are those of the model that was imported.
     direction, languages = find_directions(config.data)[0], {}
-    if (target := choose_target_tag(config.data, direction)) and b'"src_lang": "' in vocab.files.get(
-        SETTINGS, b""
-    ):
+    has_languages = b'"src_lang": "' in vocab.files.get(SETTINGS, b"")
+    if has_languages and (target := choose_target_tag(config.data, direction)):
         (source,) = choose_tags(config.data, direction)
         languages = {"src_lang": source.strip("_"), "tgt_lang": target.strip("_")}
     write_vocab(vocab, folder, {"config.json": changes, SETTINGS: languages})

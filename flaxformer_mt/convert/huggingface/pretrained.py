@@ -11,7 +11,7 @@ from flaxformer_mt.config.tag_styles import BOTH_SIDES, TagStyle, find_language,
 from flaxformer_mt.convert.foreign_files import check_fields, read_bytes
 from flaxformer_mt.convert.formats import CONFIG_NAME
 from flaxformer_mt.convert.huggingface import model_config
-from flaxformer_mt.convert.huggingface.tokenizer_files import read_tokenizer_config
+from flaxformer_mt.convert.huggingface.tokenizer_files import SETTINGS, read_tokenizer_config
 from flaxformer_mt.convert.network_fields import (
     COUNT,
     EPSILON,
@@ -92,7 +92,6 @@ BART_FIELDS = (
 )
 
 
-SETTINGS = "tokenizer_config.json"
 # The files that are kept, of those that exist.
 _KEPT = (
     *(TOKENIZER_JSON, SETTINGS, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),

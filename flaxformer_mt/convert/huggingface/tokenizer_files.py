@@ -30,7 +30,7 @@ from flaxformer_mt.vocab.model_file import Settings, read_settings
 
 _SPM = {"source": "source.spm", "target": "target.spm"}
 _ID_FILES = {"source": "vocab.json", "target": "target_vocab.json"}
-_SETTINGS = "tokenizer_config.json"
+SETTINGS = "tokenizer_config.json"
 
 
 _DEFAULT_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -66,7 +66,7 @@ def write_tokenizer(vocabs: Vocabs, config: Config, folder: Path) -> None:
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
-    _write_json(settings, folder / _SETTINGS)
+    _write_json(settings, folder / SETTINGS)
     _write_json(tokens, folder / "special_tokens_map.json")
 
 
@@ -111,7 +111,7 @@ def read_tokenizer(folder: Path, fields: dict[str, Any]) -> Vocabs:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    return read_config_json(folder, _SETTINGS)
+    return read_config_json(folder, SETTINGS)
 
 
 def read_tokenizer_settings(folder: Path, side: str) -> Settings:

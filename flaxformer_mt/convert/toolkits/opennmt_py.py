@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from flaxformer_mt.config import ModelConfig
 from flaxformer_mt.convert.formats import Format, Weights
 from flaxformer_mt.convert.name_table import expand_groups, read_names
 from flaxformer_mt.convert.network_fields import (
@@ -95,7 +94,13 @@ def _read(path: Path) -> Weights:
         source, tensors[_SOURCE_TABLE] = [*source, _EOS], functional.pad(table, (0, 0, 0, 1))
     lists = [_make_list(names, start, file) for names in (source, target)]
     vocabs = toolkit.read_vocabs(folder, lists, toolkit.Languages())
-    network = _make_network(options, tensors, file)
+    first = "encoder.transformer.0."
+    network = dataclasses.replace(
+        read_network(_FIELDS, options, file, others=_OTHERS),
+        attention_bias=f"{first}self_attn.linear_query.bias" in tensors,
+        ffn_bias=f"{first}feed_forward.w_1.bias" in tensors,
+        output_bias="generator.bias" in tensors,
+    )
     rules = [
         *read_names(_GATED_NAMES if network.activation == "swiglu" else _PLAIN_NAMES),
         *read_names(_NAMES),
@@ -122,16 +127,6 @@ def _read_options(checkpoint: Mapping[str, Any], file: Path) -> dict[str, Any]:
         if isinstance(options.get(name), list):
             options[name] = options[name][-1] if options[name] else None
     return options
-
-
-def _make_network(options: Mapping[str, Any], tensors: Mapping[str, Any], file: Path) -> ModelConfig:
-    first = "encoder.transformer.0."
-    return dataclasses.replace(
-        read_network(_FIELDS, options, file, others=_OTHERS),
-        attention_bias=f"{first}self_attn.linear_query.bias" in tensors,
-        ffn_bias=f"{first}feed_forward.w_1.bias" in tensors,
-        output_bias="generator.bias" in tensors,
-    )
 
 
 # ---- arrays ----

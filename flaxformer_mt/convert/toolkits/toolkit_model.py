@@ -119,7 +119,9 @@ def read_vocabs(
 ) -> Vocabs:
     source, target = lists
     joint = list(source.names) == list(target.names)
-    models = _find_models(folder, languages) if models is None else models
+    if models is None:
+        found = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
+        models = choose_sides(found, languages, what="SentencePiece models", folder=folder) if found else {}
     if not models:
         warn_user(
             f"{folder} has no SentencePiece model (.model or .spm): text is separated at spaces, and must be "
@@ -148,11 +150,6 @@ def _make_vocab(pieces: PieceList, model: Path | None, folder: Path) -> Vocab:
         return Vocab(make_word_model(words, pieces.specials), name=str(folder))
     numbered = renumber(read_bytes(model), names, pieces.specials, origin=str(model), unused=pieces.unused)
     return Vocab(numbered, name=str(model))
-
-
-def _find_models(folder: Path, languages: Languages) -> dict[str, Path]:
-    models = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file())
-    return choose_sides(models, languages, what="SentencePiece models", folder=folder) if models else {}
 
 
 def choose_sides(found: list[Path], languages: Languages, *, what: str, folder: Path) -> dict[str, Path]:

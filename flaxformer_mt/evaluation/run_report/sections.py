@@ -180,7 +180,7 @@ def make_summary(runs: Sequence[ReportedRun], compared: Sequence[ReportedRun], s
         report, scores = run.report, dict[str, Bar]()
         if run in compared:
             options = _choose_score_options(run, run.translations.references, run.language)
-            options |= {"only": _choose_metrics([run])}
+            options["only"] = _choose_metrics([run])
             scores = _score(run.translations, samples, options, signatures=signatures)
         seconds = report.get("train_seconds")
         rows.append(
