@@ -8,13 +8,11 @@ they are in the line.
 import bisect
 import html
 import html.entities
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.translation.result import Alignment, Translation
 from flaxformer_mt.unicode_text import WORD
 
@@ -92,15 +90,6 @@ class MarkedLine:
     # How the characters of the translation are written, and whether it must not look like markup elsewhere.
     spellings: Mapping[str, str]
     escaped: bool
-    # The text with a capital after each point between spaces, which may begin a sentence: "A. {0} b."
-    spoken: str
-
-    def find_sentences(self, language: str) -> tuple[int, ...] | None:
-        """Return where the sentences of the text start; None: where the text alone says."""
-        if self.spoken == self.text:
-            return None
-        sentences = split_sentences(self.spoken, language=language)
-        return tuple(itertools.accumulate(map(len, sentences[:-1]), initial=0))
 
 
 class _Word:
@@ -157,7 +146,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
     """
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
-    open_items, text, last, every = [root], "", 0, list[_Item]()
+    open_items, text, last = [root], "", 0
     texts, link_end = [], -1
     for match in _ITEM.finditer(line):
         texts.append(line[last : match.start()])
@@ -186,7 +175,6 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         item = _Item(match[0], len(text), name=name, begin=match.start())
         item.replaces_space = beside_link and len(text) > end
         open_items[-1].children.append(item)
-        every.append(item)
         single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
         if name and not single:
             open_items.append(item)
@@ -198,12 +186,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
     text += unescape(texts[-1])
     if root.children:  # a tag may be around one of two words with a no-break space between them
         text = _ODD_SPACE.sub(" ", text)
-    spoken = [*text]
-    for place in [one.start + one.space_before for one in every if one.space_before or one.space_after]:
-        if not text.islower():
-            spoken[place : place + 1] = text[place : place + 1].upper()[:1]
-    spellings = _find_spellings(texts) if escaped else {}
-    return MarkedLine(text, tuple(root.children), spellings, escaped, "".join(spoken))
+    return MarkedLine(text, tuple(root.children), _find_spellings(texts) if escaped else {}, escaped)
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:

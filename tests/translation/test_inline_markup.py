@@ -143,14 +143,6 @@ def test_points_stay_in_their_sentence(line, translation, alignment, starts, exp
     )
 
 
-def test_a_point_may_begin_a_sentence():
-    marked = take_out("Er schläft. {name} liest ca. {0} Euro <b>{1} weiter</b>. Ich sehe {x}.")
-    assert marked.text == "Er schläft. liest ca. Euro weiter. Ich sehe."
-    assert marked.find_sentences("de") == (0, 12, 35)
-    assert take_out("er schläft. {name} liest.").find_sentences("de") is None  # all in lower case
-    assert take_out("Er <b>schläft</b>. Sie liest.").find_sentences("de") is None
-
-
 # Interface texts, with the places of their placeholders.
 INTERFACE = [
     "{} wurde gespeichert.",
