@@ -45,8 +45,6 @@ _BLOCKS = frozenset(
 )
 # Elements inside this many others are put back as points are.
 _DEEPEST = 100
-# Elements that outnumber the words of a translation are put into each other as deep as this.
-_SHARED = 20
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 # What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -282,7 +280,6 @@ class _Layout:
         self.sentences = [bisect.bisect_left(places, start) for start in starts]
         # Of an item that was looked for: its target words, and how many of them its elements need.
         self.found: dict[int, tuple[int, int, int]] = {}
-        self.depth = 0
         self.parts: list[str] = []
         self.cursor = 0
 
@@ -302,7 +299,7 @@ class _Layout:
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
         """Write items in the order of their places inside words [low, high), none across another.
 
-        Each element that had a word has one. What finds none is put into the element before.
+        Each element that had a word has one, if there are enough.
         """
         found = [self._find(item) for item in items]
         moved = _move_out(found)
@@ -312,28 +309,19 @@ class _Layout:
             for number, (start, end, _) in enumerate(found)
         )
         needed = sum(least for *_, least in found)
-        spans: list[tuple[_Item, int, int, list[_Item]]] = []
-        first_free, inside = low, None
+        first_free = low
         for start, _, number, end in ordered:
             item, least = items[number], found[number][2]
             needed -= least  # by those that follow
             stop = min(high, max(high - needed, first_free + least))
             start = max(first_free, min(start, stop - least))
             first_free = end = min(max(end, start + least), stop)
-            if start == end and inside is not None and self._words_inside(item) and self.depth < _SHARED:
-                inside.append(item)
-                continue
-            spans.append((item, start, end, list(item.children)))
-            inside = spans[-1][-1] if end > start else inside
-        self.depth += 1
-        for item, start, end, children in spans:
             if item.closing is None:
                 self._write_point(item, start)
             else:
-                self._write_element(item, start, end, children)
-        self.depth -= 1
+                self._write_element(item, start, end)
 
-    def _write_element(self, item: _Item, start: int, end: int, children: Sequence[_Item]) -> None:
+    def _write_element(self, item: _Item, start: int, end: int) -> None:
         words = self._words_inside(item)
         opens, closes = self._gap(start), self._gap(end)
         if end > start:
@@ -351,7 +339,7 @@ class _Layout:
             self.cursor = opens
         self._copy(opens)
         self.parts.append(item.opening + (" " if lead and (not before or before.isspace()) else ""))
-        self._write_items(children, start, end)
+        self._write_items(item.children, start, end)
         if trail and after and not after.isspace() and end < len(self.target):
             closes = self.target[end].start
         self._copy(closes)
