@@ -36,10 +36,8 @@ _DRAWN = frozenset(
 INVISIBLE = "\u00ad\u061c\u200b\u200e\u200f\ufeff" + "".join(
     map(chr, (*range(0x202A, 0x202F), *range(0x2060, 0x2065), *range(0x2066, 0x2070)))
 )
-# These and all white space, as strip methods and character classes take them.
-BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + INVISIBLE
 # White space, invisible characters, or what looks like one character.
-_CHARACTER = rf"(\s[{BLANKS}]*)|[{INVISIBLE}]+|(\X)"
+_CHARACTER = rf"(\s[\s{INVISIBLE}]*)|[{INVISIBLE}]+|(\X)"
 # Marks that are no part of the word that they stand beside.
 MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
 # What the positions of alignments count: what is between spaces and tabs, as for fast_align and Moses, whose

@@ -218,13 +218,11 @@ def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> 
     """
     following = _CLOSING_TAGS.match(line, last).end()  # type: ignore[union-attr]
     before, after = text[max(around.start, len(text) - 1) :], line[following : following + 1]
-    # In "{0}.txt", as in "{0} a", no mark ends a word.
-    goes_on = after.isalnum() or after in "<{%$#" or line[following + 1 : following + 2].isalnum()
     start = last - len(item.opening)
     between = start > 0 and not line[start - 1].isspace() and after and not after.isspace()
     if item.name in _BLOCKS and before == " " and between:
         item.replaces_space = True  # of `take_out`
-    elif before.isspace() and (not after or after.isspace() or not goes_on):
+    elif before.isspace() and (not after or after.isspace() or not (after.isalnum() or after in "<{%$#")):
         first = item  # of points without a space between them: "a {0}{1} b"
         for one in reversed(around.children):
             if one.closing is not None or one.start != len(text) or one.replaces_space:
@@ -302,15 +300,17 @@ class _Layout:
         Each element that had a word has one, if there are enough.
         """
         found = [self._find(item) for item in items]
-        moved = _move_out(found)
-        # At one place, points come before the element that begins there.
-        ordered = sorted(
-            (start, True, number, end) if end > start else (moved[start], False, number, moved[start])
-            for number, (start, end, _) in enumerate(found)
-        )
+        elements = [(start, end) for start, end, _ in found if end > start]
+        ordered = []
+        for number, (start, end, _) in enumerate(found):
+            for first, stop in elements if start == end else ():
+                if first < start < stop:  # a point inside an element that it is no part of goes to its edge
+                    start = end = first if start - first <= stop - start else stop
+            ordered.append((start, end > start, number, end))
         needed = sum(least for *_, least in found)
         first_free = low
-        for start, _, number, end in ordered:
+        # At one place, points come before the element that begins there.
+        for start, _, number, end in sorted(ordered):
             item, least = items[number], found[number][2]
             needed -= least  # by those that follow
             stop = min(high, max(high - needed, first_free + least))
@@ -359,9 +359,8 @@ class _Layout:
             place = self._find_inside(item, previous, self.target[gap - 1])
         elif item.space_before or item.space_after:
             opening = f"{opening} " if self.target else opening
-        elif previous and previous.end >= item.start > 0 and gap > 0:
-            if gap - 1 in links or gap == self._find_boundary(item):
-                place = self._find_inside(item, previous, self.target[gap - 1])
+        elif previous and previous.end >= item.start > 0 and gap - 1 in links:
+            place = self._find_inside(item, previous, self.target[gap - 1])
         self._copy(place)
         self.parts.append(opening)
 
@@ -371,8 +370,6 @@ class _Layout:
             return target.core_end
         if self.marked.text[source.start : source.end] == self.text[target.start : target.end]:
             return target.start + min(item.start, source.end) - source.start
-        if item.start <= source.core_start:
-            return target.core_start
         # In "word {0}, more" the marks of the word come after the placeholder.
         before_marks = item.start <= source.core_end and (item.space_before or item.start < source.end)
         return target.core_end if before_marks else target.end
@@ -461,17 +458,6 @@ class _Layout:
         place = bisect.bisect_right(self.sentences, self.ends[before][1])
         start = self.sentences[place] if place < len(self.sentences) else len(self.target)
         return start if start <= self.ends[before + 1][0] else None
-
-
-def _move_out(found: Sequence[tuple[int, int, int]]) -> dict[int, int]:
-    """Return where a point at each gap goes: inside an element that it is no part of, to its nearer edge."""
-    gaps = sorted({start for start, end, _ in found if start == end})
-    edges = gaps.copy()
-    for first, stop in [(start, end) for start, end, _ in found if end > start] if gaps else ():
-        low, high = bisect.bisect_right(edges, first), bisect.bisect_left(edges, stop)
-        middle = bisect.bisect_right(edges, (first + stop) / 2, low, max(low, high))
-        edges[low:high] = [first] * (middle - low) + [stop] * (high - middle)
-    return dict(zip(gaps, edges, strict=True))
 
 
 def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tuple[int, int]:

@@ -329,9 +329,7 @@ class _Reader:
                 name, number, start = self._open.pop()
             self._line += f"</{_name(tag, number)}>"
             self._kept[number] = (self._kept[number][0], raw)
-            while tag == "a" and self._links and self._links[-1][0] > start:  # a link inside
-                self._links.pop()
-            if tag == "a":
+            if tag == "a" and "a" not in [name for name, *_ in self._open]:
                 self._links.append((start, len(self._line)))
 
     def _enter(self, token: _Token) -> None:
