@@ -422,9 +422,8 @@ class LineEngine(ABC):
         if line.phrases:  # which part it belongs to is found by searching each part with it
             name = f"line {line.request.seed}"
             phrase, line.phrases = line.phrases[:1], line.phrases[1:]
-            vocab, lead = self.vocabs.target, self._choose_tags(*_kind_of(line.request)[:2]).lead
             try:
-                tried = [require(one, phrase, vocab=vocab, lead=lead, name=name) for one in line.sentences]
+                tried = [require(one, phrase, vocab=self.vocabs.target, name=name) for one in line.sentences]
                 self._check_sentences(line.request, tried)
             except UserError as error:  # of this line alone
                 self._finished.append((line, error))

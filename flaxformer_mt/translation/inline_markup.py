@@ -275,7 +275,7 @@ class _Layout:
         self.ends = {number: (min(own), max(own)) for number, own in enumerate(self.links) if own}
         self.linked = list(self.ends)
         places = [word.start for word in self.target]
-        self.sentences = [bisect.bisect_left(places, start) for start in starts]
+        self.sentences = [*(bisect.bisect_left(places, start) for start in starts), len(self.target)]
         # Of an item that was looked for: its target words, and how many of them its elements need.
         self.found: dict[int, tuple[int, int, int]] = {}
         self.parts: list[str] = []
@@ -435,9 +435,11 @@ class _Layout:
         before = self._word_before(item)
         following = 0 if before is None else before + 1
         to_left = before is not None and (item.space_before or self.source[before].end >= item.start > 0)
-        boundary = self._find_boundary(item)
-        if boundary is not None and (to_left or item.replaces_space):
-            return boundary
+        if (to_left or item.replaces_space) and before in self.ends and following in self.ends:
+            # Sentences are translated apart: the words of each are linked to those of its translation alone.
+            start = self.sentences[bisect.bisect_right(self.sentences, self.ends[before][1])]
+            if item.start >= self.source[before].end and start <= self.ends[following][0]:
+                return start
         if to_left and not item.replaces_space and before in self.ends:
             return self.ends[before][1] + 1
         place = bisect.bisect_left(self.linked, following)
@@ -446,18 +448,6 @@ class _Layout:
         if place:
             return self.ends[self.linked[place - 1]][1] + 1
         return len(self.target) if following else 0
-
-    def _find_boundary(self, item: _Item) -> int | None:
-        """Return the first target word of the sentence that a point between two sentences is before.
-
-        Sentences are translated apart: the words of each are linked to those of its translation alone.
-        """
-        before = self._word_before(item)
-        if before not in self.ends or before + 1 not in self.ends or item.start < self.source[before].end:
-            return None
-        place = bisect.bisect_right(self.sentences, self.ends[before][1])
-        start = self.sentences[place] if place < len(self.sentences) else len(self.target)
-        return start if start <= self.ends[before + 1][0] else None
 
 
 def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tuple[int, int]:

@@ -112,9 +112,9 @@ class Line(NamedTuple):
             return translation.text
         alignment, starts = translation.alignment or (), translation.sentence_starts
         text = put_back(self.marked, translation.text, alignment, starts)
-        kept: Any = [*self.kept] if apart else self.kept  # which all lines of a menu share
-        for place, one in apart.items():
-            kept[place] = (one, one)
+        kept = self.kept  # which all lines of a menu share
+        if apart:
+            kept = tuple((apart[place],) * 2 if place in apart else one for place, one in enumerate(kept))
         return _restore(text, kept)
 
 
