@@ -24,10 +24,10 @@ from flaxformer_mt.commands.translate import (
     translate_with_ctranslate2,
 )
 from flaxformer_mt.config.checks import check_n_best
-from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.errors import UserError, name_full_disk, warn_user
 from flaxformer_mt.scoring.metrics import find_metric, score_sentences
 from flaxformer_mt.text_io.lines import STANDARD, check_writable, count_lines, open_input, open_lines
-from flaxformer_mt.text_io.pair_table import write_report, write_table
+from flaxformer_mt.text_io.pair_table import TABLE, write_report, write_table
 
 TRANSLATIONS = "translations.txt"
 # N-best lists that a scorer from outside compares at a time.
@@ -146,7 +146,8 @@ def _read(path: str, options: CorpusOptions) -> Iterator[str]:
 def _write_pairs(
     options: CorpusOptions, pairs: Iterable[tuple[str, str]], *, tag: str = ""
 ) -> dict[str, Any]:
-    return write_table(options.output, pairs, options, tag=tag, weight=options.weight)
+    with name_full_disk(options.output / TABLE):
+        return write_table(options.output, pairs, options, tag=tag, weight=options.weight)
 
 
 def read_n_best(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.commands import new_sizing
 from flaxformer_mt.commands.new_sizing import Choice, Corpus, Machine
 from flaxformer_mt.commands.options import NewOptions
@@ -19,7 +20,7 @@ from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.config.files import load_config
 from flaxformer_mt.corpus.text_files import TABLES, find_packing, name_unpacked
-from flaxformer_mt.errors import UserError, command_line, find_url, name_full_disk, suggest_sibling, warn_user
+from flaxformer_mt.errors import UserError, command_line, find_url, suggest_sibling, warn_user
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.workers.worker_pool import choose_pool
@@ -204,8 +205,7 @@ def write_new_config(options: NewOptions) -> dict[str, Any]:
     choices = [*described, *choices]
     text = format_config(*_describe(options, corpus, report, machine, file), choices)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with name_full_disk(file):
-        file.write_text(text, encoding="utf-8")
+    write_atomically(file, text.encode())
     validate(load_config(file))
     train = command_line("train", f"--config={file}", f"--run={options.run}")
     print(f"{file} is written; change what you like, and train with:\n{train}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """`plot`: figures of a run's training metrics, and of the attention over a sentence, as PNG files."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.data.batch_array import pad_pairs
-from flaxformer_mt.errors import UserError, name_full_disk
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.evaluation import plots
 from flaxformer_mt.object_store.remote_runs import open_copy, publish
 from flaxformer_mt.parallel import enable_compilation_cache
@@ -57,8 +59,9 @@ def plot(
         raise UserError(f"{run_dir} has no metrics of a training to plot; give --source=TEXT for attention")
     output.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        with name_full_disk(output / name):
-            figure.savefig(output / name, format="png", dpi=_DOTS_PER_INCH)
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=_DOTS_PER_INCH)
+        write_atomically(output / name, image.getvalue())
     publish(run_dir)  # RUN/plots
     return {"files": [str(output / name) for name in figures], **result}
 

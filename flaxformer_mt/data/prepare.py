@@ -29,6 +29,7 @@ from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.run_directory import (
     check_run,
     forget_preparation,
+    has_vocabs,
     load_sealed_vocabs,
     open_run,
     seal_vocabs,
@@ -199,7 +200,7 @@ def _check_sides(model: str, splits: dict[str, Pairs]) -> list[dict[str, Any]]:
 def _find_vocabs(config: Config, pairs: Pairs, root: Path, run_dir: Path | None) -> Vocabs:
     symbols = [*config.vocab.symbols, *([SEPARATOR] if config.data.context else [])]
     vocab = dataclasses.replace(config.vocab, symbols=tuple(dict.fromkeys(symbols)))
-    if run_dir is not None and (run_dir / "vocab").is_dir():
+    if run_dir is not None and has_vocabs(run_dir):
         open_run(run_dir, config)
         load_sealed_vocabs(run_dir / "vocab")
         return make_vocabs(vocab, pairs, run_dir / "vocab", target_only=not pairs.has_source)

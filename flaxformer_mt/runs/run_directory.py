@@ -25,6 +25,7 @@ from flaxformer_mt.file_lock import FileHasNoLock, open_locked
 from flaxformer_mt.object_store import remote_runs
 from flaxformer_mt.vocab import Vocabs, load_vocabs
 from flaxformer_mt.vocab.pretrained import FILES_NAME, METADATA_NAME
+from flaxformer_mt.vocab.vocabs import holds_vocabs
 
 # Fields that may change when a run is resumed, and what changes with them.
 CHANGEABLE_FIELDS = find_marks(Config, MayChange)
@@ -312,6 +313,14 @@ def _is_vocabulary(name: str) -> bool:
     path = PurePath(name)
     pretrained = name == METADATA_NAME or path.parent.name == FILES_NAME
     return (pretrained or name.endswith(".model")) and not path.name.startswith(".")
+
+
+def has_vocabs(run_dir: Path) -> bool:
+    """Before the first update, a kill or a full disk may have left one of two models: they are made again."""
+    folder = run_dir / "vocab"
+    if _newest_step(run_dir) is None and not (folder / atomic_folder.MANIFEST_NAME).exists():
+        return holds_vocabs(folder)
+    return folder.is_dir()
 
 
 def load_sealed_vocabs(folder: Path) -> Vocabs:

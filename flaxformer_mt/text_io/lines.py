@@ -214,7 +214,7 @@ def open_output(path: str) -> Iterator[Callable[[str], None]]:
             yield _write_to(stream, path)
         return
     partial = partial_of(file)
-    with open_locked(partial) as stream:
+    with name_full_disk(partial), open_locked(partial) as stream:
         stream.truncate()
         yield _write_to(stream, str(partial))
         os.replace(partial, file)  # while it is locked

@@ -63,6 +63,13 @@ def load_vocabs(directory: str | Path) -> Vocabs:
     raise UserError(f"{directory} holds no vocabulary: it needs {_JOINT}, or {_SOURCE} and {_TARGET}")
 
 
+def holds_vocabs(directory: Path) -> bool:
+    """Whether a folder has all that `Vocabs.save` writes: a process may end between two files."""
+    if any((directory / name).is_file() for name in (METADATA_NAME, _JOINT)):
+        return True
+    return (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
+
+
 def make_vocabs(
     config: VocabConfig, pairs: TextPairs, directory: str | Path, *, target_only: bool = False
 ) -> Vocabs:
@@ -75,9 +82,7 @@ def make_vocabs(
     if target_only:
         normalization = config.target_normalization
         config = dataclasses.replace(config, joint=True, source_size=None, normalization=normalization)
-    if any((directory / name).is_file() for name in (METADATA_NAME, _JOINT)) or (
-        (directory / _SOURCE).is_file() and (directory / _TARGET).is_file()
-    ):
+    if holds_vocabs(directory):
         vocabs = load_vocabs(directory)
         if vocabs.source is not vocabs.target and not config.joint:
             # Two vocabularies that happen to have the same pieces, of two texts that are equal.

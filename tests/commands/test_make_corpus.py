@@ -132,6 +132,18 @@ def test_an_interrupted_command_resumes_with_the_same_bytes_wherever_it_stopped(
     assert b"more" not in files("whole")["translations.txt"]
 
 
+def test_a_full_disk_is_told_with_the_table_which_is_written_when_there_is_space(capfd):
+    write("in", ["line one", "line two"])
+    Path("out").mkdir()
+    Path("out/train.tsv.partial").symlink_to("/dev/full")
+    assert main([*COMMAND, "--output=out"]) == 2
+    assert "error: out/train.tsv: No space left on device; free" in capfd.readouterr().err
+    assert not Path("out/train.tsv").exists() and not Path("out/report.json").exists()
+    Path("out/train.tsv.partial").unlink()
+    assert main([*COMMAND, "--output=out", "--resume"]) == 0
+    assert Path("out/train.tsv").read_text().count("\n") == 2
+
+
 def test_a_student_gets_the_best_translation_or_the_one_closest_to_the_reference(capfd):
     write("in", ["ab cd", "", "ef gh"])
     write("references", ["AB CD", "", "y ||| x ef gh"])

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from tiny_experiment import small_model, text_data, write_untrained_run
 
+from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.commands import plot as plot_module
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.plot import training_panels
@@ -42,14 +43,19 @@ def one_stack(tmp_path_factory):
 @pytest.fixture
 def drawn(monkeypatch):
     """Every figure by the name of its file; all are written too, in few dots."""
-    figures, save = {}, Figure.savefig
+    figures, saved, save = {}, [], Figure.savefig
     monkeypatch.setattr(plot_module, "_DOTS_PER_INCH", 25)
 
-    def keep(figure, path, **options):
-        figures[path.name] = figure
-        save(figure, path, **options)
+    def keep(figure, file, **options):
+        saved.append(figure)
+        save(figure, file, **options)
+
+    def write(path, content):
+        figures[path.name] = saved[-1]
+        write_atomically(path, content)
 
     monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr(plot_module, "write_atomically", write)
     return figures
 
 
@@ -134,7 +140,7 @@ def test_mistakes_cost_one_message_and_write_nothing(tiny_run, one_stack, tmp_pa
 
 
 def test_a_folder_that_cannot_be_written_to_costs_one_message(tiny_run, tmp_path, capfd, monkeypatch):
-    """Before the run is loaded; a disk that fills up is told with the file."""
+    """Before the run is loaded; a disk that fills up is told with the file, which stays as it was."""
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, mode: path != tmp_path)
         patch.setattr(plot_module, "load_trained", pytest.fail)
@@ -142,13 +148,15 @@ def test_a_folder_that_cannot_be_written_to_costs_one_message(tiny_run, tmp_path
         told = capfd.readouterr().err
         assert told.startswith(f"error: output folder {tmp_path} cannot be written to: it is read-only")
 
-    def fill(figure, path, **options):
+    def fill(path, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Figure, "savefig", fill)
+    (tmp_path / "training.png").write_bytes(b"earlier")
+    monkeypatch.setattr(os, "replace", fill)
     assert main(["plot", f"--run={tiny_run}", f"--output={tmp_path}"]) == 2
     told = capfd.readouterr().err
     assert told.startswith(f"error: {tmp_path}/training.png: No space left on device; free")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("training.png", b"earlier")]
 
 
 def test_a_checkpoint_whose_scores_are_not_numbers_is_named(one_stack, monkeypatch, capfd):

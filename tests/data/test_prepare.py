@@ -17,7 +17,7 @@ from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.data import prepare as preparing
 from flaxformer_mt.data import token_store
 from flaxformer_mt.data.corpus_diagnostics import describe_overlap, find_overlap
-from flaxformer_mt.errors import FlaxformerWarning
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.workers.worker_pool import PoolOptions
 
@@ -40,6 +40,25 @@ def test_each_part_that_takes_long_is_shown(tiny_config, tmp_path):
         ("training the vocabulary (bpe, 40 pieces)", None, 0),
         ("tokenizing", 64, 64),
     ]
+
+
+def test_vocabularies_of_which_a_killed_process_wrote_one_are_written_again(tiny_config, tmp_path):
+    """Those of a run with updates are missed, since others might have other pieces."""
+    vocab = dataclasses.replace(tiny_config.vocab, joint=False)
+    config = dataclasses.replace(tiny_config, vocab=vocab)
+    preparing.prepare(config, tmp_path)
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "vocab").iterdir()}
+    assert sorted(whole) == ["manifest.json", "source.model", "target.model"]
+    for lost in (["target.model"], ["source.model", "target.model"]):
+        for name in ["manifest.json", *lost]:
+            (tmp_path / "vocab" / name).unlink()
+        preparing.prepare(config, tmp_path)
+        assert whole == {path.name: path.read_bytes() for path in (tmp_path / "vocab").iterdir()}
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    for name in ("manifest.json", "target.model"):
+        (tmp_path / "vocab" / name).unlink()
+    with pytest.raises(UserError, match="holds no vocabulary"):
+        preparing.prepare(config, tmp_path)
 
 
 @pytest.mark.parametrize("engine", ["processes", "ray"])

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 
 import pytest
 
@@ -114,6 +115,18 @@ def test_a_full_device_is_named():
     with pytest.raises(OSError) as full, open_output("/dev/full") as write:
         write("text")
     assert full.value.filename == "/dev/full"
+
+
+def test_a_file_that_a_full_disk_cuts_is_named_also_when_it_is_closed(tmp_path):
+    smallest, largest = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(OSError) as full, open_output(str(tmp_path / "out")) as write:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4, largest))
+        try:
+            write("text")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (smallest, largest))
+    assert full.value.filename == str(tmp_path / "out.partial")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
 
 
 def test_an_error_of_an_atomic_write_names_the_file_and_not_its_temporary_name(tmp_path):
