@@ -220,7 +220,9 @@ def _find_target(folder: Path, split: str, language: str) -> Path:
 def _require(folder: Path) -> None:
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise UserError(f"the parallel_text folder {folder} {problem}; set --config.data.text_dir")
+        # The whole path: a run names its folder as its training did, perhaps from elsewhere.
+        remedy = "set --config.data.text_dir, or start the command where the run was trained"
+        raise UserError(f"the parallel_text folder {folder.absolute()} {problem}; {remedy}")
 
 
 def find_file(folder: Path, name: str) -> Path | None:

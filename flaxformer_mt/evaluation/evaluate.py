@@ -7,7 +7,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypedDict, cast
@@ -279,7 +279,7 @@ def evaluate_run(
         rivals = translate_compared_systems(compared, scored, from_files, loading)
         if compared and references:
             lower = scoring["lowercase"]
-            save_largest_differences(run_dir, scored.name, evaluation, rivals, lowercase=lower)
+            _keep(save_largest_differences, run_dir, scored.name, evaluation, rivals, lowercase=lower)
         score = functools.partial(compare, evaluation, rivals, resampling, scorers=scorers, **scoring)
         with WorkProgress(progress).part("scoring the translations"):
             report |= decide_once(score)
@@ -287,6 +287,13 @@ def evaluate_run(
         reports[scored.direction.name] = report
     result = next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
     return cast(EvaluationResult, result)
+
+
+def _keep(save: Callable[..., object], *what: Any, **how: Any) -> None:
+    try:
+        save(*what, **how)
+    except OSError as error:  # the run of others, or a full disk: the scores are what was asked for
+        warn_user(f"the translations are not kept in the run: {error.strerror}")
 
 
 def _evaluate_set(
@@ -303,7 +310,7 @@ def _evaluate_set(
         progress=progress,
         **scoring,
     )
-    save_translations(run_dir, scored.name, evaluation, _describe_system(translator))
+    _keep(save_translations, run_dir, scored.name, evaluation, _describe_system(translator))
     report = {"name": scored.name, "checkpoint": translator.checkpoint, "step": translator.step}
     return report | _report_scores(
         evaluation, describe_search(translator.config.search), **scoring

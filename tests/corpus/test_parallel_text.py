@@ -347,7 +347,7 @@ def test_a_damaged_parquet_file_is_named(config):
             read_pairs(config, "train")
 
 
-def test_folders_that_are_not_there(config, tmp_path):
+def test_folders_that_are_not_there(config, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("text")
     with pytest.raises(UserError, match=r"/file is a file, not a folder; set --config\.data\.text_dir"):
         read_pairs(replace(config, text_dir=str(tmp_path / "file")), "train")
@@ -355,6 +355,9 @@ def test_folders_that_are_not_there(config, tmp_path):
         read_pairs(replace(config, text_dir=""), "train")
     with pytest.raises(UserError, match=r"absent does not exist; set --config\.data\.text_dir"):
         read_pairs(replace(config, text_dir=str(tmp_path / "absent")), "train")
+    monkeypatch.chdir(tmp_path)  # the folder of a run that was trained elsewhere
+    with pytest.raises(UserError, match=rf"{tmp_path}/absent does not exist; .* where the run was trained"):
+        read_pairs(replace(config, text_dir="absent"), "train")
     with pytest.raises(UserError, match="absent does not exist"):
         has_split(replace(config, text_dir=str(tmp_path / "absent")), "test")
     assert not has_split(config, "test")

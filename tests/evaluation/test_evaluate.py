@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from flaxformer_mt.config import Config, SearchConfig, TrainConfig
 from flaxformer_mt.config.files import save_config
 from flaxformer_mt.corpus import read_pairs
 from flaxformer_mt.corpus.pairs import Pair, Part
-from flaxformer_mt.errors import UserError
+from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.evaluation import evaluation_set as scored_set
 from flaxformer_mt.evaluation.comparison import ResamplingOptions
 from flaxformer_mt.evaluation.evaluate import describe_evaluation, evaluate_lines, evaluate_run
@@ -85,6 +86,16 @@ def test_evaluate_lines_scores_what_the_translator_says():
     assert uncased.scores["bleu"] > cased.scores["bleu"]
     right = evaluate_lines(translator, SOURCES[1:2], REFERENCES[1:2], lowercase=False, tokenize="13a")
     assert right.scores["bleu"] == pytest.approx(100)
+
+
+def test_a_run_that_cannot_be_written_is_evaluated(run_dir):
+    source, reference = write(run_dir / "s", SOURCES), write(run_dir / "r", REFERENCES)
+    expected = evaluate_run(run_dir, source=source, reference=reference, against=[reference])
+    shutil.rmtree(run_dir / "translations")
+    (run_dir / "translations").write_text("in the way, as a folder without the right to write")
+    with pytest.warns(FlaxformerWarning, match=r"the translations are not kept in the run: File exists"):
+        result = evaluate_run(run_dir, source=source, reference=reference, against=[reference])
+    assert result["bleu"] == expected["bleu"] and result["against"] == expected["against"]
 
 
 def test_scorers_are_reported_with_references_and_without(run_dir, monkeypatch, capsys):

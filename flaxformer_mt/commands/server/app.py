@@ -99,11 +99,16 @@ def make_specification(url: str) -> dict[str, Any]:
             "version": flaxformer_mt.__version__,
             "description": "Machine translation, with the interface of LibreTranslate.",
         },
-        "servers": [{"url": url.rstrip("/")}],
+        "servers": [{"url": url}],
         "paths": {
             path: {"post" if entry[1] else "get": _describe(path, *entry)} for path, entry in _PATHS.items()
         },
     }
+
+
+def _name_server(request: Request) -> str:
+    """Return the address that clients use: a proxy may serve the paths under a prefix, which it names."""
+    return str(request.base_url).rstrip("/") + request.headers.get("x-forwarded-prefix", "").rstrip("/")
 
 
 def _describe(
@@ -293,7 +298,7 @@ class _Server:
         return _to_json({"error": message}, status, headers)
 
     async def specify(self, request: Request) -> Response:
-        return _to_json(make_specification(str(request.base_url)))
+        return _to_json(make_specification(_name_server(request)))
 
     async def translate(self, request: Request) -> Response:
         return _to_json(await self._translate(request, await self._read(request)))
@@ -312,7 +317,7 @@ class _Server:
         fields |= {"q": file.text, "format": FORMATS[ending][0]}
         answer = await self._translate(request, fields)
         name = self._files.keep(answer["translatedText"], ending=ending, target=fields["target"])
-        return _to_json({"translatedFileUrl": f"{request.base_url}download_file/{name}"})
+        return _to_json({"translatedFileUrl": f"{_name_server(request)}/download_file/{name}"})
 
     async def download_file(self, request: Request) -> Response:
         name = request.path_params["name"]

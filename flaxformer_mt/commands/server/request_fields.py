@@ -262,9 +262,15 @@ def list_languages(pairs: Collection[Pair]) -> list[dict[str, object]]:
     return [{"code": code, "name": name_language(code), "targets": codes} for code, codes in targets.items()]
 
 
+def _fold_code(code: str) -> str:
+    """Return one form of a code: clients also write EN, zh-hans or pt_BR."""
+    return code.replace("_", "-").lower()
+
+
 def find_models(models: Mapping[Pair, Model], source: str, target: str) -> dict[str, Model]:
     """Return the models that may translate a request, by their source language: one, unless it is AUTO."""
-    matches = {code: model for (code, to), model in models.items() if to == target and source in (code, AUTO)}
+    offered = {code: model for (code, to), model in models.items() if _fold_code(to) == _fold_code(target)}
+    matches = {code: one for code, one in offered.items() if _fold_code(source) in (_fold_code(code), AUTO)}
     if not matches:
         known = ", ".join(f"{first}-{second}" for first, second in models)
         raise Refusal(

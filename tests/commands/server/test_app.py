@@ -163,6 +163,19 @@ def test_files_are_translated_and_can_be_fetched(serving, translator):
     assert len(serving.take_log()) == 5
 
 
+def test_addresses_in_answers_have_the_prefix_of_a_proxy(serving):
+    proxied = {"X_Forwarded_Proto": "https", "X_Forwarded_Prefix": "/mt/", "Host": "example.org"}
+    assert serving.ask("/spec", **proxied)[1]["servers"] == [{"url": "https://example.org/mt"}]
+    form = "\r\n".join(
+        f'--edge\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}'
+        for name, value in {"source": "xx", "target": "yy", 'file"; filename="a.txt': "ba"}.items()
+    )
+    body, kind = f"{form}\r\n--edge--\r\n".encode(), "multipart/form-data; boundary=edge"
+    status, answer = serving.ask("/translate_file", body, kind, **proxied)
+    assert status == 200
+    assert answer["translatedFileUrl"].startswith("https://example.org/mt/download_file/")
+
+
 def test_the_oldest_files_are_dropped():
     files = TranslatedFiles(most_bytes=10)
     names = [files.keep("123456", ending=".txt", target="yy") for _ in range(3)]
@@ -620,3 +633,8 @@ def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_th
         {"code": "fr", "name": "French", "targets": []},
     ]
     assert find_models(dict.fromkeys(pairs, 1), "auto", "en") == {"de": 1, "zh-Hant": 1}
+    for asked in ("zh-Hant", "zh_Hant", "ZH-HANT"):
+        assert find_models(dict.fromkeys(pairs, 1), asked, "EN") == {"zh-Hant": 1}
+    for source, target in [("zh", "en"), ("de-AT", "en"), ("de", "en-US")]:
+        with pytest.raises(Refusal, match=f"no model translates from '{source}' to '{target}'"):
+            find_models(dict.fromkeys(pairs, 1), source, target)
