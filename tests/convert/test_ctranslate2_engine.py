@@ -209,6 +209,7 @@ def test_every_option_of_a_search_is_passed_on_or_refused_or_without_effect():
     [
         ("model.bin", lambda content: content[: len(content) // 2]),
         ("model.bin", lambda content: b""),
+        ("model.bin", lambda content: bytes(len(content))),
         ("model.bin", lambda content: content[:40] + b"\xff" * 40 + content[80:]),
         ("shared_vocabulary.json", lambda content: b"{"),
         ("shared_vocabulary.json", lambda content: b'["a"]'),

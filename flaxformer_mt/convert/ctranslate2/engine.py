@@ -296,7 +296,8 @@ class CTranslate2Engine(LineEngine):
 def _naming_damage(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # of its model.bin, or of a piece that its vocabulary lacks
+    # Of its model.bin, a variable that it lacks, or a piece that its vocabulary lacks.
+    except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"{folder} is damaged: {first_line(error)}; export the run again") from error
 
 
