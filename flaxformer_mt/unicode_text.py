@@ -6,6 +6,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterable
+from typing import Any
 
 from flaxformer_mt.errors import UserError
 
@@ -36,8 +37,8 @@ _DRAWN = frozenset(
 INVISIBLE = "\u00ad\u061c\u200b\u200e\u200f\ufeff" + "".join(
     map(chr, (*range(0x202A, 0x202F), *range(0x2060, 0x2065), *range(0x2066, 0x2070)))
 )
-# White space, invisible characters, or what looks like one character.
-_CHARACTER = rf"(\s[\s{INVISIBLE}]*)|[{INVISIBLE}]+|(\X)"
+# These and all white space, as strip methods and character classes take them.
+BLANKS = "".join(c for c in map(chr, range(0x3001)) if c.isspace()) + INVISIBLE
 # Marks that are no part of the word that they stand beside.
 MARKS = string.punctuation + "¡¿«»‘’‚“”„…–—、。！？，"
 # What the positions of alignments count: what is between spaces and tabs, as for fast_align and Moses, whose
@@ -50,16 +51,22 @@ def split_words(text: str) -> list[str]:
     return WORD.findall(text)
 
 
+@functools.cache
+def _compile_character() -> Any:
+    """Compile white space, invisible characters, or what looks like one character."""
+    import regex  # `--help` needs no package
+
+    return regex.compile(rf"(\s[{BLANKS}]*)|[{INVISIBLE}]+|(\X)")
+
+
 def normalize(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the one spelling of texts that look alike, and what each of its characters is in the text.
 
     It is in NFKC, with single spaces for all white space, and without invisible characters. Whether words
     are the same, in glossaries, required phrases, alignments and scores of terms, is decided here alone.
     """
-    import regex  # `--help` needs no package
-
     characters, spans = list[str](), list[tuple[int, int]]()
-    for match in regex.finditer(_CHARACTER, text):
+    for match in _compile_character().finditer(text):
         # No letter has more than 30 accents (Unicode's stream-safe format); more take quadratic time.
         spelling = " " if match[1] else unicodedata.normalize("NFKC", (match[2] or "")[:30])
         characters += spelling

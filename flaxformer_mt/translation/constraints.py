@@ -56,13 +56,13 @@ def make_sentences(
             for text in ("".join(part.content for part in parts), *(part.content for part in parts))
         )
         sentences = [
-            require(sentence, [*own], vocab=vocab, name=name)
+            require(sentence, [*own], vocab=vocab, lead=tags.lead, name=name)
             for sentence, own in zip(sentences, targets, strict=True)
         ]
         known = set[str]().union(*targets)
         phrases += [target for target in whole if target not in known]
     if len(sentences) == 1 and phrases:
-        return [require(sentences[0], phrases, vocab=vocab, name=name)], []
+        return [require(sentences[0], phrases, vocab=vocab, lead=tags.lead, name=name)], []
     return sentences, phrases
 
 
@@ -92,11 +92,13 @@ def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -
     return Sentence(source, ids, prefix_ends_word=bool(ids) and prefix[-1:].isspace())
 
 
-def require(sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str) -> Sentence:
-    """Add required phrases to a sentence."""
+def require(
+    sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str, lead: str = ""
+) -> Sentence:
+    """Add required phrases to a sentence; `lead` as in `make_sentence`: a tag in a phrase is text."""
     tokenized = [
         tuple(token for token in tokens[:-1].tolist() if token not in vocab.silent_ids)
-        for tokens in vocab.tokenize_all(phrases)
+        for tokens in vocab.tokenize_all([lead + phrase for phrase in phrases])
     ]
     for phrase, tokens in zip(phrases, tokenized, strict=True):
         if not tokens:

@@ -193,6 +193,7 @@ class LineEngine(ABC):
     def _read_alike(self, requests: list[Request], tags: LineTags) -> list[Line]:
         first = requests[0].seed
         texts, marked = [request.text for request in requests], dict[int, MarkedLine]()
+        starts = [request.sentence_starts for request in requests]
         check_lines(texts, first_line=first)
         if not self.config.data.source_language:  # a language model, whose texts may begin with prefixes
             return [self._make_line(request, [SourcePart(0, 0, "")], tags) for request in requests]
@@ -201,13 +202,14 @@ class LineEngine(ABC):
             if request.annotations.markup:
                 marked[number] = take_out(request.text)
                 texts[number] = marked[number].text
+                starts[number] = marked[number].find_sentences(tags.source_language)
         parts = read_sources(
             texts,
             vocab=self.vocabs.source,
             longest=self.config.data.max_source_length,
             long_lines=self._long_lines,
             sentences=self.apart,
-            starts=[None if one.annotations.markup else one.sentence_starts for one in requests],
+            starts=starts,
             language=tags.source_language,
             tags=tags.find(texts, first_line=first),
             letter_case=LetterCase(self._changed_cases, self.vocabs.source, tags.source_language),
@@ -422,8 +424,9 @@ class LineEngine(ABC):
         if line.phrases:  # which part it belongs to is found by searching each part with it
             name = f"line {line.request.seed}"
             phrase, line.phrases = line.phrases[:1], line.phrases[1:]
+            vocab, lead = self.vocabs.target, self._choose_tags(*_kind_of(line.request)[:2]).lead
             try:
-                tried = [require(one, phrase, vocab=self.vocabs.target, name=name) for one in line.sentences]
+                tried = [require(one, phrase, vocab=vocab, lead=lead, name=name) for one in line.sentences]
                 self._check_sentences(line.request, tried)
             except UserError as error:  # of this line alone
                 self._finished.append((line, error))

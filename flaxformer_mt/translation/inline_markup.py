@@ -8,11 +8,13 @@ they are in the line.
 import bisect
 import html
 import html.entities
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.translation.result import Alignment, Translation
 from flaxformer_mt.unicode_text import WORD
 
@@ -45,6 +47,8 @@ _BLOCKS = frozenset(
 )
 # Elements inside this many others are put back as points are.
 _DEEPEST = 100
+# Elements that outnumber the words of a translation are put into each other as deep as this.
+_SHARED = 20
 _ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 # What a document cannot have as it is wherever it stands, and what a browser takes for the start of a tag.
 _ESCAPED = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
@@ -88,6 +92,15 @@ class MarkedLine:
     # How the characters of the translation are written, and whether it must not look like markup elsewhere.
     spellings: Mapping[str, str]
     escaped: bool
+    # The text with a capital after each point between spaces, which may begin a sentence: "A. {0} b."
+    spoken: str
+
+    def find_sentences(self, language: str) -> tuple[int, ...] | None:
+        """Return where the sentences of the text start; None: where the text alone says."""
+        if self.spoken == self.text:
+            return None
+        sentences = split_sentences(self.spoken, language=language)
+        return tuple(itertools.accumulate(map(len, sentences[:-1]), initial=0))
 
 
 class _Word:
@@ -144,7 +157,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
     """
     escaped = in_document or unescape(line) != line
     root = _Item("", 0, "")
-    open_items, text, last = [root], "", 0
+    open_items, text, last, every = [root], "", 0, list[_Item]()
     texts, link_end = [], -1
     for match in _ITEM.finditer(line):
         texts.append(line[last : match.start()])
@@ -173,6 +186,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         item = _Item(match[0], len(text), name=name, begin=match.start())
         item.replaces_space = beside_link and len(text) > end
         open_items[-1].children.append(item)
+        every.append(item)
         single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
         if name and not single:
             open_items.append(item)
@@ -184,7 +198,12 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
     text += unescape(texts[-1])
     if root.children:  # a tag may be around one of two words with a no-break space between them
         text = _ODD_SPACE.sub(" ", text)
-    return MarkedLine(text, tuple(root.children), _find_spellings(texts) if escaped else {}, escaped)
+    spoken = [*text]
+    for place in [one.start + one.space_before for one in every if one.space_before or one.space_after]:
+        if not text.islower():
+            spoken[place : place + 1] = text[place : place + 1].upper()[:1]
+    spellings = _find_spellings(texts) if escaped else {}
+    return MarkedLine(text, tuple(root.children), spellings, escaped, "".join(spoken))
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
@@ -218,11 +237,13 @@ def _take_space(item: _Item, text: str, line: str, last: int, around: _Item) -> 
     """
     following = _CLOSING_TAGS.match(line, last).end()  # type: ignore[union-attr]
     before, after = text[max(around.start, len(text) - 1) :], line[following : following + 1]
+    # In "{0}.txt", as in "{0} a", no mark ends a word.
+    goes_on = after.isalnum() or after in "<{%$#" or line[following + 1 : following + 2].isalnum()
     start = last - len(item.opening)
     between = start > 0 and not line[start - 1].isspace() and after and not after.isspace()
     if item.name in _BLOCKS and before == " " and between:
         item.replaces_space = True  # of `take_out`
-    elif before.isspace() and (not after or after.isspace() or not (after.isalnum() or after in "<{%$#")):
+    elif before.isspace() and (not after or after.isspace() or not goes_on):
         first = item  # of points without a space between them: "a {0}{1} b"
         for one in reversed(around.children):
             if one.closing is not None or one.start != len(text) or one.replaces_space:
@@ -275,9 +296,10 @@ class _Layout:
         self.ends = {number: (min(own), max(own)) for number, own in enumerate(self.links) if own}
         self.linked = list(self.ends)
         places = [word.start for word in self.target]
-        self.sentences = [*(bisect.bisect_left(places, start) for start in starts), len(self.target)]
+        self.sentences = [bisect.bisect_left(places, start) for start in starts]
         # Of an item that was looked for: its target words, and how many of them its elements need.
         self.found: dict[int, tuple[int, int, int]] = {}
+        self.depth = 0
         self.parts: list[str] = []
         self.cursor = 0
 
@@ -297,31 +319,38 @@ class _Layout:
     def _write_items(self, items: Sequence[_Item], low: int, high: int) -> None:
         """Write items in the order of their places inside words [low, high), none across another.
 
-        Each element that had a word has one, if there are enough.
+        Each element that had a word has one. What finds none is put into the element before.
         """
         found = [self._find(item) for item in items]
-        elements = [(start, end) for start, end, _ in found if end > start]
-        ordered = []
-        for number, (start, end, _) in enumerate(found):
-            for first, stop in elements if start == end else ():
-                if first < start < stop:  # a point inside an element that it is no part of goes to its edge
-                    start = end = first if start - first <= stop - start else stop
-            ordered.append((start, end > start, number, end))
-        needed = sum(least for *_, least in found)
-        first_free = low
+        moved = _move_out(found)
         # At one place, points come before the element that begins there.
-        for start, _, number, end in sorted(ordered):
+        ordered = sorted(
+            (start, True, number, end) if end > start else (moved[start], False, number, moved[start])
+            for number, (start, end, _) in enumerate(found)
+        )
+        needed = sum(least for *_, least in found)
+        spans: list[tuple[_Item, int, int, list[_Item]]] = []
+        first_free, inside = low, None
+        for start, _, number, end in ordered:
             item, least = items[number], found[number][2]
             needed -= least  # by those that follow
             stop = min(high, max(high - needed, first_free + least))
             start = max(first_free, min(start, stop - least))
             first_free = end = min(max(end, start + least), stop)
+            if start == end and inside is not None and self._words_inside(item) and self.depth < _SHARED:
+                inside.append(item)
+                continue
+            spans.append((item, start, end, list(item.children)))
+            inside = spans[-1][-1] if end > start else inside
+        self.depth += 1
+        for item, start, end, children in spans:
             if item.closing is None:
                 self._write_point(item, start)
             else:
-                self._write_element(item, start, end)
+                self._write_element(item, start, end, children)
+        self.depth -= 1
 
-    def _write_element(self, item: _Item, start: int, end: int) -> None:
+    def _write_element(self, item: _Item, start: int, end: int, children: Sequence[_Item]) -> None:
         words = self._words_inside(item)
         opens, closes = self._gap(start), self._gap(end)
         if end > start:
@@ -339,7 +368,7 @@ class _Layout:
             self.cursor = opens
         self._copy(opens)
         self.parts.append(item.opening + (" " if lead and (not before or before.isspace()) else ""))
-        self._write_items(item.children, start, end)
+        self._write_items(children, start, end)
         if trail and after and not after.isspace() and end < len(self.target):
             closes = self.target[end].start
         self._copy(closes)
@@ -359,8 +388,9 @@ class _Layout:
             place = self._find_inside(item, previous, self.target[gap - 1])
         elif item.space_before or item.space_after:
             opening = f"{opening} " if self.target else opening
-        elif previous and previous.end >= item.start > 0 and gap - 1 in links:
-            place = self._find_inside(item, previous, self.target[gap - 1])
+        elif previous and previous.end >= item.start > 0 and gap > 0:
+            if gap - 1 in links or gap == self._find_boundary(item):
+                place = self._find_inside(item, previous, self.target[gap - 1])
         self._copy(place)
         self.parts.append(opening)
 
@@ -370,6 +400,8 @@ class _Layout:
             return target.core_end
         if self.marked.text[source.start : source.end] == self.text[target.start : target.end]:
             return target.start + min(item.start, source.end) - source.start
+        if item.start <= source.core_start:
+            return target.core_start
         # In "word {0}, more" the marks of the word come after the placeholder.
         before_marks = item.start <= source.core_end and (item.space_before or item.start < source.end)
         return target.core_end if before_marks else target.end
@@ -435,11 +467,9 @@ class _Layout:
         before = self._word_before(item)
         following = 0 if before is None else before + 1
         to_left = before is not None and (item.space_before or self.source[before].end >= item.start > 0)
-        if (to_left or item.replaces_space) and before in self.ends and following in self.ends:
-            # Sentences are translated apart: the words of each are linked to those of its translation alone.
-            start = self.sentences[bisect.bisect_right(self.sentences, self.ends[before][1])]
-            if item.start >= self.source[before].end and start <= self.ends[following][0]:
-                return start
+        boundary = self._find_boundary(item)
+        if boundary is not None and (to_left or item.replaces_space):
+            return boundary
         if to_left and not item.replaces_space and before in self.ends:
             return self.ends[before][1] + 1
         place = bisect.bisect_left(self.linked, following)
@@ -448,6 +478,29 @@ class _Layout:
         if place:
             return self.ends[self.linked[place - 1]][1] + 1
         return len(self.target) if following else 0
+
+    def _find_boundary(self, item: _Item) -> int | None:
+        """Return the first target word of the sentence that a point between two sentences is before.
+
+        Sentences are translated apart: the words of each are linked to those of its translation alone.
+        """
+        before = self._word_before(item)
+        if before not in self.ends or before + 1 not in self.ends or item.start < self.source[before].end:
+            return None
+        place = bisect.bisect_right(self.sentences, self.ends[before][1])
+        start = self.sentences[place] if place < len(self.sentences) else len(self.target)
+        return start if start <= self.ends[before + 1][0] else None
+
+
+def _move_out(found: Sequence[tuple[int, int, int]]) -> dict[int, int]:
+    """Return where a point at each gap goes: inside an element that it is no part of, to its nearer edge."""
+    gaps = sorted({start for start, end, _ in found if start == end})
+    edges = gaps.copy()
+    for first, stop in [(start, end) for start, end, _ in found if end > start] if gaps else ():
+        low, high = bisect.bisect_right(edges, first), bisect.bisect_left(edges, stop)
+        middle = bisect.bisect_right(edges, (first + stop) / 2, low, max(low, high))
+        edges[low:high] = [first] * (middle - low) + [stop] * (high - middle)
+    return dict(zip(gaps, edges, strict=True))
 
 
 def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tuple[int, int]:

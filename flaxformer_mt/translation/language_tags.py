@@ -15,6 +15,7 @@ from flaxformer_mt.config.directions import (
 )
 from flaxformer_mt.config.tag_styles import BOTH_SIDES, spell_tag
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import BLANKS
 
 
 class LineTags(NamedTuple):
@@ -37,7 +38,7 @@ class LineTags(NamedTuple):
             return None
         found = []
         for number, line in enumerate(lines, start=first_line):
-            plain = line.lstrip()
+            plain = line.lstrip(BLANKS)
             tagged = not plain or plain.startswith(self.known)
             if not tagged and self.missing:
                 raise UserError(f"{self.missing} (line {number} does not)")

@@ -1,5 +1,6 @@
 """Letter cases that training lacked: such sentences are translated in sentence case, and put back."""
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -46,18 +47,8 @@ class LetterCase(NamedTuple):
         """
         if not case or self.vocab is None:
             return text
-        vocab, begin = self.vocab, len(text) - len(text.lstrip())
-
-        def choose(word: re.Match[str]) -> str:
-            first = word.start() == begin
-            spellings, counts = self._spell(word[0], first=first), []
-            for ids in map(list, vocab.tokenize_all(spellings)):  # of an unknown piece, any other is better
-                counts.append(len(ids) + 9 * ids.count(vocab.unk_id))
-            # A sentence begins with a capital, unless the vocabulary hardly knows it.
-            counts[0] -= first
-            return spellings[counts.index(min(counts))]
-
-        return re.sub(r"\S+", choose, text)
+        begin = len(text) - len(text.lstrip())
+        return re.sub(r"\S+", lambda word: _choose(self, word[0], word.start() == begin), text)
 
     def _spell(self, word: str, *, first: bool) -> list[str]:
         """Return the spellings of a word; of equally good ones, the first is taken."""
@@ -68,6 +59,19 @@ class LetterCase(NamedTuple):
         titles = [change_case(one, "title_case", self.language) for one in lows]
         spellings = [*titles, *lows] if first else [*lows, *titles]
         return list(dict.fromkeys([*spellings, low.title(), word]))
+
+
+@functools.lru_cache(maxsize=1 << 12)  # the words of a long text, whose halves are read again
+def _choose(letter_case: LetterCase, word: str, first: bool) -> str:
+    """Return the usual spelling of a word; `first`: at the beginning of a sentence."""
+    vocab = letter_case.vocab
+    assert vocab is not None
+    spellings, counts = letter_case._spell(word, first=first), []
+    for ids in map(list, vocab.tokenize_all(spellings)):  # of an unknown piece, any other is better
+        counts.append(len(ids) + 9 * ids.count(vocab.unk_id))
+    # A sentence begins with a capital, unless the vocabulary hardly knows it.
+    counts[0] -= first
+    return spellings[counts.index(min(counts))]
 
 
 AS_IT_IS = LetterCase()

@@ -53,6 +53,9 @@ class PivotLine:
             prefix="",
             required=(),
             annotations=needed if needed.watched_any else NO_ANNOTATIONS,
+            sentence_starts=self._marked.find_sentences(str(directions[0].source))
+            if self._marked
+            else request.sentence_starts,
         )
 
     def ask_second(self, first: Translation) -> list[Request]:

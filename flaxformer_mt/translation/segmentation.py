@@ -13,7 +13,7 @@ from flaxformer_mt.config.directions import LANGUAGE_CODE
 from flaxformer_mt.corpus.sentence_split import CLOSING, split_sentences
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.letter_case import AS_IT_IS, LetterCase
-from flaxformer_mt.unicode_text import is_blank, split_words
+from flaxformer_mt.unicode_text import BLANKS, is_blank, split_words
 from flaxformer_mt.vocab import Vocab
 
 # Treatment of lines that are too long: split into parts, or cut after the maximum number of tokens.
@@ -38,7 +38,8 @@ _CLAUSE_END = re.compile(
 
 # Language tags at the start of a line, which select the languages of a multilingual model: >>fr<<,
 # >>cmn_Hans<<, <2de>, <from:en>, with the white space around them.
-_LANGUAGE_TAGS = re.compile(rf"\s*(?:(?:>>{LANGUAGE_CODE}<<|<2{LANGUAGE_CODE}>|<from:{LANGUAGE_CODE}>)\s*)+")
+_TAG = f">>{LANGUAGE_CODE}<<|<2{LANGUAGE_CODE}>|<from:{LANGUAGE_CODE}>"
+_LANGUAGE_TAGS = re.compile(rf"[{BLANKS}]*(?:(?:{_TAG})[{BLANKS}]*)+")
 
 # What a sentence is divided after: clauses, words, visible characters (a letter with its accents, an emoji
 # and what is joined to it), characters.

@@ -22,6 +22,7 @@ import numpy as np
 from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config.files import read_file, read_json_object
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.unicode_text import BLANKS
 from flaxformer_mt.vocab.model_file import SPACE
 from flaxformer_mt.vocab.pretrained_tokenizers import Kind, make_segmenter
 from flaxformer_mt.vocab.vocabulary import Vocab, check_unicode, clean_line
@@ -255,9 +256,10 @@ class PretrainedVocab(Vocab):
         """Id of the tag that a text begins with, if there is one, and the rest."""
         if not self.metadata.target_tags:  # the segmenter knows the tags, which are text
             return (), text
-        first, _, rest = text.lstrip().partition(" ")
+        plain = text.lstrip(BLANKS)
+        first = (plain.split(maxsplit=1) or [""])[0]
         number = self.tags.get(first)
-        return ((), text) if number is None else ((number,), rest)
+        return ((), text) if number is None else ((number,), plain[len(first) + 1 :])
 
     def detokenize_all(self, all_ids: Sequence[list[int]]) -> list[str]:
         """Return the texts of ids up to the first eos, without pad, bos and tags; see `Vocab.detokenize`."""

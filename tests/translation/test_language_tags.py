@@ -3,12 +3,15 @@
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 
 from flaxformer_mt.config import DataConfig, VocabConfig
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.decoding.forced_decoding import PairScore
+from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.constraints import require
 from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.scorer import Scorer
@@ -41,10 +44,10 @@ def test_the_languages_choose_the_tags():
 
 
 def test_a_tag_in_a_text_is_text_where_the_request_names_the_language():
-    lines = ["A dog.", ">>de<< A dog.", " "]
-    assert choose_line_tags(MANY, "en", "fr").find(lines) == [">>fr<< ", ">>fr<< ", ""]
+    lines = ["A dog.", ">>de<< A dog.", " ", "\u200e"]
+    assert choose_line_tags(MANY, "en", "fr").find(lines) == [">>fr<< ", ">>fr<< ", "", ""]
     assert choose_line_tags(MANY, target_language="fr").find(lines[1:2]) == [">>fr<< "]
-    assert choose_line_tags(MANY).find([">>de<< A dog.", " >>de<< A dog."]) == ["", ""]
+    assert choose_line_tags(MANY).find([">>de<< A dog.", "\ufeff>>de<<\u00a0A dog."]) == ["", ""]
     nllb = DataConfig(source_language="de", target_language="en", tag_style="nllb")
     text = "deu_Latn ist ein Code."
     assert choose_line_tags(nllb, "de").find([text]) == ["deu_Latn "]
@@ -57,6 +60,11 @@ def test_the_first_word_of_a_text_is_kept_after_the_tag_of_the_request():
     added, text = "deu_Latn ", "deu_Latn ist ein Code."
     assert vocab.tokenize(added + text)[0] == 259
     assert vocab.detokenize(vocab.tokenize(added + text)) == text
+    for spelling in ("\u200edeu_Latn Hund", "deu_Latn\u00a0Hund", " deu_Latn Hund"):
+        assert vocab.tokenize(spelling) == vocab.tokenize("deu_Latn Hund")
+    # So is that of a required phrase.
+    sentence = require(Sentence(np.array([1])), ["eng_Latn code"], vocab=vocab, lead="eng_Latn ", name="x")
+    assert vocab.detokenize(sentence.required[0]) == "eng_Latn code"
 
 
 def test_a_missing_or_unknown_language_is_named_with_the_known_ones():

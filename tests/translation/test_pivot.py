@@ -98,6 +98,17 @@ def test_alignments_and_markup_pass_through_the_pivot(shared_translator, second,
     assert without.split() and "<" not in without
 
 
+def test_a_placeholder_may_begin_a_sentence(shared_translator, second):
+    line = "Der Hund. {0} der Hund."  # whose second sentence has no capital without it
+    engine, markup = shared_translator.engine(), Annotations(markup=True)
+    (alone,) = engine.read([Request(line, annotations=markup)])
+    assert [part.content for part in alone.parts] == ["Der Hund. ", "der Hund."]
+    directions = choose_pivot(shared_translator.config.data, second().config.data)
+    pivot = PivotEngine(engine, second().engine(), directions)
+    _, (first,) = pivot.read([Request(line, annotations=markup)])
+    assert [part.content for part in first.parts] == ["Der Hund. ", "der Hund."]
+
+
 def test_prefixes_and_phrases_are_those_of_the_last_language(shared_translator, second):
     found = shared_translator.translate(
         ["der Hund", "Wir lesen. Anna!"], then=second(), prefixes=["we ", ""], required=[[], ["red apples"]]

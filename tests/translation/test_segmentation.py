@@ -182,6 +182,7 @@ def test_sentences_are_parts_and_long_ones_several(characters):
         ("der >>fr<< Hund", ""),
         ("<2> Hund", ""),
         (">>fr<<", ""),
+        ("\u200e>>fr<<\u00a0der Hund", "\u200e>>fr<<\u00a0"),
         ("", ""),
     ],
 )

@@ -4,7 +4,7 @@ import html.entities
 import html.parser
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -112,9 +112,9 @@ class Line(NamedTuple):
             return translation.text
         alignment, starts = translation.alignment or (), translation.sentence_starts
         text = put_back(self.marked, translation.text, alignment, starts)
-        kept = self.kept  # which all lines of a menu share
-        if apart:
-            kept = tuple((apart[place],) * 2 if place in apart else one for place, one in enumerate(kept))
+        kept: Any = [*self.kept] if apart else self.kept  # which all lines of a menu share
+        for place, one in apart.items():
+            kept[place] = (one, one)
         return _restore(text, kept)
 
 
@@ -171,6 +171,20 @@ class _Token(NamedTuple):
     attributes: Mapping[str, str] = MappingProxyType({})
 
 
+def _bounded(parse: Callable[..., int]) -> Callable[..., int]:
+    """Parse what may have no end, as -1 says: after many without one, the others are text and not read on."""
+
+    def parse_some(self: "_Tokenizer", place: int, *report: int) -> int:
+        try:
+            end = -1 if self.unfinished > _DEEPEST else parse(self, place, *report)
+        except AssertionError:  # "<![x[", which is a comment to browsers
+            end = self.parse_bogus_comment(place)
+        self.unfinished += end < 0
+        return end
+
+    return parse_some
+
+
 class _Tokenizer(html.parser.HTMLParser):
     """Collects the tokens; their text is read from the document, so that nothing of it can change."""
 
@@ -178,6 +192,7 @@ class _Tokenizer(html.parser.HTMLParser):
         super().__init__(convert_charrefs=True)
         self._lines = [0, *(match.end() for match in re.finditer("\n", document))]
         self.tokens: list[_Token] = []
+        self.unfinished = 0
         # No tag begins after the last ">": from each "<" there, the parser would look for one to the end.
         end = document.rfind(">") + 1
         self.feed(document[:end])
@@ -204,6 +219,10 @@ class _Tokenizer(html.parser.HTMLParser):
 
     def handle_comment(self, data: str) -> None:
         self._add("other")
+
+    parse_starttag = _bounded(html.parser.HTMLParser.parse_starttag)
+    parse_comment = _bounded(html.parser.HTMLParser.parse_comment)
+    parse_marked_section = _bounded(html.parser.HTMLParser.parse_marked_section)
 
     # Their parameters have other names.
     handle_decl = handle_pi = unknown_decl = handle_comment  # type: ignore[assignment]
@@ -329,7 +348,9 @@ class _Reader:
                 name, number, start = self._open.pop()
             self._line += f"</{_name(tag, number)}>"
             self._kept[number] = (self._kept[number][0], raw)
-            if tag == "a" and "a" not in [name for name, *_ in self._open]:
+            while tag == "a" and self._links and self._links[-1][0] > start:  # a link inside
+                self._links.pop()
+            if tag == "a":
                 self._links.append((start, len(self._line)))
 
     def _enter(self, token: _Token) -> None:

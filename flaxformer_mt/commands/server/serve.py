@@ -35,6 +35,7 @@ def serve(options: ServeOptions) -> None:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
+        from flaxformer_mt.commands.server.head_deadline import DeadlineProtocol
     from flaxformer_mt.commands.server.translations import add_pivots, direct
     from flaxformer_mt.translation.requests import EngineThread
 
@@ -68,6 +69,7 @@ def serve(options: ServeOptions) -> None:
         app = make_app(models, options, keys=keys, log=log)
         config = uvicorn.Config(
             app,
+            http=DeadlineProtocol,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -159,9 +159,12 @@ async def _translate_lines(
     for_markup = annotations._replace(alignments="words", for_markup=True)
     context = model.context if documents is not False else 0
     texts = Documents([line.text for line in lines], context)
+    marked, language = [line.marked for line in lines], model.source_language or ""
+    starts = await asyncio.to_thread(lambda: [one and one.find_sentences(language) for one in marked])
     asked = []
-    for line, _ in zip(lines, texts, strict=True):
+    for line, start, _ in zip(lines, starts, texts, strict=True):
         fields: dict[str, Any] = {"annotations": for_markup if line.needs_alignment else annotations}
+        fields["sentence_starts"] = start
         if context:
             fields["context"] = texts.before
         asked.append(model.translate(line.text, **options, **fields))

@@ -20,13 +20,14 @@ class Serving:
         import uvicorn
 
         from flaxformer_mt.commands.server.app import make_app
+        from flaxformer_mt.commands.server.head_deadline import DeadlineProtocol
 
         self.log: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         app = make_app(models, ServeOptions(run=(), **limits), keys=keys, log=self.log.append)
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        config = uvicorn.Config(app, http=DeadlineProtocol, log_config=None, access_log=False, lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._server.serve(sockets=[self.listener]))

@@ -489,6 +489,39 @@ def test_forms_of_other_sites_and_other_hosts_are_refused(serve, slow, slow_thre
     assert len(server.take_log()) == 1
 
 
+def test_connections_whose_request_does_not_begin_are_closed(serve, slow, slow_thread, monkeypatch):
+    """One that says nothing, one that sends a header now and then, also after an answer; no slow answer."""
+    monkeypatch.setattr("flaxformer_mt.commands.server.head_deadline._SECONDS", 0.5)
+    server = serve({("xx", "yy"): DirectedModel(slow_thread)})
+
+    def drip(client):
+        client.settimeout(0.1)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            try:
+                client.sendall(b"X-A: b\r\n")
+                if not client.recv(1000):
+                    return
+            except TimeoutError:
+                pass
+            except OSError:
+                return
+        raise AssertionError("it is still open")
+
+    clients = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
+    clients[1].sendall(b"GET / HTTP/1.1\r\n")
+    clients[2].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert clients[2].recv(1000).startswith(b"HTTP/1.1 200 ")
+    clients[2].sendall(b"GET / HTTP/1.1\r\n")
+    assert clients[0].recv(1) == b""
+    for client in clients[1:]:
+        drip(client)
+    for client in clients:
+        client.close()
+    threading.Timer(1.5, slow.go.set).start()
+    assert server.translate("slow") == (200, {"translatedText": "SLOW"})
+
+
 def test_keys(serve, slow, slow_thread):
     server = serve({("xx", "yy"): DirectedModel(slow_thread)}, keys=["secret"])
     slow.go.set()
@@ -580,6 +613,15 @@ def test_long_work_on_one_text_keeps_no_other_client_waiting(serve, slow, slow_t
         assert server.ask("/health") == (200, {"status": "ok", "ready": True})
         assert answer.result(30)[0] == 504  # the time limit holds meanwhile
         release.set()
+
+
+def test_a_placeholder_may_begin_a_sentence_of_a_document(serve, slow, slow_thread):
+    asked = []
+    slow.submit = lambda request: asked.append(request) or SlowEngine.submit(slow, request)
+    slow.go.set()
+    server = serve({("de", "en"): DirectedModel(slow_thread, "de", "en")})
+    server.translate("<p>Er schläft. {0} liest.</p>", source="de", target="en", format="html")
+    assert [(one.text, one.sentence_starts) for one in asked] == [("Er schläft. liest.", (0, 12))]
 
 
 def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):

@@ -69,8 +69,11 @@ def test_odd_documents_keep_everything(document, lines):
     assert "".join(fill(template, *lines).split()) == "".join(document.split())
 
 
-def test_what_ends_nowhere_is_text():
+def test_what_ends_nowhere_is_text_and_other_marked_sections_are_comments():
     assert [line.text for line in read_html("<p>a <b <i <!-- <?").lines] == ["a <b <i <!-- <?"]
+    assert [line.text for line in read_html("a <![x[b]]> c <![ d").lines] == ["a c <![ d"]
+    unfinished = "<a b='x>" * 101 + "<i>c</i>"  # so many that no more are looked for
+    assert len(read_html(unfinished).lines) == 1
 
 
 # https://html.spec.whatwg.org/multipage/dom.html#phrasing-content, without br, and what HTML had before.
@@ -143,7 +146,7 @@ def test_the_links_of_a_menu_are_lines_of_their_own(document, lines):
 
 def test_placeholders_of_a_document_stay_in_their_sentence():
     (line,) = (template := read_html("<p>Il dort. <i translate=no>X</i> est {0}.</p>")).lines
-    assert line.text == "Il dort. est."
+    assert line.text == "Il dort. est." and line.marked.find_sentences("fr") == (0, 9)
     translated = Translation(
         "He is asleep. It is.", 0, 0, (1,), sentence_starts=(0, 14), alignment=((0, 0), (1, 1), (2, 4))
     )
@@ -256,6 +259,10 @@ def test_a_document_of_unclosed_elements_takes_no_longer_than_its_length_asks():
         "<a ",
         '<a "',
         "<a/ ",
+        '<a b=">" ',
+        "<!-- >",
+        "<![CDATA[>",
+        "<![x",
         "</",
         "<b>",
         "<b></i>",
