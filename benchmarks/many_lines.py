@@ -20,6 +20,7 @@ import numpy as np
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.decoding.compiled_programs import StatePrograms
 from flaxformer_mt.model import init_params, make_model
+from flaxformer_mt.runs.load_run import TrainedModel
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
@@ -90,7 +91,7 @@ def make_translator(lines: list[str], width: int, batch_tokens: int, beam_size: 
         target_size=vocabs.target.size,
     )
     params = init_params(network, jax.random.key(1))
-    return Translator(config, params, vocabs, spread=True)
+    return Translator(TrainedModel(config, vocabs, params, checkpoint="", progress={}))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from flaxformer_mt.atomic_file import write_atomically
 from flaxformer_mt.config import Config
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
+from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.corpus.tfds_cache import compiled_dir
 from flaxformer_mt.data.batch_array import pad_pairs
 from flaxformer_mt.errors import UserError
@@ -23,6 +24,7 @@ from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.text_io.lines import check_writable
 from flaxformer_mt.tracking import read_metrics
+from flaxformer_mt.translation.copied_text import is_copied
 from flaxformer_mt.translation.language_tags import choose_line_tags
 from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.unicode_text import is_blank
@@ -102,6 +104,8 @@ def _check_sentence(config: Config, run_dir: Path, source: str) -> None:
     refuse_language_model(config.data, run_dir, reason)
     if is_blank(source):
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
+    if is_copied(source):
+        raise UserError(f"--source is {source!r}, which is copied, as it has no letters; give a sentence")
 
 
 def _draw_sentence(trained: TrainedModel, source: str, run_name: str) -> tuple[Figures, dict[str, Any]]:
@@ -111,8 +115,8 @@ def _draw_sentence(trained: TrainedModel, source: str, run_name: str) -> tuple[F
     if len(source_ids) == 1:  # only the end symbol: normalization removed all characters
         raise UserError(f"--source is {source!r}, which has no words; give a sentence")
     enable_compilation_cache(compiled_dir())
-    whole: dict[str, Any] = {"long_lines": "cut", "split_sentences": "never"}
-    translator = Translator(config, params, vocabs, checkpoint=trained.checkpoint, **whole)
+    options = LoadOptions(long_lines="cut", split_sentences="never", use_all_devices=False)
+    translator = Translator(trained, options)
     (translation,) = translator.translate([source])
     if not translation.tokens:
         raise UserError(

@@ -100,9 +100,9 @@ def evaluate_lines(
             "give one reference for each source"
         )
     start = time.monotonic()
-    with _show_progress(translator, len(sources), progress):
+    with _show_progress(translator, len(sources), progress) as on_progress:
         how = dict(languages or {}) | ({"documents": documents} if translator.config.data.context else {})
-        translations = translator.translate(sources, **how)
+        translations = translator.translate(sources, on_progress=on_progress, **how)
     seconds = time.monotonic() - start
     hypotheses = tuple(translation.text for translation in translations)
     scores = Scores()
@@ -127,17 +127,15 @@ def _describe_system(translator: Translator) -> str:
 
 
 @contextlib.contextmanager
-def _show_progress(translator: Translator, total: int, stream: TextIO | None) -> Iterator[None]:
+def _show_progress(
+    translator: Translator, total: int, stream: TextIO | None
+) -> Iterator[Callable[..., object]]:
     if stream is not None:
         noun = "sentence" if total == 1 else "sentences"
         said = f"translating {total:,} {noun} with {_describe_system(translator)}"
         print(said, file=stream, flush=True)
     with Throughput(total=total, stream=stream, quiet=stream is None) as throughput:
-        before, translator.on_progress = translator.on_progress, throughput.add
-        try:
-            yield
-        finally:
-            translator.on_progress = before
+        yield throughput.add
 
 
 class EvaluationResult(TypedDict, total=False):

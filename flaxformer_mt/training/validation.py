@@ -20,6 +20,7 @@ from flaxformer_mt.model.scanned_layers import unstack_layers
 from flaxformer_mt.parallel import Parallel, place_parameters, replicated_shapes, split_as_trained
 from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.parallel.processes import decide_once
+from flaxformer_mt.runs.load_run import TrainedModel
 from flaxformer_mt.tracking import Sample
 from flaxformer_mt.training.compile_ahead import ProgramsByShape, compiles_ahead
 from flaxformer_mt.translation.translator import Translator
@@ -76,15 +77,17 @@ class Validation:
         # Decoding takes parameters with one subtree per layer.
         unstacked = dataclasses.replace(config.model, scan_layers=False)
         self._split = split_as_trained(parallel, sum(leaf.nbytes for leaf in jax.tree.leaves(like)))
-        self._translator = Translator(
+        trained = TrainedModel(
             dataclasses.replace(config, search=greedy, model=unstacked),
-            None,
             prepared.vocabs,
-            spread=self._split or True,
+            params=None,
+            checkpoint="",
+            progress={},
+            split=self._split,
             target_lengths=prepared.target_lengths,
             several_sentences=prepared.several_sentences,
-            warn=ignored.append,
         )
+        self._translator = Translator(trained, warn=ignored.append)
 
     def compile_beside(self, params: Any, clock: CompileClock) -> None:
         """Begin to compile the programs of an evaluation in a thread, while training goes on.

@@ -17,7 +17,7 @@ from flaxformer_mt.translation.result import (
     rank,
     weigh_down_marks,
 )
-from flaxformer_mt.translation.segmentation import SourcePart
+from flaxformer_mt.translation.segments import Segment
 from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.words import number_pieces
 
@@ -54,7 +54,7 @@ def choose_watched(annotations: Annotations, models: Sequence[ModelConfig]) -> t
 
 
 def annotate(
-    parts: Sequence[SourcePart],
+    segments: Sequence[Segment],
     translations: Sequence[Translation],
     annotations: Annotations,
     *,
@@ -62,50 +62,55 @@ def annotate(
     params: Sequence[Any],
 ) -> list[Translation]:
     """Return the translations and their alternatives with the additional output that is asked for."""
-    hypotheses = [(part, one) for part, best in zip(parts, translations, strict=True) for one in best.n_best]
+    hypotheses = [
+        (segment, one) for segment, best in zip(segments, translations, strict=True) for one in best.n_best
+    ]
     readings = scorer.read_all(
-        [Pair(part.ids, one.tokens) for part, one in hypotheses],
+        [Pair(segment.ids, one.tokens) for segment, one in hypotheses],
         params=params,
         watched=choose_watched(annotations, scorer.models),
     )
     annotated = []
-    for (part, one), reading in zip(hypotheses, readings, strict=True):
+    for (segment, one), reading in zip(hypotheses, readings, strict=True):
         if annotations.token_log_probs:
             one = dataclasses.replace(one, token_log_probs=tuple(reading.log_probs.tolist()))
         if annotations.watched_any:
-            one = add_attention(part, one, reading.attention[0], annotations, scorer.vocabs)
+            one = add_attention(segment, one, reading.attention[0], scorer.vocabs)
         annotated.append(one)
     remaining = iter(annotated)
     return [rank([next(remaining) for _ in translation.n_best]) for translation in translations]
 
 
 def add_attention(
-    part: SourcePart, hypothesis: Translation, attention: np.ndarray, annotations: Annotations, vocabs: Vocabs
+    segment: Segment, hypothesis: Translation, attention: np.ndarray, vocabs: Vocabs
 ) -> Translation:
-    """Return the hypothesis with the alignment and the attention weights that `annotations` selects.
+    """Return the hypothesis with the alignment and the attention weights that the segment asks for.
 
     Both are without eos and added pieces, which are not part of the text.
 
     Args:
       attention: weights [T, S] of the tokens of the hypothesis over those of the source.
     """
-    source, target = np.asarray(part.ids), np.asarray(hypothesis.tokens, np.int32)
+    annotations, source = segment.annotations, np.asarray(segment.ids)
+    target = np.asarray(hypothesis.tokens, np.int32)
     in_source, in_target = source != vocabs.source.eos_id, target != vocabs.target.eos_id
-    in_source[: part.added_pieces] = False
-    for ids, chosen, vocab in ((source, in_source, vocabs.source), (target, in_target, vocabs.target)):
+    in_source[: segment.added_pieces] = False
+    for ids, counted, vocab in ((source, in_source, vocabs.source), (target, in_target, vocabs.target)):
         if vocab.silent_ids:
-            chosen &= ~np.isin(ids, list(vocab.silent_ids))
+            counted &= ~np.isin(ids, list(vocab.silent_ids))
     weights = attention[in_target][:, in_source]
     if annotations.attention:
-        hypothesis = dataclasses.replace(hypothesis, attention=tuple(map(tuple, weights.tolist())))
+        pieces = tuple(vocabs.source.pieces(source[in_source]))
+        weighed = tuple(map(tuple, weights.tolist()))
+        hypothesis = dataclasses.replace(hypothesis, attention=weighed, source_pieces=pieces)
     if annotations.alignments is None:
         return hypothesis
     if annotations.alignments == "pieces":
         return dataclasses.replace(hypothesis, alignment=align_pieces(weights))
-    source_words = number_pieces(vocabs.source, source[in_source], part.text)
+    source_words = number_pieces(vocabs.source, source[in_source], segment.tag + segment.text)
     target_words = number_pieces(vocabs.target, target[in_target], hypothesis.text)
     if annotations.for_markup:
-        pieces = vocabs.source.pieces(source[in_source]), vocabs.target.pieces(target[in_target])
-        weights = weigh_down_marks(weights, (pieces[0], source_words), (pieces[1], target_words))
+        both = vocabs.source.pieces(source[in_source]), vocabs.target.pieces(target[in_target])
+        weights = weigh_down_marks(weights, (both[0], source_words), (both[1], target_words))
     alignment = align_words(weights, source_words, target_words, cover=annotations.for_markup)
     return dataclasses.replace(hypothesis, alignment=alignment)

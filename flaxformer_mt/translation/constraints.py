@@ -1,18 +1,15 @@
-"""Constraints on translations, from text to ids: suppressed pieces, forced prefixes and required phrases."""
+"""The step of constraints, from text to ids: prefixes, required phrases, glossaries; and suppressed pieces."""
 
-import dataclasses
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError, suggest
 from flaxformer_mt.search import Symbols
-from flaxformer_mt.translation.language_tags import LineTags
-from flaxformer_mt.translation.requests import Request
-from flaxformer_mt.translation.segmentation import SourcePart
+from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.result import Translation, check_phrases
+from flaxformer_mt.translation.segments import Segment, Step, group_by_line
 from flaxformer_mt.vocab import Vocab
 
 # Required phrases of a sentence, and tokens of each, that a server takes.
@@ -32,38 +29,84 @@ def check_constraints(search: SearchConfig) -> None:
         )
 
 
-def make_sentences(
-    request: Request, parts: Sequence[SourcePart], *, vocab: Vocab, tags: LineTags
-) -> tuple[list[Sentence], list[str]]:
-    """Add constraints to the parts of a line: the sentences of its prefix, and its phrases to an only part.
+class Constraints(Step):
+    """Makes the sentences that are searched: ids of the source, and what their translations must contain.
 
-    Returns also the phrases of a line in several parts: which part has which is found by searching. A target
-    of the glossary belongs to the part that has its term, unless the term is divided.
+    The sentences of a prefix belong to those of the line, and a target of the glossary is required of the part
+    that has its term; a term that is in two parts, as the line was too long for one, is required of none.
     """
-    prefixes = share_prefix(request.prefix, len(parts), language=tags.target_language) if parts else []
-    sentences = [
-        dataclasses.replace(
-            make_sentence(part.ids, prefixes[number], vocab=vocab, lead=tags.lead),
-            stream=(request.seed, number),
+
+    def __init__(
+        self, vocab: Vocab, search: SearchConfig, check: Callable[[Sentence, str], None], *, limited: bool
+    ) -> None:
+        """Store what all lines have in common.
+
+        Args:
+          vocab: of the targets.
+          check: raises UserError for a sentence whose constraints cannot be met; gets also the name of its line.
+          limited: whether more, or longer, phrases than a server takes are refused.
+        """
+        self._vocab, self._search, self._check, self._limited = vocab, search, check, limited
+
+    def before(self, segments: list[Segment]) -> list[Segment]:
+        for line, parts in group_by_line(segments):
+            request = line.request
+            if request.phrases or request.glossary is not None:
+                check_constraints(self._search)
+            prefixes = share_prefix(request.prefix, len(parts), language=line.target_language)
+            targets = [_find_targets(request.glossary, part.text) for part in parts]
+            for number, part in enumerate(parts):
+                part.number = number
+                part.sentence = self._constrain(part, prefixes[number], [*targets[number], *request.phrases])
+            required = set[str]().union(*targets)
+            divided = [one for one in _find_targets(request.glossary, line.line) if one not in required]
+            if divided:
+                line.memory[self] = divided
+        return segments
+
+    def after(self, segment: Segment, translation: Translation) -> Translation:
+        return check_phrases(translation, segment.memory[self])
+
+    def _constrain(self, part: Segment, prefix: str, phrases: Sequence[str]) -> Sentence:
+        name, tokens = f"line {part.request.seed}", tuple[int, ...]()
+        if prefix.strip() or self._vocab.num_forced:
+            (ids,) = self._vocab.tokenize_all([part.lead + prefix.rstrip()])
+            tokens = tuple(ids[:-1].tolist())
+        sentence = Sentence(
+            part.ids,
+            tokens,
+            self._tokenize(phrases, part.lead, name) if phrases else (),
+            prefix_ends_word=bool(tokens) and prefix[-1:].isspace(),
+            stream=(part.request.seed, part.number),
         )
-        for number, part in enumerate(parts)
-    ]
-    name = f"line {request.seed}"
-    phrases = request.phrases
-    if request.glossary is not None:
-        whole, *targets = (
-            dict.fromkeys(term.target for term in request.glossary.find(text))
-            for text in ("".join(part.content for part in parts), *(part.content for part in parts))
-        )
-        sentences = [
-            require(sentence, [*own], vocab=vocab, lead=tags.lead, name=name)
-            for sentence, own in zip(sentences, targets, strict=True)
+        if part.request.prefix or phrases:
+            self._check(sentence, name)
+        return sentence
+
+    def _tokenize(self, phrases: Sequence[str], lead: str, name: str) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of required phrases as they are after a language tag; a tag in a phrase is text."""
+        silent = self._vocab.silent_ids
+        tokenized = [
+            tuple(token for token in tokens[:-1].tolist() if token not in silent)
+            for tokens in self._vocab.tokenize_all([lead + phrase for phrase in phrases])
         ]
-        known = set[str]().union(*targets)
-        phrases += [target for target in whole if target not in known]
-    if len(sentences) == 1 and phrases:
-        return [require(sentences[0], phrases, vocab=vocab, lead=tags.lead, name=name)], []
-    return sentences, phrases
+        for phrase, tokens in zip(phrases, tokenized, strict=True):
+            if not tokens:
+                raise UserError(
+                    f"{name} requires {phrase!r}, which has no tokens in the target vocabulary; remove it"
+                )
+        longest = max(map(len, tokenized))
+        if self._limited and (len(phrases) > _MOST_PHRASES or longest > _MOST_TOKENS):
+            raise UserError(
+                f"{name} requires {len(phrases)} phrases of up to {longest} tokens in a sentence; the server "
+                f"takes at most {_MOST_PHRASES} of {_MOST_TOKENS}: give fewer or shorter ones"
+            )
+        return tuple(tokenized)
+
+
+def _find_targets(glossary: Glossary | None, text: str) -> list[str]:
+    """Return the different translations of the terms in a text."""
+    return list(dict.fromkeys(term.target for term in glossary.find(text))) if glossary else []
 
 
 def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
@@ -77,44 +120,6 @@ def share_prefix(prefix: str, count: int, *, language: str) -> list[str]:
     sentences = split_sentences(prefix, language=language)
     shared = [one for one in (*sentences[: count - 1], "".join(sentences[count - 1 :])) if one]
     return [*map(str.rstrip, shared[:-1]), *shared[-1:], *[""] * (count - len(shared))]
-
-
-def make_sentence(source: np.ndarray, prefix: str, *, vocab: Vocab, lead: str) -> Sentence:
-    """Combine source ids with the prefix of the translation as ids of the target vocabulary.
-
-    Args:
-      lead: what every translation begins with as it is tokenized: the tag of its language, and a space.
-    """
-    if not prefix.strip() and not vocab.num_forced:
-        return Sentence(source)
-    (tokens,) = vocab.tokenize_all([lead + prefix.rstrip()])
-    ids = tuple(tokens[:-1].tolist())
-    return Sentence(source, ids, prefix_ends_word=bool(ids) and prefix[-1:].isspace())
-
-
-def require(
-    sentence: Sentence, phrases: Sequence[str], *, vocab: Vocab, name: str, lead: str = ""
-) -> Sentence:
-    """Add required phrases to a sentence; `lead` as in `make_sentence`: a tag in a phrase is text."""
-    tokenized = [
-        tuple(token for token in tokens[:-1].tolist() if token not in vocab.silent_ids)
-        for tokens in vocab.tokenize_all([lead + phrase for phrase in phrases])
-    ]
-    for phrase, tokens in zip(phrases, tokenized, strict=True):
-        if not tokens:
-            raise UserError(
-                f"{name} requires {phrase!r}, which has no tokens in the target vocabulary; remove it"
-            )
-    return dataclasses.replace(sentence, required=(*sentence.required, *tokenized))
-
-
-def check_size(name: str, count: int, longest: int = 0) -> None:
-    """Raise UserError for more, or longer, phrases than a server takes, for which programs are compiled."""
-    if count > _MOST_PHRASES or longest > _MOST_TOKENS:
-        raise UserError(
-            f"{name} requires {count} phrases of up to {longest} tokens in a sentence; the server takes "
-            f"at most {_MOST_PHRASES} of {_MOST_TOKENS}: give fewer or shorter ones"
-        )
 
 
 def make_symbols(vocab: Vocab, search: SearchConfig) -> Symbols:

@@ -1,4 +1,4 @@
-"""Inline markup: tags and placeholders are taken out of a line, and put back into its translation.
+"""The step of inline markup: tags and placeholders are taken out of a line, and put into its translation.
 
 An element goes around the words that its words are aligned with; a placeholder or a tag without content goes
 beside the word that it stood beside. Every tag of the line is in the result once, and elements stay nested as
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from flaxformer_mt.corpus.sentence_split import split_sentences
 from flaxformer_mt.translation.result import Alignment, Translation
+from flaxformer_mt.translation.segments import Segment, Step
 from flaxformer_mt.unicode_text import WORD
 
 _TAG = re.compile(
@@ -527,6 +528,25 @@ def _best_run(linked: set[int], words: range, sources: int, targets: int) -> tup
         return worse, distance if len(words) == 1 else distance / 1000 - size, start, end
 
     return min(runs, key=rank)[1:]
+
+
+class InlineMarkup(Step):
+    """Takes the markup out of lines, and puts it into their translations, whose words are aligned for it."""
+
+    def before(self, segments: list[Segment]) -> list[Segment]:
+        for line in segments:
+            if line.request.annotations.markup:
+                marked = line.memory[self] = take_out(line.text)
+                line.line = line.text = marked.text
+                line.spoken = marked.spoken
+                line.annotations = line.annotations._replace(
+                    markup=False, for_markup=True, alignments="words"
+                )
+        return segments
+
+    def after(self, segment: Segment, translation: Translation) -> Translation:
+        keep = segment.request.annotations.alignments is not None
+        return put_back_all(segment.memory[self], translation, keep_alignment=keep)
 
 
 def put_back_all(marked: MarkedLine, translation: Translation, *, keep_alignment: bool) -> Translation:

@@ -1,12 +1,15 @@
-"""The languages that a model translates, and the tags that its lines get before they are tokenized."""
+"""The languages that a model translates, and the step that puts their tags before lines."""
 
 import difflib
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import (
+    LANGUAGE_CODE,
     Direction,
     choose_tags,
     choose_target_tag,
@@ -15,7 +18,14 @@ from flaxformer_mt.config.directions import (
 )
 from flaxformer_mt.config.tag_styles import BOTH_SIDES, spell_tag
 from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.segments import Segment, Step
 from flaxformer_mt.unicode_text import BLANKS
+from flaxformer_mt.vocab import Vocabs
+
+# Language tags at the start of a line, which select the languages of a multilingual model: >>fr<<,
+# >>cmn_Hans<<, <2de>, <from:en>, with the white space around them.
+_TAG = f">>{LANGUAGE_CODE}<<|<2{LANGUAGE_CODE}>|<from:{LANGUAGE_CODE}>"
+_LANGUAGE_TAGS = re.compile(rf"[{BLANKS}]*(?:(?:{_TAG})[{BLANKS}]*)+")
 
 
 class LineTags(NamedTuple):
@@ -44,6 +54,44 @@ class LineTags(NamedTuple):
                 raise UserError(f"{self.missing} (line {number} does not)")
             found.append("" if tagged else self.added)
         return found
+
+
+class LanguageTags(Step):
+    """Finds the languages of lines, and the tags that the model reads before each part of a line."""
+
+    def __init__(self, data: DataConfig, vocabs: Vocabs, *, lines_have_tags: bool = False) -> None:
+        """`lines_have_tags`: whether lines whose request names no language bring their tags along."""
+        self._data, self._vocabs, self._lines_have_tags = data, vocabs, lines_have_tags
+        self._choose = functools.cache(self._choose_tags)
+        self._count = functools.cache(lambda tags: len(vocabs.source.tokenize(tags)) - 1)  # without eos
+
+    def _choose_tags(self, source: str | None, target: str | None) -> LineTags:
+        if self._lines_have_tags and (source, target) == (None, None):
+            return LineTags("")
+        return choose_line_tags(self._data, source, target, vocab_tags=self._vocabs.target.tags)
+
+    def before(self, segments: list[Segment]) -> list[Segment]:
+        for line in segments:
+            tags = self._choose(line.request.source_language, line.request.target_language)
+            line.source_language, line.target_language = tags.source_language, tags.target_language
+            line.lead = tags.lead
+            (added,) = tags.find([line.text], first_line=line.request.seed) or [""]
+            tag = "" if added else find_language_tags(line.text)  # a tag that is not asked for is text
+            # Without room for text after the tags, they are left out, or text.
+            if added + tag and self._count(added + tag) + 1 < self._data.max_source_length:
+                line.added, line.added_pieces = added, self._count(added) if added else 0
+                line.tag, line.tag_pieces = tag, self._count(added + tag) - line.added_pieces
+                line.text, line.start = line.text[len(tag) :], len(tag)
+        return segments
+
+
+def find_language_tags(line: str) -> str:
+    """Return the language tags that a line starts with, with the white space around them; "" if none.
+
+    ">>fr<< der Hund" gives ">>fr<< ", and "<2de>a dog" gives "<2de>". A line of tags alone has none.
+    """
+    match = _LANGUAGE_TAGS.match(line)
+    return match[0] if match and match.end() < len(line) else ""
 
 
 def choose_line_tags(

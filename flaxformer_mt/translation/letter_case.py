@@ -1,11 +1,14 @@
-"""Letter cases that training lacked: such sentences are translated in sentence case, and put back."""
+"""The step for letter cases that training lacked: sentences are translated in sentence case, and put back."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from flaxformer_mt.data.text_noise import change_case
+from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.segments import Segment, Step, group_by_line
 from flaxformer_mt.unicode_text import CASES, SHORT_WORD, find_case
 from flaxformer_mt.vocab import Vocab
 
@@ -26,55 +29,68 @@ def choose_cases(capitals: Capitals, shares: Mapping[str, float] | None) -> froz
     return frozenset(case for case, share in (known or {}).items() if share < _KNOWN)
 
 
-class LetterCase(NamedTuple):
-    """Puts sentences of some letter cases in sentence case."""
+class LetterCase(Step):
+    """Puts sentences of some letter cases in sentence case, and their translations back.
 
-    cases: frozenset[str] = frozenset()
-    # Of the sources, and their language; None: no case is changed.
-    vocab: Vocab | None = None
-    language: str = ""
+    Sentences of lines with a prefix, required phrases or terms of a glossary stay as they are: their
+    translations have text as it is given.
+    """
 
-    def find(self, text: str) -> str:
-        """Return the letter case of a sentence, if the model is given another one; else ""."""
-        case = find_case(text) if self.cases else ""
-        return case if case in self.cases and self.lower(text, case) != text else ""
+    counted = "sentences that --capitals has changed"
 
-    def lower(self, text: str, case: str) -> str:
-        """Return a text of a letter case in sentence case, with the capitals that it has in other texts.
+    def __init__(self, cases: frozenset[str], vocab: Vocab) -> None:
+        """`cases`: those of `CASES` that are changed; `vocab`: of the sources."""
+        self._cases, self._vocab = cases, vocab
+        # Of the words of a long text, whose halves are read again.
+        self._choose = functools.lru_cache(maxsize=1 << 12)(self._choose_spelling)
+
+    def before(self, segments: list[Segment]) -> list[Segment]:
+        for line, parts in group_by_line(segments):
+            request = line.request
+            if request.prefix.strip() or request.phrases:
+                continue
+            if request.glossary is not None and request.glossary.find(line.line):
+                continue
+            for part in parts:
+                case = find_case(part.text)
+                spell = functools.partial(self.lower, language=part.source_language)
+                if case in self._cases and spell(part.text) != part.text:
+                    part.spell, part.memory[self] = spell, case
+        return segments
+
+    def after(self, segment: Segment, translation: Translation) -> Translation:
+        others = tuple(self.after(segment, one) for one in translation.alternatives)
+        text = put_back(translation.text, segment.memory[self], segment.target_language, segment.text)
+        return dataclasses.replace(translation, text=text, alternatives=others)
+
+    def lower(self, text: str, language: str) -> str:
+        """Return a text in sentence case, with the capitals that it has in other texts.
 
         Of the spellings of each word, that of the fewest pieces is the usual one: MANN is Mann in German
         and STRASSE is Straße, if the vocabulary is of such text.
         """
-        if not case or self.vocab is None:
-            return text
         begin = len(text) - len(text.lstrip())
-        return re.sub(r"\S+", lambda word: _choose(self, word[0], word.start() == begin), text)
+        return re.sub(r"\S+", lambda word: self._choose(word[0], word.start() == begin, language), text)
 
-    def _spell(self, word: str, *, first: bool) -> list[str]:
-        """Return the spellings of a word; of equally good ones, the first is taken."""
-        low = change_case(word, "lower_case", self.language)
-        if self.language[:2] == "en":
-            low = re.sub(r"\bi\b", "I", low)
-        lows = [low, low.replace("ss", "ß")] if self.language[:2] == "de" else [low]
-        titles = [change_case(one, "title_case", self.language) for one in lows]
-        spellings = [*titles, *lows] if first else [*lows, *titles]
-        return list(dict.fromkeys([*spellings, low.title(), word]))
-
-
-@functools.lru_cache(maxsize=1 << 12)  # the words of a long text, whose halves are read again
-def _choose(letter_case: LetterCase, word: str, first: bool) -> str:
-    """Return the usual spelling of a word; `first`: at the beginning of a sentence."""
-    vocab = letter_case.vocab
-    assert vocab is not None
-    spellings, counts = letter_case._spell(word, first=first), []
-    for ids in map(list, vocab.tokenize_all(spellings)):  # of an unknown piece, any other is better
-        counts.append(len(ids) + 9 * ids.count(vocab.unk_id))
-    # A sentence begins with a capital, unless the vocabulary hardly knows it.
-    counts[0] -= first
-    return spellings[counts.index(min(counts))]
+    def _choose_spelling(self, word: str, first: bool, language: str) -> str:
+        """Return the usual spelling of a word; `first`: at the beginning of a sentence."""
+        spellings, counts = _spell(word, language, first=first), []
+        for ids in map(list, self._vocab.tokenize_all(spellings)):  # of an unknown piece, any other is better
+            counts.append(len(ids) + 9 * ids.count(self._vocab.unk_id))
+        # A sentence begins with a capital, unless the vocabulary hardly knows it.
+        counts[0] -= first
+        return spellings[counts.index(min(counts))]
 
 
-AS_IT_IS = LetterCase()
+def _spell(word: str, language: str, *, first: bool) -> list[str]:
+    """Return the spellings of a word; of equally good ones, the first is taken."""
+    low = change_case(word, "lower_case", language)
+    if language[:2] == "en":
+        low = re.sub(r"\bi\b", "I", low)
+    lows = [low, low.replace("ss", "ß")] if language[:2] == "de" else [low]
+    titles = [change_case(one, "title_case", language) for one in lows]
+    spellings = [*titles, *lows] if first else [*lows, *titles]
+    return list(dict.fromkeys([*spellings, low.title(), word]))
 
 
 def put_back(text: str, case: str, language: str, source: str) -> str:

@@ -1,17 +1,20 @@
-"""Translation through a pivot language: two engines in a row, with the interface of one."""
+"""Translation through a pivot language: the request that follows from the translation of another."""
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
-from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.engine import LineEngine
+from flaxformer_mt.errors import UserError, warn_user
+from flaxformer_mt.translation.engine import Engine, Progress
 from flaxformer_mt.translation.inline_markup import put_back_all, take_out
-from flaxformer_mt.translation.requests import Answer, Request
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Alignment, Translation, rank
+from flaxformer_mt.vocab import Vocabs
 
 # From the source to the pivot language, and from there to the target.
 Directions = tuple[Direction, Direction]
@@ -26,14 +29,12 @@ class PivotLine:
     """
 
     def __init__(self, request: Request, directions: Directions, *, apart: bool) -> None:
-        """Prepare the request for the first model; `apart`: whether it splits lines into sentences."""
+        """Prepare the request for the first model; `apart`: whether it divides lines into sentences."""
         wanted = request.annotations
         if wanted.alignments == "pieces":
             raise UserError(
                 "alignments of pieces cannot pass through a pivot language; ask for those of words"
             )
-        if request.target is not None:
-            raise UserError("a translation cannot be scored through a pivot language")
         if request.context is not None or request.glossary is not None:
             what = "the lines before" if request.context is not None else "a glossary"
             raise UserError(
@@ -58,8 +59,8 @@ class PivotLine:
             else request.sentence_starts,
         )
 
-    def ask_second(self, first: Translation) -> list[Request]:
-        """Return a request for each hypothesis of the first model."""
+    def follow(self, first: Translation) -> list[Request]:
+        """Return the requests to the second model: one for each hypothesis of the first."""
         needed = self.first.annotations._replace(token_log_probs=self.request.annotations.token_log_probs)
         return [
             dataclasses.replace(
@@ -73,17 +74,17 @@ class PivotLine:
             for one in first.n_best
         ]
 
-    def join(self, first: Translation, second: Sequence[Translation]) -> Translation:
+    def join(self, first: Translation, second: Iterable[Translation]) -> Translation:
         """Return the translation of the line, given those of each hypothesis of the first model."""
         pairs = [(one, two) for one, best in zip(first.n_best, second, strict=True) for two in best.n_best]
         best: dict[str, Translation] = {}
         for joined in sorted((_join(one, two) for one, two in pairs), key=lambda one: -one.score):
             best.setdefault(joined.text, joined)
-        found = rank(list(best.values())[: self.request.n_best])
+        translation = rank(list(best.values())[: self.request.n_best])
         if self._marked is not None:
             keep = self.request.annotations.alignments is not None
-            found = put_back_all(self._marked, found, keep_alignment=keep)
-        return found
+            translation = put_back_all(self._marked, translation, keep_alignment=keep)
+        return translation
 
 
 def _join(first: Translation, second: Translation) -> Translation:
@@ -118,99 +119,71 @@ def choose_pivot(
 ) -> Directions:
     """Return the directions of two models through a pivot language, between these languages if given."""
     directions = find_directions(first), find_directions(second)
-    found = [
+    fitting = [
         (one, two)
         for one, two in itertools.product(*directions)
         if one.target == two.source and source in (None, one.source) and target in (None, two.target)
     ]
-    if len(found) == 1:
-        return found[0]
+    if len(fitting) == 1:
+        return fitting[0]
     named, other = (", ".join(one.name for one in own) for own in directions)
     wanted = f" from {source or 'any language'} to {target or 'any language'}" if source or target else ""
-    problem = "in several ways" if found else "in no way"
+    problem = "in several ways" if fitting else "in no way"
     raise UserError(
         f"the first model translates {named} and the second {other}, which leads{wanted} {problem}; give "
-        + ("source and target language" if found else "a second model that reads what the first one writes")
+        + ("source and target language" if fitting else "a second model that reads what the first one writes")
     )
 
 
-class PivotEngine:
-    """Translates requests by one engine, and the translations by another; see `requests.Engine`."""
+class PivotEngines(NamedTuple):
+    """Two engines of which the second translates the translations of the first."""
 
-    on_progress: Callable[..., object] | None = None
-    has_full_call = False
+    first: Engine
+    second: Engine
+    directions: Directions
 
-    def __init__(self, first: LineEngine, second: LineEngine, directions: Directions) -> None:
-        self._first, self._second, self._directions = first, second, directions
-        self.vocabs = second.vocabs
-        self._lines: dict[Hashable, PivotLine] = {}
-        # Answers of the first engine: before the second is asked, and then with its answers so far.
-        self._waiting: dict[Hashable, Translation] = {}
-        self._found: dict[Hashable, tuple[Translation, dict[int, Translation]]] = {}
+    def run(
+        self,
+        windows: Iterable[Sequence[Request]],
+        *,
+        ahead: bool = False,
+        warn: Callable[[str], object] = warn_user,
+        on_progress: Progress | None = None,
+    ) -> Iterator[list[Translation]]:
+        """Yield the translations of each window of requests; see `Engine.run`."""
+        # The lines of windows that the first engine has, and those that the second has, with their answers.
+        asked: collections.deque[list[PivotLine]] = collections.deque()
+        answered: collections.deque[list[tuple[PivotLine, Translation]]] = collections.deque()
+
+        def ask_first() -> Iterator[list[Request]]:
+            for window in windows:
+                asked.append([PivotLine(one, self.directions, apart=self.first.apart) for one in window])
+                yield [line.first for line in asked[-1]]
+
+        def ask_second() -> Iterator[list[Request]]:
+            for translations in self.first.run(ask_first(), ahead=ahead, warn=warn):
+                answered.append(list(zip(asked.popleft(), translations, strict=True)))
+                yield [request for line, first in answered[-1] for request in line.follow(first)]
+
+        for found in self.second.run(ask_second(), warn=lambda one: warn(f"in the pivot language, {one}")):
+            second = iter(found)
+            joined = [
+                line.join(first, itertools.islice(second, len(first.n_best)))
+                for line, first in answered.popleft()
+            ]
+            if on_progress is not None:
+                on_progress(lines=len(joined), tokens=sum(len(one.tokens) for one in joined))
+            yield joined
 
     @property
-    def num_recased(self) -> int:
-        return self._first.num_recased + self._second.num_recased
+    def vocabs(self) -> Vocabs:
+        return self.second.vocabs
 
-    def submit(self, *requests: Request) -> None:
-        self.enter(self.read(requests))
-
-    def read(self, requests: Sequence[Request]) -> Any:
-        lines = [PivotLine(request, self._directions, apart=self._first.apart) for request in requests]
-        return lines, self._first.read([line.first for line in lines])
-
-    def enter(self, lines: Any) -> None:
-        self._lines.update((line.request.id, line) for line in lines[0])
-        self._first.enter(lines[1])
-
-    def cancel(self, name: Hashable) -> None:
-        self._lines.pop(name, None)
-        self._first.cancel(name)
-        if name in self._found:
-            first, _ = self._found.pop(name)
-            for number in range(len(first.n_best)):
-                self._second.cancel((name, number))
-
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def step(self, *, more: bool = False) -> list[Answer]:
-        answers: list[Answer] = []
-        for name, first in self._first.step():
-            if isinstance(first, Exception):
-                answers.append((name, first))
-            else:
-                self._waiting[name] = first
-        if self._waiting and not len(self._first):  # in the order of the requests, as in all processes
-            asked: list[Request] = []
-            for name, line in self._lines.items():
-                if name in self._waiting:
-                    self._found[name] = self._waiting[name], {}
-                    requests = enumerate(line.ask_second(self._waiting[name]))
-                    asked += [dataclasses.replace(one, id=(name, number)) for number, one in requests]
-            self._waiting = {}
-            self._second.submit(*asked)
-        for (name, number), answer in self._second.step():
-            if isinstance(answer, Exception):
-                answers.append((name, answer))
-            elif name in self._lines:
-                first, second = self._found[name]
-                second[number] = answer
-                if len(second) == len(first.n_best):
-                    joined = self._lines[name].join(first, [second[n] for n in range(len(second))])
-                    answers.append((name, joined))
-        for name, answer in answers:
-            self._lines.pop(name, None)
-            self._found.pop(name, None)
-            if self.on_progress is not None and isinstance(answer, Translation):
-                self.on_progress(lines=1, tokens=len(answer.tokens))
-        return answers
-
-    def take_warnings(self) -> list[str]:
-        second = (f"in the pivot language, {one}" for one in self._second.take_warnings())
-        return [*self._first.take_warnings(), *second]
+    @property
+    def counts(self) -> Counter[str]:
+        return self.first.counts + self.second.counts
 
     def describe(self) -> dict[str, Any]:
-        then = self._second.describe()
+        then = self.second.describe()
         then.pop("device_kind", None)  # that of both
-        return {**self._first.describe(), "then": then}
+        return {**self.first.describe(), "then": then}

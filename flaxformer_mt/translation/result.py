@@ -1,23 +1,16 @@
 """Translations with their scores, as a search's hypotheses give them."""
 
-import bisect
 import dataclasses
-import heapq
-import itertools
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from flaxformer_mt.search import SearchResult
 from flaxformer_mt.shapes import Array
-from flaxformer_mt.translation.segmentation import SourcePart, join_translations
-from flaxformer_mt.unicode_text import WORD, spell
-from flaxformer_mt.vocab import Vocab
+from flaxformer_mt.unicode_text import spell
 
 # Factor of the weights of marks in `weigh_down_marks`.
 _LITTLE = 1e-3
@@ -179,42 +172,6 @@ def rank(hypotheses: Sequence[Translation]) -> Translation:
     return dataclasses.replace(hypotheses[0], alternatives=tuple(hypotheses[1:]))
 
 
-def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translation]:
-    """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none.
-
-    Args:
-      results: the hypotheses [N, ...] of each sentence.
-      vocab: the target vocabulary.
-    """
-    found: list[list[tuple[int, list[int]]]] = []
-    for result in results:
-        tokens = result.tokens.tolist()
-        lengths = enumerate(result.lengths.tolist())
-        found.append([(number, tokens[number][:length]) for number, length in lengths if length > 0])
-    texts = iter(vocab.detokenize_all([tokens for own in found for _, tokens in own]))
-    translations = []
-    for result, own in zip(results, found, strict=True):
-        scores, log_probs, satisfied = result.scores, result.log_probs, result.satisfied
-        hypotheses = [
-            Translation(
-                one_line(next(texts)),
-                float(scores[number]),
-                float(log_probs[number]),
-                tuple(tokens),
-                satisfied=satisfied is None or bool(satisfied[number]),
-            )
-            for number, tokens in own
-        ]
-        translations.append(rank(hypotheses or [FAILED]))
-    return translations
-
-
-def change_texts(translation: Translation, change: Callable[[str], str]) -> Translation:
-    """Return a translation with changed texts, of its alternatives too."""
-    others = tuple(change_texts(one, change) for one in translation.alternatives)
-    return dataclasses.replace(translation, text=change(translation.text), alternatives=others)
-
-
 def check_phrases(translation: Translation, phrases: Sequence[str]) -> Translation:
     """Mark whether a translation, and each of its alternatives, contains all phrases."""
     text = spell(translation.text)
@@ -242,119 +199,6 @@ _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " "
 def one_line(text: str) -> str:
     """Return a text without ends of lines."""
     return text.translate(_LINE_ENDS)
-
-
-# Characters that some program treats as the end of a line, without line feeds, which no line of a file has.
-_ODD_LINE_ENDS = re.compile("\r(?!\n)|[\v\f\x1c-\x1e\x85\u2028\u2029]")
-
-
-def join_parts(
-    line: str,
-    parts: Sequence[SourcePart],
-    translations: Sequence[Translation],
-    *,
-    n_best: int = 1,
-    annotations: Annotations = NO_ANNOTATIONS,
-    eos_id: int,
-) -> Translation:
-    """Return the translation of a line, given those of its parts in order; an empty one without parts.
-
-    Log-probabilities and scores are sums over parts. The n_best hypotheses are the combinations with the
-    highest sums: with scores -1 and -3 for one part, -2 and -2.5 for another, the best score is -1 - 2 and
-    the second best -1 - 2.5.
-    """
-    if not parts:
-        log_probs = () if annotations.token_log_probs else None
-        alignment = None if annotations.alignments is None else ()
-        return dataclasses.replace(EMPTY, token_log_probs=log_probs, alignment=alignment)
-    joined = translations[0]
-    if parts[0].content != line:
-        # Sums of scores with the last of the chosen hypotheses, linked to those before it: of a line of
-        # thousands of parts, a tuple for each combination would take quadratic time.
-        combinations: list[tuple[float, _Chosen | None]] = [(0.0, None)]
-        for translation in translations:
-            longer = [
-                (score + one.score, _Chosen(one, chosen))
-                for score, chosen in combinations
-                for one in translation.n_best
-            ]
-            combinations = heapq.nlargest(n_best, longer, key=lambda combination: combination[0])
-        how: dict[str, Any] = {"words": annotations.alignments != "pieces", "eos_id": eos_id}
-        joined = rank([_add_up(line, parts, _unlink(chosen), **how) for _, chosen in combinations])
-    return dataclasses.replace(joined, truncated=True) if any(part.cut for part in parts) else joined
-
-
-class _Chosen(NamedTuple):
-    """The hypothesis chosen for one part, and those chosen for the parts before."""
-
-    hypothesis: Translation
-    before: "_Chosen | None"
-
-
-def _unlink(chosen: _Chosen | None) -> list[Translation]:
-    hypotheses = []
-    while chosen is not None:
-        hypotheses.append(chosen.hypothesis)
-        chosen = chosen.before
-    return hypotheses[::-1]
-
-
-def _add_up(
-    line: str, parts: Sequence[SourcePart], chosen: Sequence[Translation], *, words: bool, eos_id: int
-) -> Translation:
-    source_starts = [part.start + len(part.content) - len(part.content.lstrip()) for part in parts]
-    spaces = [
-        " " if part.continues else _space_before(line, start)
-        for part, start in zip(parts, source_starts, strict=True)
-    ]
-    text, starts = join_translations([one.text for one in chosen], spaces)
-    alignment = log_probs = None
-    if all(one.token_log_probs is not None for one in chosen):
-        log_probs = tuple(value for one in chosen for value in one.token_log_probs or ())
-    if all(one.alignment is not None for one in chosen):
-        # What is before each part: the number of words or pieces of the line and of its translation.
-        if words:
-            before = zip(_word_indices(line, source_starts), _word_indices(text, starts), strict=True)
-            tag_sizes = [part.tag_words for part in parts]
-        else:
-            own = itertools.accumulate((part.num_pieces - part.tag_pieces for part in parts), initial=0)
-            sizes = (len(one.tokens) - one.tokens.count(eos_id) for one in chosen)
-            before = zip(own, itertools.accumulate(sizes, initial=0), strict=True)
-            tag_sizes = [part.tag_pieces for part in parts]
-        alignment = tuple(
-            (_shift(i, source_offset, tag_size), j + target_offset)
-            for one, (source_offset, target_offset), tag_size in zip(chosen, before, tag_sizes, strict=False)
-            for i, j in one.alignment or ()
-        )
-    return Translation(
-        text=text,
-        score=sum(one.score for one in chosen),
-        log_prob=sum(one.log_prob for one in chosen),
-        tokens=tuple(token for one in chosen for token in one.tokens),
-        truncated=any(one.truncated for one in chosen),
-        satisfied=all(one.satisfied for one in chosen),
-        token_log_probs=log_probs,
-        alignment=alignment,
-        parts=len(parts),
-        sentence_starts=tuple(start for start, part in zip(starts, parts, strict=True) if not part.continues),
-    )
-
-
-def _shift(index: int, offset: int, tag_size: int) -> int:
-    """Return the index in the line of a word or piece of a part that begins with a repeated tag."""
-    return index if index < tag_size else index - tag_size + offset
-
-
-def _space_before(text: str, start: int) -> str:
-    """Return the white space that ends before a position, with spaces for odd characters that end lines."""
-    before = text[:start]
-    return _ODD_LINE_ENDS.sub(" ", before[len(before.rstrip()) :])
-
-
-def _word_indices(text: str, starts: Sequence[int]) -> list[int]:
-    """Return the index of the word of the character at each start: in "ab cd", 0 for "a" and 1 for "d"."""
-    word_starts = [match.start() for match in WORD.finditer(text)]
-    return [max(0, bisect.bisect_right(word_starts, start) - 1) for start in starts]
 
 
 # Maps ids of the target vocabulary to pieces.

@@ -1,4 +1,4 @@
-"""Scores of given translations, and texts of language models: clients of the engine (translation/engine.py).
+"""Scores of translations that exist (forced decoding), and texts of language models.
 
 The scores are those by which a search with the same model would rank the translations; scores against
 references are in scoring/metrics.py.
@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from flaxformer_mt.config import Config, SearchConfig
 from flaxformer_mt.config.checks import check_n_best
 from flaxformer_mt.config.load_options import LoadOptions
-from flaxformer_mt.decoding.forced_decoding import Pair, PairScore
+from flaxformer_mt.decoding.forced_decoding import UNBOUNDED, Pair, PairScore
 from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.runs.load_run import Warn
-from flaxformer_mt.translation.engine import find_longest, too_long
-from flaxformer_mt.translation.requests import Request, run
+from flaxformer_mt.runs.load_run import TrainedModel, Warn
+from flaxformer_mt.text_io.lines import format_line_numbers, take_windows
+from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
+from flaxformer_mt.translation.requests import Request, check_lines
 from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator, load_translator
 from flaxformer_mt.vocab import Vocabs
@@ -43,8 +46,9 @@ class Scorer:
           long_lines: refuse: a line that is too long raises UserError; cut: only its beginning is scored.
           warn: receives one warning per call or window that names the lines that were cut.
         """
-        how: Any = "cut" if long_lines == "cut" else "split"
-        self._model = Translator(config, params, vocabs, checkpoint=checkpoint, long_lines=how, warn=warn)
+        options = LoadOptions(long_lines="cut" if long_lines == "cut" else "split", use_all_devices=False)
+        trained = TrainedModel(config, vocabs, params, checkpoint, {})
+        self._model, self._long_lines = Translator(trained, options, warn=warn), long_lines
 
     config = property(lambda self: self._model.config, doc="The config that the model was trained with.")
     checkpoint = property(lambda self: self._model.checkpoint)
@@ -75,6 +79,7 @@ class Scorer:
         scorer = cls.__new__(cls)
         options = dataclasses.replace(options or LoadOptions(), **changes)
         scorer._model = load_translator(run_dir, dataclasses.replace(options, use_all_devices=False), warn)
+        scorer._long_lines = "cut" if options.long_lines == "cut" else "refuse"
         return scorer
 
     def score(
@@ -125,21 +130,53 @@ class Scorer:
           UserError: see `score`; if there are more sources or targets, all complete pairs are scored first.
         """
         self._check_sources(sources)
-        languages: dict[str, Any] = {"source_language": source_language, "target_language": target_language}
+        tags = choose_line_tags(
+            self.config.data, source_language, target_language, vocab_tags=self.vocabs.target.tags
+        )
+        first_line = 1
+        for pairs in take_windows(_pair_lines(sources, targets), window, is_ready):
+            yield from self._score_window(pairs, tags, first_line)
+            first_line += len(pairs)
 
-        def make_requests() -> Iterator[Request]:
-            # None stands for the lines of a side that has ended.
-            pairs = itertools.zip_longest(itertools.repeat("") if sources is None else sources, targets)
-            for number, (source, target) in enumerate(pairs, start=1):
-                if target is None and sources is None:
-                    return
-                if source is None or target is None:
-                    longer = number + sum(1 for _ in pairs)
-                    _refuse_counts(*((number - 1, longer) if source is None else (longer, number - 1)))
-                yield Request(source, target=target, seed=number, **languages)
-
-        engine = self._model.engine()
-        yield from run(engine, make_requests(), window, is_ready=is_ready, warn=self._model.warn)
+    def _score_window(
+        self, lines: Sequence[tuple[str, str]], tags: LineTags, first_line: int
+    ) -> list[Translation]:
+        """Score pairs of lines; `tags` are what a translation of the sources would have."""
+        sources, targets = map(list, zip(*lines, strict=True))
+        check_lines([*sources, *targets], first_line=first_line)
+        ids: dict[str, list[Any]] = {"source": [()] * len(lines)}
+        cut: dict[str, list[int]] = {}
+        if self.config.data.source_language:
+            added = tags.find(sources, first_line=first_line) or [""] * len(lines)
+            tagged = [tag + source for tag, source in zip(added, sources, strict=True)]
+            ids["source"] = self.vocabs.source.tokenize_all(tagged)
+        ids["target"] = self.vocabs.target.tokenize_all([tags.lead + target for target in targets])
+        for (side, own), longest in zip(ids.items(), find_longest(self.config), strict=True):
+            cut[side] = [index for index, tokens in enumerate(own) if len(tokens) > longest]
+            numbers = [first_line + index for index in cut[side]]
+            if numbers and self._long_lines != "cut":
+                remedy = " (the command score has --long_lines=cut for its beginning)"
+                raise UserError(too_long(side, numbers, longest) + remedy)
+            for index in cut[
+                side
+            ]:  # a source ends in eos; a cut target has not ended, so it is scored without
+                beginning = own[index][: longest - (side == "source")]
+                own[index] = (
+                    np.append(beginning, self.vocabs.source.eos_id) if side == "source" else beginning
+                )
+            if numbers:
+                named = format_line_numbers(numbers)
+                self._model.warn(
+                    f"{side} {named}: longer than {longest} tokens; only the beginning is scored"
+                )
+        pairs = list(map(Pair, ids["source"], ids["target"]))
+        truncated = {*cut["source"], *cut["target"]}
+        return [
+            Translation(text=target, truncated=index in truncated, **score._asdict())
+            for index, (target, score) in enumerate(
+                zip(targets, self.tokens.score_all(pairs, params=self._model.all_params), strict=True)
+            )
+        ]
 
     def score_tokens(
         self, sources: Sequence[Sequence[int]] | None, targets: Sequence[Sequence[int]]
@@ -170,6 +207,39 @@ class Scorer:
             raise UserError("a language model scores text alone; leave out the source")
         if not is_language_model and sources is None:
             raise UserError("scoring a translation needs its source; give it with --source=FILE")
+
+
+def _pair_lines(sources: Iterable[str] | None, targets: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield lines of both sides; those of a language model have no sources."""
+    # None stands for the lines of a side that has ended.
+    pairs = itertools.zip_longest(itertools.repeat("") if sources is None else sources, targets)
+    for number, (source, target) in enumerate(pairs, start=1):
+        if target is None and sources is None:
+            return
+        if source is None or target is None:
+            longer = number + sum(1 for _ in pairs)
+            _refuse_counts(*((number - 1, longer) if source is None else (longer, number - 1)))
+        yield source, target
+
+
+def find_longest(config: Config) -> tuple[int, int]:
+    """Return the maximum source and target length, in tokens with eos, for the scores of a run's model.
+
+    Sources have the limit of translation. Targets may be as long as those of a search or of training. The
+    text of a language model is limited by the model's positions alone.
+    """
+    source, bound = config.data.max_source_length, config.model.longest_input or UNBOUNDED
+    if not config.data.source_language:
+        return 0, bound
+    if config.model.architecture == "decoder_only":  # source and target share the positions
+        bound = max(1, bound - source)
+    searched = int(config.search.max_length_ratio * source + config.search.max_length_offset)
+    return source, min(bound, max(searched, config.data.max_target_length, 1))
+
+
+def too_long(side: str, numbers: Sequence[int], longest: int) -> str:
+    """Say that lines of a side are too long to be scored."""
+    return f"{side} {format_line_numbers(numbers)} is longer than {longest} tokens; split it into sentences"
 
 
 def _refuse_counts(sources: int, targets: int) -> None:
@@ -229,5 +299,5 @@ def generate_text(
             "shorten the prompt, or raise --length"
         )
     engine = model.with_search(max_length_ratio=0.0, max_length_offset=length).engine()
-    (best,) = run(engine, [Request("", prefix=prompt, n_best=n_best)], warn=warn)
+    ((best,),) = engine.run([[Request("", prefix=prompt, n_best=n_best)]], warn=warn)
     return [GeneratedText(one.text, one.log_prob, one.tokens[-1] == vocab.eos_id) for one in best.n_best]

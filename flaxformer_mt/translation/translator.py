@@ -1,19 +1,20 @@
 """Translation of text by the model of a run: lines in, translations out.
 
-A `Translator` makes requests of lines and runs them through an engine
-(translation/engine.py), which also serves those that arrive one by one.
+A `Translator` makes requests of lines and runs them through an engine (translation/engine.py), which also
+serves those that arrive one by one.
 """
 
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 import jax
 import numpy as np
 
-from flaxformer_mt.config import Config, ModelConfig, Quantization
+from flaxformer_mt.config import ModelConfig, Quantization
 from flaxformer_mt.config.checks import candidate_search, check_n_best, check_search
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config
@@ -29,24 +30,22 @@ from flaxformer_mt.model.lora import matrix_axes
 from flaxformer_mt.object_store.remote_runs import open_copy
 from flaxformer_mt.parallel import SplitParameters, place_parameters, use_cpu_cores_as_devices
 from flaxformer_mt.parallel.devices import enable_compilation_cache
+from flaxformer_mt.parallel.processes import process_count
 from flaxformer_mt.runs.load_run import TrainedModel, Warn, check_same_vocabularies, load_named, load_trained
+from flaxformer_mt.text_io.lines import take_windows
 from flaxformer_mt.translation.annotation import check_annotations
 from flaxformer_mt.translation.constraints import check_constraints, make_symbols
-from flaxformer_mt.translation.engine import JaxEngine
+from flaxformer_mt.translation.engine import Engine, Progress
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.letter_case import choose_cases
 from flaxformer_mt.translation.minimum_bayes_risk import check_choice, count_candidates
-from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
-from flaxformer_mt.translation.requests import count_message, make_requests, run
+from flaxformer_mt.translation.pivot import PivotEngines, choose_pivot
+from flaxformer_mt.translation.requests import Request, check_lines, count_message, make_requests
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation, drop_repeated
-from flaxformer_mt.translation.segmentation import (
-    LongLines,
-    SplitSentences,
-    check_lines,
-    splits_sentences,
-)
+from flaxformer_mt.translation.search_backend import SearchBackend, SharedSearchBackend
+from flaxformer_mt.translation.sentences import splits_sentences
+from flaxformer_mt.translation.steps import make_steps
 from flaxformer_mt.trees import digest_leaves, flatten_tree, nest_leaves
-from flaxformer_mt.vocab import Vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
 
 # Where the output layer's table can be, the first that is there: of its own, tied, or one for all.
@@ -117,67 +116,84 @@ def on_host(trained: TrainedModel) -> TrainedModel:
 _MOST_KEPT = 8
 
 
+@dataclass(frozen=True)
+class TranslationOptions:
+    """What is asked of the translations of all lines of a call."""
+
+    # Maximum number of hypotheses of each line, the translation itself included.
+    n_best: int = 1
+    # Whether to leave out hypotheses with the text of a better one; fewer than n_best may remain.
+    unique: bool = False
+    # Source terms and their translations, as a mapping, a file or a `Glossary`.
+    glossary: Glossary | Mapping[str, str] | str | Path | None = None
+    # Additional output: log-probabilities of tokens, alignments. markup: the same as `annotations.markup`.
+    annotations: Annotations = NO_ANNOTATIONS
+    markup: bool = False
+    # For a model with data.source_tags, and for a model of several target languages; a tag in a line is then
+    # text. None: the language of the tag that each line begins with.
+    source_language: str | None = None
+    target_language: str | None = None
+    # A translator that translates the results further, from the target into a third language.
+    then: "Translator | None" = None
+    # Parameters that replace the translator's own.
+    params: Any = None
+    # Called with the numbers of `lines` and target `tokens` that have just been translated.
+    on_progress: Progress | None = None
+
+
 class Translator:
     """Translates lines with a trained model.
 
     Compiles once per batch shape; different parameters of the same shapes need no new compilation.
     """
 
-    # Called with the numbers of `lines` and target `tokens` that have just been translated.
-    on_progress: Callable[..., object] | None = None
-
     def __init__(
         self,
-        config: Config,
-        params: Any,
-        vocabs: Vocabs,
+        trained: TrainedModel,
+        options: LoadOptions | None = None,
         *,
-        checkpoint: str = "",
-        step: int | None = None,
         ensemble: Sequence[TrainedModel] = (),
-        long_lines: LongLines = "split",
-        split_sentences: SplitSentences = "auto",
-        spread: bool | SplitParameters = False,
         keep_programs: bool = False,
-        shortlist: Shortlist | None = None,
-        quantization: Quantization | None = None,
-        target_lengths: tuple[float, float] | None = None,
-        several_sentences: float | None = None,
-        changed_cases: frozenset[str] = frozenset(),
         warn: Warn = warn_user,
     ) -> None:
-        """Build the search and the scorer from `config`, whose `search` section gives the search options.
-
-        What is not described here is in `LoadOptions`, or in `SearchEngine`.
+        """Build the search and the scorer.
 
         Args:
-          params: the model's parameters. None: each call is given them, as in training, where they change.
-          checkpoint: name of the checkpoint that the parameters come from, for reports; `step`: its step.
+          trained: the model. If its parameters are None, each call is given them, as in training, where they
+            change; they come from `place_parameters`.
+          options: of which `checkpoint`, `dtype`, `ensemble` and `allow_nonfinite` are of no account. None:
+            the defaults.
           ensemble: further models, whose distributions of each token are averaged with those of this model.
-          spread: whether each local device searches a part of each batch, or the mesh over which parameters
-            are split; parameters that are passed to a call must come from `place_parameters`.
-          several_sentences: share of the training lines with several sentences; None: it is unknown.
-          changed_cases: letter cases that are changed, see `translation.letter_case`.
+          keep_programs: whether compiled programs are kept on disk.
           warn: receives a warning per call or window that names the lines that were split or cut, failed, or
             lack required phrases; and one when the device first runs out of memory.
         """
+        options = options or LoadOptions()
+        config, vocabs = trained.config, trained.vocabs
+        if options.search is not None:
+            config = dataclasses.replace(config, search=options.search)
         if not config.data.source_language:  # padding masks concern sources, of which there are none
             config = config.replace({"model.padding_mask": "source"})
         self.models = [config.model, *(member.config.model for member in ensemble)]
         for model in self.models:
             check_search(config.search, model=model)
         check_same_vocabularies(vocabs, ensemble)
-        self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, checkpoint, warn
-        self.step = step
-        self._long_lines: LongLines = long_lines
-        self._sentences = splits_sentences(split_sentences, several=several_sentences)
-        self._together, self._changed_cases = isinstance(spread, SplitParameters), changed_cases
-        models = [(params, config.model), *((one.params, one.config.model) for one in ensemble)]
+        self.config, self.vocabs, self.checkpoint, self.warn = config, vocabs, trained.checkpoint, warn
+        self.step: int | None = trained.progress.get("step")
+        self._options, self._together = options, trained.split is not None
+        self._apart = splits_sentences(options.split_sentences, several=trained.several_sentences)
+        self._changed_cases = choose_cases(options.capitals, trained.letter_cases)
+        spread: bool | SplitParameters = trained.split or options.use_all_devices
+        models = [(trained.params, config.model), *((one.params, one.config.model) for one in ensemble)]
         # Those of each model, the own ones first.
-        self.all_params, self._digest = place_models(models, spread, quantization)
+        self.all_params, self._digest = place_models(models, spread, options.quantization)
         self._with_options: dict[str, Translator] = {}
+        shortlist = options.shortlist
         self._make_search(
-            keep_programs=keep_programs, shortlist=shortlist, spread=spread, target_lengths=target_lengths
+            spread=spread,
+            keep_programs=keep_programs,
+            shortlist=None if shortlist is None else Shortlist.read(shortlist, vocabs),
+            target_lengths=trained.target_lengths,
         )
 
     def _make_search(self, **options: Any) -> None:
@@ -267,7 +283,7 @@ class Translator:
         )
         return load_translator(run_dir, dataclasses.replace(options or LoadOptions(), **changes), warn)
 
-    def engine(self, *, params: Any = None, arriving: bool = False) -> JaxEngine:
+    def engine(self, *, params: Any = None, arriving: bool = False) -> Engine:
         """Return an engine, which takes requests; engines of a translator share compiled functions.
 
         Args:
@@ -277,20 +293,25 @@ class Translator:
         params = self.all_params[0] if params is None else params
         if params is None:
             raise ValueError("this translator has no parameters of its own; call it with params=...")
-        made = JaxEngine(
+        shared = process_count() > 1 and not self._together
+        backend = (SharedSearchBackend if shared else SearchBackend)(
             self.search,
             self.scorer,
             (params, *self.all_params[1:]),
-            self.config,
-            long_lines=self._long_lines,
-            sentences=self._sentences,
-            arriving=arriving,
-            together=self._together,
-            changed_cases=self._changed_cases,
+            self.config.search,
             describe=self.describe,
+            arriving=arriving,
         )
-        made.on_progress = self.on_progress
-        return made
+        steps = make_steps(
+            self.config,
+            self.vocabs,
+            backend.check_sentence,
+            apart=self._apart,
+            long_lines=self._options.long_lines,
+            changed_cases=self._changed_cases,
+            limited=arriving,
+        )
+        return Engine(steps, backend, self.config, self.vocabs, apart=self._apart, arriving=arriving)
 
     def warm_up(self, *, n_best: int = 1) -> int:
         """Compile all functions, for few lines and for many; return their number.
@@ -310,7 +331,7 @@ class Translator:
         numbered = Documents(lines, data.context, None if isinstance(documents, bool) else documents)
         for one in make_requests(numbered, {}, documents=numbered if documents else None):
             engine.submit(dataclasses.replace(one, id=one.seed))
-        engine.compile()
+        engine.backend.compile()
 
     def describe(self) -> dict[str, Any]:
         """Return what translations depend on, as JSON values; equal descriptions give equal translations."""
@@ -323,7 +344,7 @@ class Translator:
             "models": models,
             "longest_source": self.config.data.max_source_length,
             "search": dataclasses.asdict(self.config.search),
-            "sentences": "apart" if self._sentences else "together",
+            "sentences": "apart" if self._apart else "together",
             **({"capitals": sorted(self._changed_cases)} if self._changed_cases else {}),
             **({} if shortlist is None else {"shortlist": shortlist.fingerprint}),
             **({} if learned is None else {"target_lengths": list(learned)}),
@@ -338,49 +359,34 @@ class Translator:
         return self.translate(lines, **options)
 
     @overload
-    def translate(self, lines: str, **options: Any) -> Translation: ...
+    def translate(self, lines: str, *arguments: Any, **changes: Any) -> Translation: ...
 
     @overload
-    def translate(self, lines: Sequence[str], **options: Any) -> list[Translation]: ...
+    def translate(self, lines: Sequence[str], *arguments: Any, **changes: Any) -> list[Translation]: ...
 
     def translate(
         self,
         lines: Sequence[str] | str,
+        options: TranslationOptions | None = None,
         *,
-        n_best: int = 1,
-        unique: bool = False,
         prefixes: Sequence[str] | None = None,
         required: Sequence[Sequence[str]] | None = None,
-        glossary: Glossary | Mapping[str, str] | str | Path | None = None,
-        annotations: Annotations = NO_ANNOTATIONS,
-        markup: bool = False,
-        source_language: str | None = None,
-        target_language: str | None = None,
         documents: Sequence[Hashable] | bool = False,
-        then: "Translator | None" = None,
-        params: Any = None,
-        **search: Any,
+        **changes: Any,
     ) -> list[Translation] | Translation:
         """Translate lines; return one translation for each, in the same order.
 
         A text instead of a list of lines is translated as one line, and one translation is returned.
 
         Args:
-          n_best: maximum number of hypotheses of each line, the translation itself included.
-          unique: whether to leave out hypotheses with the text of a better one; fewer than n_best may remain.
+          options: what is asked of all lines. None: the defaults.
           prefixes: prefix that each line's translation starts with; "": none.
-          required: phrases that each line's translation contains (beam search only).
-          glossary: source terms and their translations, as a mapping, a file or a `Glossary`.
-          annotations: additional output: log-probabilities of tokens, alignments.
-          markup: the same as `annotations.markup`.
-          source_language: for a model with data.source_tags.
-          target_language: for a model of several languages; a tag in a line is then text. None: the language
-            of the tag that each line begins with.
+          required: phrases that each line's translation contains (beam search only). Such a line is
+            translated whole, however many sentences it has.
           documents: whether a model with data.context reads each line with the lines before it, up to a blank
             line. Or the id of the document of each line; documents then also end where the id changes.
-          then: a translator that translates the results further, from the target into a third language.
-          params: parameters that replace the translator's own.
-          search: search options of this call, such as beam_size=8; see `with_search`.
+          changes: fields of `TranslationOptions` that override `options`, as n_best=4, and search options of
+            this call, as beam_size=8; see `with_search`.
 
         Raises:
           UserError: n_best exceeds the number of hypotheses of the search, `lines` is not a sequence of
@@ -388,93 +394,92 @@ class Translator:
             constraints cannot be met, or the model reads each line alone and `documents` are given.
         """
         each = [lines] if isinstance(lines, str) else lines
-        stream = self.translate_stream(
-            each,
-            n_best=n_best,
-            unique=unique,
-            prefixes=prefixes,
-            required=required,
-            glossary=glossary,
-            annotations=annotations._replace(markup=markup or annotations.markup),
-            source_language=source_language,
-            target_language=target_language,
-            documents=documents,
-            then=then,
-            params=params,
-            window=max(1, len(each)),
-            **search,
-        )
+        columns: dict[str, Any] = {"prefixes": prefixes, "required": required, "documents": documents}
+        stream = self.translate_stream(each, options, window=max(1, len(each)), **columns, **changes)
         return next(stream) if isinstance(lines, str) else list(stream)
 
     def translate_stream(
         self,
         lines: Iterable[str],
+        options: TranslationOptions | None = None,
         *,
-        n_best: int = 1,
-        unique: bool = False,
         prefixes: Iterable[str] | None = None,
         required: Iterable[Sequence[str]] | None = None,
-        glossary: Glossary | Mapping[str, str] | str | Path | None = None,
-        annotations: Annotations = NO_ANNOTATIONS,
-        source_language: str | None = None,
-        target_language: str | None = None,
         documents: Iterable[Hashable] | bool = False,
-        then: "Translator | None" = None,
-        params: Any = None,
         window: int = 2048,
-        first_line: int = 1,
         is_ready: Callable[[], bool] | None = None,
-        **search: Any,
+        **changes: Any,
     ) -> Iterator[Translation]:
         """Translate lines in order as they arrive, `window` lines at a time, so that memory is bounded.
 
         Sentences share batches within a window: a large window has a higher throughput, a small window a
         lower latency. The next window is read when all translations of the previous one have been consumed,
-        or, if `lines` is a sequence, while the previous window is translated. Warnings count lines from
-        `first_line`.
+        or, if `lines` is a sequence, while the previous window is translated.
 
         Args:
           is_ready: called before each line except the first of a window; if it returns False, the lines so
             far are translated. None: a window is always full.
-          search: see `translate`.
+          changes: see `translate`.
         """
         if isinstance(lines, str):
             raise UserError("translate_stream takes lines, but got one string; call translate with it")
-        translator = self.with_search(**search) if search else self
         if window < 1:
             raise UserError(f"window is {window}; it must be at least 1")
-        constraints = {"prefix": ("prefixes", prefixes), "required": ("lists of required phrases", required)}
-        for what, given in constraints.values():  # counted before the first line is translated
-            if isinstance(given, Sequence) and isinstance(lines, Sequence) and len(given) != len(lines):
-                before = first_line - 1
-                raise UserError(count_message(what, before + len(given), before + len(lines)))
-        check_n_best(translator.config.search, n_best)
+        names = {field.name for field in dataclasses.fields(TranslationOptions)}
+        search = {name: value for name, value in changes.items() if name not in names}
+        changes = {name: value for name, value in changes.items() if name in names}
+        options = dataclasses.replace(options or TranslationOptions(), **changes)
+        translator = self.with_search(**search) if search else self
+        requests = translator._make_requests(lines, options, prefixes, required, documents)
+        engine: Engine | PivotEngines = translator.engine(params=options.params)
+        if options.then is not None:
+            directions = choose_pivot(
+                self.config.data, options.then.config.data, options.source_language, options.target_language
+            )
+            engine = PivotEngines(engine, options.then.with_search(**search).engine(), directions)
+        run = engine.run(
+            take_windows(requests, window, is_ready),
+            ahead=is_ready is None and isinstance(lines, Sequence),
+            warn=self.warn,
+            on_progress=options.on_progress,
+        )
+        for translations in run:
+            yield from map(drop_repeated, translations) if options.unique else translations
+
+    def _make_requests(
+        self,
+        lines: Iterable[str],
+        options: TranslationOptions,
+        prefixes: Iterable[str] | None,
+        required: Iterable[Sequence[str]] | None,
+        documents: Iterable[Hashable] | bool,
+    ) -> Iterator[Request]:
+        """Return the requests for lines, after a check of what is known before the first is read."""
+        columns = {"prefix": ("prefixes", prefixes), "required": ("lists of required phrases", required)}
+        for what, values in columns.values():
+            if isinstance(values, Sequence) and isinstance(lines, Sequence) and len(values) != len(lines):
+                raise UserError(count_message(what, len(values), len(lines)))
+        annotations = options.annotations._replace(markup=options.markup or options.annotations.markup)
+        check_n_best(self.config.search, options.n_best)
         check_annotations(annotations, self.models)
         if required is not None:
-            check_constraints(translator.config.search)
-        data, in_documents = translator.config.data, None
+            check_constraints(self.config.search)
+        in_documents = None
         if documents is not False:
-            check_context(data, "documents")
-            check_lines(lines if isinstance(lines, Sequence) else (), first_line=first_line)
-            in_documents = Documents(lines, data.context, None if documents is True else documents)
-        requests = make_requests(
-            lines if in_documents is None else in_documents,
-            constraints,
-            first_line=first_line,
+            check_context(self.config.data, "documents")
+            check_lines(lines if isinstance(lines, Sequence) else ())
+            ids = None if documents is True else documents
+            lines = in_documents = Documents(lines, self.config.data.context, ids)
+        return make_requests(
+            lines,
+            columns,
             documents=in_documents,
-            n_best=n_best,
-            source_language=source_language,
-            target_language=target_language,
+            n_best=options.n_best,
+            source_language=options.source_language,
+            target_language=options.target_language,
             annotations=annotations,
-            glossary=None if glossary is None else Glossary.make(glossary),
+            glossary=None if options.glossary is None else Glossary.make(options.glossary),
         )
-        engine: Any = translator.engine(params=params)
-        if then is not None:
-            directions = choose_pivot(self.config.data, then.config.data, source_language, target_language)
-            engine = PivotEngine(engine, then.with_search(**search).engine(), directions)
-        ahead = is_ready is None and isinstance(lines, Sequence)
-        found = run(engine, requests, window, is_ready=is_ready, ahead=ahead, warn=self.warn)
-        yield from map(drop_repeated, found) if unique else found
 
 
 def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn_user) -> Translator:
@@ -485,31 +490,17 @@ def load_translator(run_dir: str | Path, options: LoadOptions, warn: Warn = warn
     config = read_config(run_dir / "config.json")
     enable_compilation_cache(compiled_dir())
     check_search(options.search or config.search, model=config.model)
-    load: dict[str, Any] = {name: getattr(options, name) for name in ("dtype", "allow_nonfinite")}
-    load["warn"] = warn
-    trained = load_trained(run_dir, checkpoint=options.checkpoint, may_split=options.use_all_devices, **load)
+    loading: dict[str, Any] = {"dtype": options.dtype, "allow_nonfinite": options.allow_nonfinite}
+    loading["warn"] = warn
+    trained = load_trained(
+        run_dir, checkpoint=options.checkpoint, may_split=options.use_all_devices, **loading
+    )
     if trained.split is None:
         trained = on_host(trained)
-    config, shortlist, changed_cases = trained.config, options.shortlist, frozenset[str]()
-    if config.data.source_language:
-        changed_cases = choose_cases(options.capitals, trained.letter_cases)
-    if options.search is not None:
-        config = dataclasses.replace(config, search=options.search)
     return Translator(
-        config,
-        trained.params,
-        trained.vocabs,
-        checkpoint=trained.checkpoint,
-        step=trained.progress.get("step"),
-        ensemble=[on_host(load_named(name, **load)) for name in options.ensemble],
-        long_lines=options.long_lines,
-        split_sentences=options.split_sentences,
-        spread=trained.split or options.use_all_devices,
+        trained,
+        options,
+        ensemble=[on_host(load_named(name, **loading)) for name in options.ensemble],
         keep_programs=trained.split is None,
-        shortlist=None if shortlist is None else Shortlist.read(shortlist, trained.vocabs),
-        quantization=options.quantization,
-        target_lengths=trained.target_lengths,
-        several_sentences=trained.several_sentences,
-        changed_cases=changed_cases,
         warn=warn,
     )

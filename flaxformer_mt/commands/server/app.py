@@ -28,10 +28,11 @@ from starlette.routing import Route
 import flaxformer_mt
 from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.commands.server import request_fields
+from flaxformer_mt.commands.server.model_thread import Stopped
 from flaxformer_mt.commands.server.request_fields import Pair, Refusal
 from flaxformer_mt.commands.server.translations import DirectedModel, Translations
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.requests import Stopped
+from flaxformer_mt.translation.letter_case import LetterCase
 
 # Of OpenAPI.
 _VERSION = "3.1.0"
@@ -372,13 +373,13 @@ class _Server:
 
     async def tell_measurements(self, request: Request) -> Response:
         threads = {model.thread for model in self._models.values()}
-        active = sum(thread.engine.num_active for thread in threads)
+        active = sum(thread.engine.backend.num_active for thread in threads)
         gauges = {
             "waiting_lines": ("Lines that are not answered yet.", self._translations.num_waiting),
             "active_sentences": ("Sentences that are being searched.", active),
             "resident_bytes": ("Memory of the server.", resident_bytes()),
         }
-        num_recased = sum(thread.engine.num_recased for thread in threads)
+        num_recased = sum(thread.engine.counts[LetterCase.counted] for thread in threads)
         return PlainTextResponse(self._measurements.format(gauges, num_recased))
 
     async def _read(self, request: Request) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The command `serve`: loads models, listens, and ends when all that was begun is answered."""
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -22,7 +23,7 @@ from flaxformer_mt.object_store.remote_runs import open_copy
 
 if TYPE_CHECKING:
     from flaxformer_mt.commands.server.translations import DirectedModel
-    from flaxformer_mt.translation.engine import LineEngine
+    from flaxformer_mt.translation.engine import Engine
 
 # Seconds that a connection may take to end after the last answer, once the server stops.
 _GRACE = 5.0
@@ -36,8 +37,8 @@ def serve(options: ServeOptions) -> None:
 
         from flaxformer_mt.commands.server.app import make_app
         from flaxformer_mt.commands.server.head_deadline import DeadlineProtocol
+    from flaxformer_mt.commands.server.model_thread import ModelThread
     from flaxformer_mt.commands.server.translations import add_pivots, direct
-    from flaxformer_mt.translation.requests import EngineThread
 
     _check(options)
     keys = read_keys(options.api_key_file) if options.api_key_file is not None else []
@@ -61,7 +62,7 @@ def serve(options: ServeOptions) -> None:
                 )
             names = ", ".join(pair.name for pair in pairs)
             preparation = _warm_up(warm_up, f"{path}, {names}") if options.warm_up else ()
-            thread = EngineThread(engine, names, preparation=preparation)
+            thread = ModelThread(engine, names, preparation=preparation)
             stack.callback(thread.stop, patience=0.5)  # it may be waiting for the compiler
             models |= direct(thread, data, title=f"{find_url(run) or Path(run).name}{checkpoint}")
         if options.pivots:
@@ -88,8 +89,10 @@ def serve(options: ServeOptions) -> None:
                 handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         threads = {model.thread for model in models.values()}
-        if num_recased := sum(thread.engine.num_recased for thread in threads):
-            _say(f"sentences that --capitals has changed: {num_recased:,}")
+        for counted, number in sum(
+            (thread.engine.counts for thread in threads), collections.Counter()
+        ).items():
+            _say(f"{counted}: {number:,}")
         _say("all requests are answered; the server ends")
 
 
@@ -160,14 +163,14 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _load(
     path: Path, options: ServeOptions, checkpoint: str | None
-) -> "tuple[LineEngine, Iterable[object], str]":
+) -> "tuple[Engine, Iterable[object], str]":
     """Return the engine of a model, what compiles its programs, and the name of its checkpoint."""
     changes: dict[str, Any] = {} if options.beam_size is None else {"beam_size": options.beam_size}
     if options.backend == "ctranslate2":
-        from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+        from flaxformer_mt.convert.ctranslate2.engine import load_engine
 
         changes |= {"split_sentences": options.split_sentences, "capitals": options.capitals}
-        return CTranslate2Engine(path, arriving=True, **changes), (), ""
+        return load_engine(path, arriving=True, **changes), (), ""
     from flaxformer_mt.config.files import read_config
     from flaxformer_mt.config.load_options import LoadOptions
     from flaxformer_mt.runs.load_run import name_checkpoint
@@ -177,9 +180,9 @@ def _load(
     search = dataclasses.replace(read_config(path / "config.json").search, **changes)
     loading: dict[str, Any] = {name: getattr(options, name) for name in names}
     translator = Translator.load(path, LoadOptions(checkpoint=checkpoint, search=search, **loading))
-    engine = translator.engine(arriving=True)
+    engine: Any = translator.engine(arriving=True)
     name = f", checkpoint {name_checkpoint(translator.checkpoint, translator.step)}"
-    return engine, engine.warm_up(), name
+    return engine, engine.backend.warm_up(), name
 
 
 class _LogOfUvicorn(logging.Handler):

@@ -7,20 +7,21 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flaxformer_mt.commands.server.html_documents import Line, Template, read_html, read_text
+from flaxformer_mt.commands.server.model_thread import ModelThread
 from flaxformer_mt.commands.server.request_fields import AUTO, Pair, Refusal, TextRequest, find_models
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.config.directions import Direction, find_directions
 from flaxformer_mt.corpus.documents import Documents
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.pivot import PivotLine
-from flaxformer_mt.translation.requests import EngineThread, Request
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations, Translation
 
 
 class DirectedModel(NamedTuple):
     """What translates the lines of a pair of languages: a model in one of its directions."""
 
-    thread: EngineThread
+    thread: ModelThread
     source_language: str | None = None
     target_language: str | None = None
     # What names the model to its readers, such as its run and checkpoint.
@@ -32,7 +33,7 @@ class DirectedModel(NamedTuple):
 
     @property
     def most_hypotheses(self) -> int:
-        most = self.thread.engine.most_hypotheses
+        most = self.thread.engine.backend.most_hypotheses
         return most if self.then is None else min(most, self.then.most_hypotheses)
 
     async def translate(self, line: str, **fields: Any) -> Translation:
@@ -44,12 +45,12 @@ class DirectedModel(NamedTuple):
         directions = [Direction(*map(str, one[1:3])) for one in (self, self.then)]
         pivot = PivotLine(request, (directions[0], directions[1]), apart=self.thread.engine.apart)
         first = await asyncio.wrap_future(self.thread.submit(pivot.first))
-        second = map(self.then.thread.submit, pivot.ask_second(first))
+        second = map(self.then.thread.submit, pivot.follow(first))
         answers = await asyncio.gather(*map(asyncio.wrap_future, second))
         return await asyncio.to_thread(pivot.join, first, answers)
 
 
-def direct(thread: EngineThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
+def direct(thread: ModelThread, data: DataConfig, *, title: str = "") -> dict[Pair, DirectedModel]:
     """Return a model in each of its directions."""
     return {pair: DirectedModel(thread, *pair, title, data.context) for pair in find_directions(data)}
 

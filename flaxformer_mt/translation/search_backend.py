@@ -1,0 +1,289 @@
+"""The backends of this package's own search: on this process's devices, and shared by several processes."""
+
+import collections
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import jax
+
+import flaxformer_mt
+from flaxformer_mt.config import SearchConfig
+from flaxformer_mt.config.checks import check_n_best
+from flaxformer_mt.decoding.engine import PATIENCE, SearchEngine
+from flaxformer_mt.decoding.forced_decoding import TokenScorer
+from flaxformer_mt.decoding.scheduler import Scheduler
+from flaxformer_mt.decoding.sentences import Sentence
+from flaxformer_mt.parallel import default_device_kind, local_device_count
+from flaxformer_mt.parallel.processes import exchange, process_count, process_index
+from flaxformer_mt.search import SearchResult, search_width
+from flaxformer_mt.translation.annotation import annotate, check_annotations, choose_watched
+from flaxformer_mt.translation.minimum_bayes_risk import count_candidates, rank_candidates
+from flaxformer_mt.translation.requests import Request
+from flaxformer_mt.translation.result import FAILED, NO_ANNOTATIONS, Annotations, Translation, one_line, rank
+from flaxformer_mt.translation.segments import Segment
+from flaxformer_mt.vocab import Vocab
+
+# Decoding steps after which sentences that arrive may enter.
+_STEPS = 8
+# Results that are read in another thread, if there are so many at once.
+_MANY = 16
+
+Translated = tuple[Segment, Translation | Exception]
+
+
+class SearchBackend:
+    """Translates with one model, or an ensemble, on the devices of this process."""
+
+    def __init__(
+        self,
+        engine: SearchEngine,
+        scorer: TokenScorer,
+        params: tuple[Any, ...],
+        search: SearchConfig,
+        *,
+        describe: Callable[[], dict[str, Any]],
+        arriving: bool,
+    ) -> None:
+        """Start without segments.
+
+        Args:
+          params: those of each model.
+          describe: returns what translations depend on, but for devices and versions.
+          arriving: whether segments arrive while others are translated: steps are then short, and programs
+            few.
+        """
+        self._engine, self._scorer, self._params, self._search = engine, scorer, params, search
+        self._scheduler, self._describe, self._arriving = Scheduler(engine, params), describe, arriving
+        # Results that are read in another thread, in order; translations that wait for annotations, and those
+        # that get them in other threads.
+        self._reading: collections.deque[Future[list[Translated]]] = collections.deque()
+        self._unannotated: list[tuple[Segment, Translation]] = []
+        self._annotating: set[Future[list[Translated]]] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        self._count = 0
+
+    @property
+    def most_hypotheses(self) -> int:
+        """The largest n_best."""
+        return search_width(self._search, 1)
+
+    @property
+    def num_active(self) -> int:
+        return self._scheduler.num_active
+
+    @property
+    def has_full_call(self) -> bool:
+        return self._scheduler.has_full_call
+
+    def __len__(self) -> int:
+        return self._count
+
+    def check_request(self, request: Request) -> None:
+        if request.n_best != 1:
+            check_n_best(self._search, request.n_best)
+        if request.annotations != NO_ANNOTATIONS:
+            check_annotations(request.annotations, self._scorer.models)
+
+    def check_sentence(self, sentence: Sentence, name: str) -> None:
+        self._engine.check(sentence, name)
+
+    def submit(self, segments: Sequence[Segment], *, n_best: int) -> None:
+        self._count += len(segments)
+        # Where segments arrive, two kinds of programs: for the best hypothesis, and for all of them.
+        searched = (
+            self.most_hypotheses if self._arriving and n_best > 1 else count_candidates(self._search, n_best)
+        )
+        self._scheduler.submit({segment: segment.sentence for segment in segments}, n_best=searched)
+
+    def cancel(self, segment: Segment) -> None:
+        before = len(self._scheduler)
+        self._scheduler.cancel(segment)
+        self._count -= before - len(self._scheduler)
+
+    def step(self, *, more: bool = False) -> list[Translated]:
+        """Let the device go on; read and annotate results in other threads, where that saves it from waiting."""
+        done: list[Translated] = []
+        found: list[tuple[Segment, SearchResult]] = []
+        for segment, result in self._scheduler.step(_STEPS if self._arriving else None, more=more):
+            (done if isinstance(result, Exception) else found).append((segment, result))
+        if len(found) < _MANY or self._arriving:
+            done += self._take(self._read(found))
+        else:
+            self._reading.append(self._start(self._read, found))
+        is_idle = not (more or len(self._scheduler))
+        while self._reading and (is_idle or self._reading[0].done()):
+            done += self._take(self._reading.popleft().result())
+        if self._arriving:
+            done += self._annotate_beside()
+        elif is_idle and self._unannotated:
+            done += self._annotate(self._unannotated)
+            self._unannotated = []
+        self._count -= len(done)
+        return done
+
+    def _start(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        if self._threads is None:
+            # Where requests arrive, some of them work while others compile.
+            self._threads = ThreadPoolExecutor(4 if self._arriving else 1, thread_name_prefix="results")
+        return self._threads.submit(function, *arguments)
+
+    def _read(self, found: Sequence[tuple[Segment, SearchResult]]) -> list[tuple[Segment, Translation]]:
+        """Return the translations of results, in any thread."""
+        translations = read_results([result for _, result in found], self._scorer.vocabs.target)
+        candidates = [
+            (segment.text, one, segment.request.n_best)
+            for (segment, _), one in zip(found, translations, strict=True)
+        ]
+        ranked = rank_candidates(candidates, self._search)
+        return [(segment, one) for (segment, _), one in zip(found, ranked, strict=True)]
+
+    def _take(self, read: list[tuple[Segment, Translation]]) -> list[Translated]:
+        """Return the translations that are done; the others wait for what they are asked for besides."""
+        self._unannotated += [pair for pair in read if pair[0].annotations.needs_reading]
+        return [pair for pair in read if not pair[0].annotations.needs_reading]
+
+    def _annotate_beside(self) -> list[Translated]:
+        """Annotate in other threads, as the program may have to be compiled; return what is done."""
+        if self._unannotated:
+            self._annotating.add(self._start(self._try_to_annotate, self._unannotated))
+            self._unannotated = []
+        if not self._annotating:
+            return []
+        timeout = 0 if len(self._scheduler) else PATIENCE
+        done, self._annotating = wait(self._annotating, timeout=timeout)
+        return [pair for future in done for pair in future.result()]
+
+    def _try_to_annotate(self, pairs: list[tuple[Segment, Translation]]) -> list[Translated]:
+        try:
+            return self._annotate(pairs)
+        except Exception as error:  # of these segments alone
+            return [(segment, error) for segment, _ in pairs]
+
+    def _annotate(self, pairs: list[tuple[Segment, Translation]]) -> list[Translated]:
+        groups: dict[Annotations, list[tuple[Segment, Translation]]] = {}
+        for segment, translation in pairs:
+            groups.setdefault(segment.annotations, []).append((segment, translation))
+        done: list[Translated] = []
+        for annotations, group in groups.items():
+            segments, translations = zip(*group, strict=True)
+            found = annotate(segments, translations, annotations, scorer=self._scorer, params=self._params)
+            done += zip(segments, found, strict=True)
+        return done
+
+    def compile(self) -> None:
+        """Compile the programs that search the segments so far."""
+        self._scheduler.compile()
+
+    def warm_up(self) -> Iterator[object]:
+        """Compile the programs that most lines need, and those of alignments of all their hypotheses.
+
+        Yields now and then, so that lines can be translated in between.
+        """
+        for n_best in dict.fromkeys((1, self.most_hypotheses)):
+            yield from self._engine.warm_up(self._params, n_best=n_best)
+        watched = choose_watched(Annotations(attention=True), self._scorer.models)
+        scored = self._start(lambda: self._scorer.warm_up(params=self._params, watched=watched))
+        while wait([scored], PATIENCE).not_done:
+            yield 0
+        scored.result()
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **self._describe(),
+            # Devices share batches, so that another number of devices rounds differently.
+            "devices": [process_count(), local_device_count()],
+            "device_kind": default_device_kind(),
+            # Other versions may compute, round or split lines otherwise.
+            "versions": {"flaxformer_mt": flaxformer_mt.__version__, "jax": jax.__version__},
+        }
+
+
+def read_results(results: Sequence[SearchResult], vocab: Vocab) -> list[Translation]:
+    """Return the best hypothesis of each sentence with its alternatives; `FAILED` if there is none.
+
+    Args:
+      results: the hypotheses [N, ...] of each sentence.
+      vocab: the target vocabulary.
+    """
+    found: list[list[tuple[int, list[int]]]] = []
+    for result in results:
+        tokens = result.tokens.tolist()
+        lengths = enumerate(result.lengths.tolist())
+        found.append([(number, tokens[number][:length]) for number, length in lengths if length > 0])
+    texts = iter(vocab.detokenize_all([tokens for own in found for _, tokens in own]))
+    translations = []
+    for result, own in zip(results, found, strict=True):
+        scores, log_probs, satisfied = result.scores, result.log_probs, result.satisfied
+        hypotheses = [
+            Translation(
+                one_line(next(texts)),
+                float(scores[number]),
+                float(log_probs[number]),
+                tuple(tokens),
+                satisfied=satisfied is None or bool(satisfied[number]),
+            )
+            for number, tokens in own
+        ]
+        translations.append(rank(hypotheses or [FAILED]))
+    return translations
+
+
+class SharedSearchBackend(SearchBackend):
+    """The backend of one of several processes with the same segments, of which each translates a share."""
+
+    has_full_call = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # All segments that are not done, in order; and the translations of this process.
+        self._segments: list[Segment] = []
+        self._own: dict[Segment, Translation] = {}
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def submit(self, segments: Sequence[Segment], *, n_best: int) -> None:
+        """Of three processes, the second translates segments 1, 4, 7, ..."""
+        first, count = len(self._segments), process_count()
+        self._segments += segments
+        share = itertools.islice(segments, (process_index() - first) % count, None, count)
+        super().submit(list(share), n_best=n_best)
+
+    def step(self, *, more: bool = False) -> list[Translated]:
+        for segment, result in super().step(more=more):
+            if isinstance(result, Exception):
+                raise result
+            self._own[segment] = result
+        if more or super().__len__() or not self._segments:
+            return []
+        segments, self._segments = self._segments, []
+        own = [self._own.pop(segment) for segment in segments[process_index() :: process_count()]]
+        return list(zip(segments, gather_translations(own), strict=True))
+
+
+def gather_translations(share: Sequence[Translation]) -> list[Translation]:
+    """Return the translations of all sentences, in order, given those of this process.
+
+    All processes call it together: with [a, c] in one process and [b] in the other, both get [a, b, c].
+    """
+    message = json.dumps([dataclasses.asdict(translation) for translation in share]).encode()
+    shares = [[_from_json(values) for values in json.loads(text)] for text in exchange(message)]
+    all_translations: list[Translation] = [translation for part in shares for translation in part]
+    for number, part in enumerate(shares):
+        all_translations[number :: len(shares)] = part
+    return all_translations
+
+
+def _from_json(values: dict[str, Any]) -> Translation:
+    alternatives = tuple(_from_json(alternative) for alternative in values.pop("alternatives"))
+    fields = {name: _to_tuples(value) for name, value in values.items()}
+    return Translation(**fields, alternatives=alternatives)
+
+
+def _to_tuples(value: Any) -> Any:
+    """Convert lists to tuples: JSON has lists only."""
+    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
