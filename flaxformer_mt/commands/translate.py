@@ -31,7 +31,7 @@ from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MbrConfig
-from flaxformer_mt.errors import UserError, importing, name_full_disk
+from flaxformer_mt.errors import UserError, importing, name_full_disk, warn_user
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.text_io.lines import (
@@ -44,7 +44,6 @@ from flaxformer_mt.text_io.lines import (
     take_windows,
 )
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
-from flaxformer_mt.workers.block_map import MakeWork
 
 if TYPE_CHECKING:
     from flaxformer_mt.translation.engine import LineEngine
@@ -156,66 +155,71 @@ def open_one_output(
 class TranslatedBlock(NamedTuple):
     """The output lines of each line of a block, and the number of target tokens in all of them.
 
-    Also the number of sentences whose letter case was changed.
+    Also the number of sentences whose letter case was changed; and what a worker's translations depend on.
     """
 
     outputs: list[list[str]]
     tokens: int
     num_recased: int
+    description: dict[str, Any] | None = None
 
 
 def name_block(block: "list[Request]") -> str:
     """Return what messages call the lines of a block."""
-    return f"lines {block[0].seed:,} to {block[-1].seed:,}"
+    return f"lines {block[0].seed:,} to {block[-1].seed:,}" if block else "a description"
 
 
-class BlockTranslator:
-    """Translates blocks of lines by an engine, which it makes; see `Work`."""
+def translate_blocks(
+    engine: "LineEngine | PivotEngine",
+    blocks: "Iterable[list[Request]]",
+    form: "TranslationFormat",
+    *,
+    unique: bool,
+    ahead: bool = False,
+) -> Iterator[TranslatedBlock]:
+    """Translate the lines of blocks; `ahead`: whether the next block is read while one is translated."""
+    from flaxformer_mt.translation.requests import run_windows
+    from flaxformer_mt.translation.result import drop_repeated
 
-    # Whether the next block is read while one is translated.
-    ahead = False
+    windows, kept = itertools.tee(blocks)
+    translated = run_windows(engine, windows, ahead=ahead, warn=warn_user)
+    pieces, num_recased = engine.vocabs.target.pieces, engine.num_recased
+    for translations, block in zip(translated, kept, strict=False):
+        translations = list(map(drop_repeated, translations)) if unique else translations
+        outputs = [
+            form.lines(request.seed - 1, request.text, translation, pieces)
+            for request, translation in zip(block, translations, strict=True)
+        ]
+        before, num_recased = num_recased, engine.num_recased
+        tokens = sum(len(translation.tokens) for translation in translations)
+        yield TranslatedBlock(outputs, tokens, num_recased - before)
 
-    def __init__(
-        self,
-        warn: Callable[[str], None],
-        *,
-        make_engine: "Callable[[Callable[[str], None]], LineEngine | PivotEngine]",
-        form: "TranslationFormat",
-        unique: bool = False,
-    ) -> None:
-        """Make the engine."""
-        self.engine, self._warn, self._form, self._unique = make_engine(warn), warn, form, unique
 
-    def describe(self) -> dict[str, Any]:
-        """Return what translations depend on besides the options of the command."""
-        return self.engine.describe()
+def _make_block_translator(
+    make_engine: "Callable[[], LineEngine | PivotEngine]", form: "TranslationFormat", unique: bool
+) -> "Callable[[list[Request]], TranslatedBlock]":
+    """Return the function of a worker."""
+    engine = make_engine()
+    description = engine.describe()
 
-    def __call__(self, block: "list[Request]") -> TranslatedBlock:
-        """Translate the lines of a block."""
-        (translated,) = self.map([block])
-        return translated
+    def translate(block: "list[Request]") -> TranslatedBlock:
+        (translated,) = translate_blocks(engine, [block], form, unique=unique)
+        return translated._replace(description=description)
 
-    def map(self, blocks: "Iterable[list[Request]]") -> Iterator[TranslatedBlock]:
-        """Translate the lines of blocks."""
-        from flaxformer_mt.translation.requests import run_windows
-        from flaxformer_mt.translation.result import drop_repeated
+    return translate
 
-        windows, kept = itertools.tee(blocks)
-        translated = run_windows(self.engine, windows, ahead=self.ahead, warn=self._warn)
-        pieces, num_recased = self.engine.vocabs.target.pieces, self.engine.num_recased
-        for found, block in zip(translated, kept, strict=False):
-            found = list(map(drop_repeated, found)) if self._unique else found
-            outputs = [
-                self._form.lines(request.seed - 1, request.text, translation, pieces)
-                for request, translation in zip(block, found, strict=True)
-            ]
-            before, num_recased = num_recased, self.engine.num_recased
-            tokens = sum(len(one.tokens) for one in found)
-            yield TranslatedBlock(outputs, tokens, num_recased - before)
+
+def check_equal(first: dict[str, Any], other: dict[str, Any]) -> None:
+    """Raise UserError unless two workers have the same description, so that they give the same results."""
+    for name in first | other:
+        if first.get(name) != other.get(name):
+            raise UserError(
+                f"workers differ in {name}: {first.get(name)} in one and {other.get(name)} in another, "
+                "so that their results would too; give all of them the same files, versions and devices"
+            )
 
 
 def _make_jax_engine(
-    warn: Callable[[str], None],
     *,
     runs: Sequence[tuple[Path, LoadOptions]],
     languages: Mapping[str, str],
@@ -227,7 +231,7 @@ def _make_jax_engine(
     from flaxformer_mt.translation.translator import Translator
 
     define()  # the scorers, in a worker again
-    translators = [Translator.load(run, loading, warn=warn) for run, loading in runs]
+    translators = [Translator.load(run, loading) for run, loading in runs]
     for translator in translators if warm_up else ():
         translator.warm_up(n_best=warm_up)
     if len(runs) == 1:
@@ -246,12 +250,8 @@ def translate_with_ctranslate2(options: TranslateOptions) -> None:
         from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
     changes = _find_search_changes(options)
     folder, split = options.run.expanduser(), options.split_sentences
-    make = functools.partial(
-        BlockTranslator,
-        make_engine=lambda warn: CTranslate2Engine(folder, split_sentences=split, **changes),
-        form=TranslationFormat(),
-    )
-    write_translations(options, make, fields={}, languages={}, keep_record=True)
+    make_engine = functools.partial(CTranslate2Engine, folder, split_sentences=split, **changes)
+    write_translations(options, make_engine, TranslationFormat(), fields={}, languages={}, keep_record=True)
 
 
 # The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
@@ -334,20 +334,17 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
     _check_flags(options)
     _check_standard_input(options, uses_workers=uses_workers)
     form, annotations = choose_format(options)
-    make = functools.partial(
-        BlockTranslator,
-        make_engine=functools.partial(
-            _make_jax_engine,
-            runs=runs,
-            languages=languages,
-            warm_up=n_best * options.warm_up,
-            define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
-        ),
-        form=form,
-        unique=options.unique,
+    make_engine = functools.partial(
+        _make_jax_engine,
+        runs=runs,
+        languages=languages,
+        warm_up=n_best * options.warm_up,
+        define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
     )
     fields = {"n_best": n_best, "annotations": annotations, "glossary": read_glossary(options), **languages}
-    write_translations(options, make, fields=fields, languages=languages, keep_record=keep_record)
+    write_translations(
+        options, make_engine, form, fields=fields, languages=languages, keep_record=keep_record
+    )
 
 
 def choose_loading(options: Any, search: SearchConfig | None) -> LoadOptions:
@@ -358,7 +355,8 @@ def choose_loading(options: Any, search: SearchConfig | None) -> LoadOptions:
 
 def write_translations(
     options: TranslateOptions,
-    make: MakeWork,
+    make_engine: "Callable[[], LineEngine | PivotEngine]",
+    form: "TranslationFormat",
     *,
     fields: Mapping[str, Any],
     languages: Mapping[str, str],
@@ -369,7 +367,7 @@ def write_translations(
     from flaxformer_mt.corpus.documents import Documents, check_context
     from flaxformer_mt.text_io.throughput import Throughput
     from flaxformer_mt.translation.requests import make_requests
-    from flaxformer_mt.workers.worker_pool import InProcess, open_pool
+    from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
     paths["document_ids"] = options.document_ids
@@ -387,12 +385,20 @@ def write_translations(
         if data is not None:
             documents = Documents(texts["input"].lines, data.context, ids and ids.lines)
             texts["input"] = texts["input"]._replace(lines=iter(documents))
-        worker_pool = files.enter_context(open_pool(make, workers=options.workers, ray=options.ray))
+        pool = PoolOptions(options.workers, options.ray)
+        if uses_workers := pool != NO_POOL:
+            make = functools.partial(_make_block_translator, make_engine, form, options.unique)
+            map_blocks = files.enter_context(open_workers(make, pool))
+            (empty,) = map_blocks([[]], name=name_block)
+            describe = functools.partial(dict, empty.description)
+        else:
+            engine = make_engine()
+            describe = engine.describe
         typed = options.input == STANDARD and sys.stdin.isatty()
         window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
         glossary = fields.get("glossary")
         settings = {**languages, **({} if glossary is None else {"glossary": digest(astuple(glossary))})}
-        origin = functools.partial(describe_output, options, worker_pool.describe, [*texts], settings)
+        origin = functools.partial(describe_output, options, describe, [*texts], settings)
         output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
         is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
         if isinstance(output, ResumableOutput):
@@ -413,15 +419,20 @@ def write_translations(
         blocks = take_windows(requests, window, is_ready)
         quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
         progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
-        if isinstance(worker_pool, InProcess):
-            worker_pool.work.engine.on_progress = progress.add  # line by line
-            worker_pool.work.ahead = all(text.is_ready is None for text in texts.values())  # files
+        if uses_workers:
+            translated = map_blocks(blocks, name=name_block)
+        else:
+            engine.on_progress = progress.add  # line by line
+            ahead = all(text.is_ready is None for text in texts.values())  # files
+            translated = translate_blocks(engine, blocks, form, unique=options.unique, ahead=ahead)
         num_recased = 0
-        for block in worker_pool.map(blocks, name=name_block):
+        for block in translated:
             num_recased += block.num_recased
+            if uses_workers:
+                check_equal(empty.description, block.description)
             for lines_of_one in block.outputs:
                 output.write(lines_of_one)
-            if not isinstance(worker_pool, InProcess):
+            if uses_workers:
                 progress.add(lines=len(block.outputs), tokens=block.tokens)
     if num_recased:
         print(f"sentences that --capitals has changed: {num_recased:,}", file=sys.stderr)

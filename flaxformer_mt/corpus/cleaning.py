@@ -3,6 +3,7 @@
 Works on row numbers, the same for every data set. Workers check blocks of pairs (pair_checks.py).
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from flaxformer_mt.corpus.pairs import RawSplit
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.scoring.metrics import find_metric, read_filters
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
-from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, factory_of, open_pool
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 
 # Blocks up to which the start of workers takes longer than the checks.
 _FEW_BLOCKS = 16
@@ -84,14 +85,14 @@ def clean(
             split.make_example(start + row, side, pair) for row, side, pair in finding.examples[:wanted]
         ]
 
-    work = factory_of(CheckBlocks(rules, actions, split.languages, digests))
+    make = functools.partial(CheckBlocks, rules, actions, split.languages, digests)
     pool = pool.for_work(len(split) / BLOCK, least=_FEW_BLOCKS)
     with (
         progress.part(f"checking {split.name}", total=len(split)) as count,
-        open_pool(work, workers=pool.workers, ray=pool.ray) as worker_pool,
+        open_workers(make, pool) as map_blocks,
     ):
         count(0)
-        verdicts = worker_pool.map(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
+        verdicts = map_blocks(split.read_blocks(BLOCK), name=lambda block: f"a block of {split.name}")
         for start, verdict in zip(range(0, len(split), BLOCK), verdicts, strict=True):
             keep[start : start + BLOCK] = verdict.kept
             hashes[start : start + BLOCK] = verdict.hashes

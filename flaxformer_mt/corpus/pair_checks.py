@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,9 +94,6 @@ class CheckBlocks:
             digested = (sides[first_side], sides[1])
             sentences = np.array([[*map(digest_sentence, side)] for side in digested], np.uint64).T
         return Verdict(keep, hashes, problems, sentences)
-
-    def describe(self) -> dict[str, Any]:
-        return {}
 
 
 def digest_sentence(text: bytes) -> int:

@@ -28,7 +28,7 @@ from flaxformer_mt.corpus.pairs import Pair, Pairs, Part
 from flaxformer_mt.data.text_noise import TextNoise, move_words
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.vocab import Vocab, Vocabs
-from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, factory_of, open_pool
+from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
 
 
 class Drawing(NamedTuple):
@@ -139,9 +139,6 @@ class TokenizeChunks:
 
     def _tokenize(self, vocab: Vocab, texts: list[str], seed: int) -> list[np.ndarray]:
         return vocab.tokenize_all(texts, sampling=self.drawing.sampling, seed=seed, threads=self.threads)
-
-    def describe(self) -> dict[str, Any]:
-        return {"vocabularies": [self.vocabs.source.fingerprint, self.vocabs.target.fingerprint]}
 
 
 def fold(*numbers: int) -> int:
@@ -324,7 +321,8 @@ def _write_arrays(
     # In this process, SentencePiece's own threads do the work of workers.
     threads = -1 if workers == NO_POOL and pool.workers != 1 else 1
     columns = {name: column for name, column in pairs.columns.items() if column.key}
-    work = TokenizeChunks(
+    make = functools.partial(
+        TokenizeChunks,
         vocabs,
         drawing,
         pairs.has_source,
@@ -334,6 +332,7 @@ def _write_arrays(
         threads,
         pairs.context,
     )
+    dtypes = make().dtypes
     written, sizes = 0, {}
     with contextlib.suppress(FileNotFoundError, ValueError):
         written, sizes = json.loads((folder / _PROGRESS).read_bytes())
@@ -343,17 +342,17 @@ def _write_arrays(
     chunks = itertools.islice(_read_chunks(pairs, columns, stop), written, None)
     with (
         contextlib.ExitStack() as stack,
-        open_pool(factory_of(work), workers=workers.workers, ray=workers.ray) as worker_pool,
+        open_workers(make, workers) as map_chunks,
     ):
         files: dict[str, BinaryIO] = {}
-        for name in (f"{name}.{kind}" for name in work.dtypes for kind in ("values", "offsets")):
+        for name in (f"{name}.{kind}" for name in dtypes for kind in ("values", "offsets")):
             files[name] = stack.enter_context((folder / name).open("r+b" if name in sizes else "wb"))
             files[name].truncate(sizes.get(name, 0))
             if not files[name].seek(0, os.SEEK_END) and name.endswith("offsets"):
                 files[name].write(bytes(8))
         count(min(written * CHUNK, len(pairs)))
         saved = time.monotonic()
-        for chunk in worker_pool.map(chunks, name=lambda chunk: chunk.name):
+        for chunk in map_chunks(chunks, name=lambda chunk: chunk.name):
             for name, (values, counts) in chunk.items():
                 before = files[f"{name}.values"].tell() // values.itemsize
                 files[f"{name}.offsets"].write((before + np.cumsum(counts)).tobytes())
@@ -368,7 +367,7 @@ def _write_arrays(
                 write_atomically(folder / _PROGRESS, json.dumps([written, sizes]).encode())
                 saved = time.monotonic()
     (folder / _PROGRESS).unlink(missing_ok=True)
-    return {name: dtype.str for name, dtype in work.dtypes.items()}
+    return {name: dtype.str for name, dtype in dtypes.items()}
 
 
 def remove_store(store: TokenStore) -> None:

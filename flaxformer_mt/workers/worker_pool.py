@@ -1,105 +1,30 @@
-"""Workers that are processes of this machine, for the map of block_map.py.
+"""Workers for a map over blocks: processes of this machine, or actors of a Ray cluster (ray_actors.py).
 
-They are started anew (spawn): JAX has threads, which a fork would lose. Each has an accelerator of its own,
-if there are any and its work uses JAX; workers that only read text do not import it.
+A ProcessPoolExecutor does not serve: when a process dies, it ends all others, does not say whose block it
+was, and waits forever for the rest of a result that was being sent.
 """
 
 import contextlib
-import functools
 import multiprocessing
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from flaxformer_mt.cpu import core_count
-from flaxformer_mt.errors import UserError, importing, name_signal, warn_user
-from flaxformer_mt.workers.block_map import Answer, Engine, MakeWork, Work, WorkerLost, WorkerPool, WorkPlace
+from flaxformer_mt.errors import UserError, importing, name_signal
+from flaxformer_mt.workers.block_map import Answer, BlockFunction, WorkerLost, WorkerPool
 
-
-class WorkerProcess:
-    """A process that answers through a pipe, which is at its end as soon as the process is."""
-
-    def __init__(self, process: SpawnProcess, pipe: Connection, place: int) -> None:
-        self.place, self.pipe, self._process = place, pipe, process
-
-    def send(self, block: Any) -> None:
-        """Give it a block."""
-        with contextlib.suppress(OSError):  # it has died since: `receive` says so
-            self.pipe.send(block)
-
-    def receive(self) -> Answer:
-        """Return its answer. Raises WorkerLost if the process has ended, in the middle of one too."""
-        try:
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            self._process.join()
-            status = self._process.exitcode or 0
-            by = f"was ended by {name_signal(-status)}" if status < 0 else f"ended with {status}"
-            raise WorkerLost(by) from None
-
-    def stop(self) -> None:
-        """End the process, if it has not ended."""
-        self._process.kill()
-        self._process.join()
-        self.pipe.close()
-
-
-class WorkerProcesses:
-    """Starts processes, and waits for them."""
-
-    def __init__(self, make: MakeWork, count: int) -> None:
-        self.count, self._make = count, make
-        self._context = multiprocessing.get_context("spawn")
-        resource_tracker.ensure_running()  # started with the first process, it would unblock SIGINT again
-
-    def start(self, place: int) -> WorkerProcess:
-        """Start a process for the accelerator of this number."""
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(theirs, self._make, place), daemon=True)
-        # Ctrl-C reaches all processes of a terminal: this one stops the workers, which inherit the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()  # so that the pipe ends with the worker
-        return WorkerProcess(process, ours, place)
-
-    def wait(self, workers: Sequence[WorkerProcess]) -> WorkerProcess:
-        """Return one that has answered or ended."""
-        ready = wait([worker.pipe for worker in workers])[0]
-        return next(worker for worker in workers if worker.pipe is ready)
-
-    def close(self) -> None:
-        """Do nothing: the processes end with the pool."""
-
-
-def _work(pipe: Connection, make: MakeWork, place: int) -> None:
-    """Run in a worker, until the pipe is closed: also if the process at its other end was killed."""
-    # Before JAX looks for devices. Without such devices, the settings have no effect.
-    os.environ |= {
-        "JAX_CUDA_VISIBLE_DEVICES": str(place),
-        "TPU_VISIBLE_CHIPS": str(place),
-        "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
-        "TPU_HOST_BOUNDS": "1,1,1",
-    }
-    if (jax := sys.modules.get("jax")) is not None:  # it came with `make`, and has read the environment
-        jax.config.update("jax_cuda_visible_devices", str(place))
-    work_place = WorkPlace(make)
-    with contextlib.suppress(EOFError, OSError):
-        pipe.send(work_place.start())
-        while True:
-            pipe.send(work_place.answer(pipe.recv()))
+# Seconds that the head of a Ray cluster gets to accept a connection; Ray itself tries for minutes.
+_PATIENCE = 10.0
 
 
 class PoolOptions(NamedTuple):
-    """The workers of `open_pool`: how many, and the cluster that they run on."""
+    """The number of workers, and the Ray cluster that they run on; without either, there are none."""
 
     workers: int | None = None
     ray: str | None = None
@@ -109,10 +34,6 @@ class PoolOptions(NamedTuple):
         return NO_POOL if blocks < least else self
 
 
-# Seconds that a head of a cluster gets to accept a connection.
-_PATIENCE = 10.0
-
-# The work is done in this process.
 NO_POOL = PoolOptions()
 
 
@@ -121,65 +42,87 @@ def choose_pool(workers: int | None, ray: str | None) -> PoolOptions:
     return PoolOptions(core_count() if workers is None and ray is None else workers, ray)
 
 
-class InProcess:
-    """The same work in this process, without workers."""
-
-    def __init__(self, make: MakeWork) -> None:
-        # With all that it has besides: its kind is known where it is made.
-        self.work: Any = make(warn_user)
-
-    def describe(self) -> dict[str, Any]:
-        """Return what results depend on."""
-        return self.work.describe()
-
-    def map(self, blocks: Iterable[Any], *, name: Callable[[Any], str]) -> Iterator[Any]:
-        """Yield the result of each block; see `WorkerPool.map`. Work may map blocks itself."""
-        return getattr(self.work, "map", functools.partial(map, self.work))(blocks)
-
-
-def factory_of(work: Work) -> MakeWork:
-    """For `open_pool`: work that is made already, and travels to the workers as it is."""
-    return functools.partial(_give, work)
-
-
-def _give(work: Work, warn: Callable[[str], None]) -> Work:
-    return work
-
-
 @contextlib.contextmanager
-def open_pool(make: MakeWork, *, workers: int | None, ray: str | None) -> Iterator[InProcess | WorkerPool]:
-    """Open workers for the work that `make` makes, and end them after the body.
+def open_workers(make: Callable[[], Callable[[Any], Any]], pool: PoolOptions) -> Iterator[Any]:
+    """Start workers, and end them after the body.
+
+    Yields a function, `map_blocks(blocks, name=...)`, which yields the result of each block, in order; `name`
+    returns what messages call a block, as "lines 1 to 9".
 
     Args:
-      workers: number of workers. None: with Ray, one for each accelerator; without, the work is done here.
-      ray: address of a Ray cluster, `auto` or `local`; see `RayActors`. None: processes of this machine.
+      make: makes the function of a block, once in each worker; it is sent there as pickle does it.
+      pool: without workers, blocks are worked on in this process.
     """
-    if workers is None and ray is None:
-        yield InProcess(make)
+    if pool == NO_POOL:
+        function = make()
+        yield lambda blocks, *, name: map(function, blocks)
         return
     with contextlib.ExitStack() as stack:
-        engine: Any
-        if ray is None:
-            assert workers is not None
-            engine = WorkerProcesses(make, workers)
-        else:
+        start: Callable[[int], Any] = _Process
+        count = pool.workers
+        if pool.ray is not None:
+            with importing("ray", what=f"--ray={pool.ray}"):
+                from flaxformer_mt.workers.ray_actors import open_cluster
+            check_reachable(pool.ray)
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # for messages that Ray prints
-            engine = _connect_to_ray(make, workers, ray)
-        stack.callback(engine.close)
-        worker_pool = WorkerPool(engine)
-        stack.callback(worker_pool.close)
-        yield worker_pool
+            start, count = stack.enter_context(open_cluster(pool.ray, count))
+        assert count is not None
+        workers = WorkerPool(make, start, count)
+        stack.callback(workers.close)
+        yield workers.map_blocks
 
 
-def _connect_to_ray(make: MakeWork, workers: int | None, address: str) -> Engine:
-    with importing("ray", what=f"--ray={address}"):
-        from flaxformer_mt.workers.ray_actors import RayActors
-    check_reachable(address)
-    return RayActors(make, workers, address=address)
+class _Process:
+    """A worker that is a process of this machine; `place` is its number, and that of its accelerator."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        spawn = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
+        resource_tracker.ensure_running()  # started with the first process, it would unblock SIGINT again
+        self._pipe, other_end = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(other_end, place), daemon=True)
+        # Ctrl-C reaches all processes of a terminal: this one stops the workers, which inherit the mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        other_end.close()  # so that the pipe ends with the process
+
+    def ask(self, message: Any) -> Answer:
+        """Send a message, and wait for its answer. Raises WorkerLost if the process ends before."""
+        try:
+            self._pipe.send(message)
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            status = self._process.exitcode or 0
+            loss = f"was ended by {name_signal(-status)}" if status < 0 else f"ended with {status}"
+            raise WorkerLost(loss) from None
+
+    def stop(self) -> None:
+        """End it at once."""
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Connection, place: int) -> None:
+    """Run in a process until its pipe is closed: also if the process at the other end was killed."""
+    # Before a message imports JAX, which then looks for devices. Without such devices, they have no effect.
+    os.environ |= {
+        "JAX_CUDA_VISIBLE_DEVICES": str(place),
+        "TPU_VISIBLE_CHIPS": str(place),
+        "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1",
+        "TPU_HOST_BOUNDS": "1,1,1",
+    }
+    function = BlockFunction()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.send(function.answer(pipe.recv()))
 
 
 def check_reachable(address: str) -> None:
-    """Raise UserError unless somebody answers at HOST:PORT or ray://HOST:PORT; Ray itself tries for minutes.
+    """Raise UserError unless somebody answers at HOST:PORT or ray://HOST:PORT.
 
     What is no such address, as auto and local, is left to Ray.
     """

@@ -10,6 +10,8 @@ import pytest
 from tiny_experiment import quick_environment
 
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.translate import check_equal
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +73,12 @@ def test_workers_write_the_bytes_of_one_process_though_one_is_killed(command, mo
     error = capfd.readouterr().err
     assert error.count("a worker was ended by SIGKILL; lines ") == 1 and "done by another one" in error
     assert not multiprocessing.active_children()
+
+
+def test_workers_with_other_devices_are_refused():
+    check_equal({"precision": "float32"}, {"precision": "float32"})
+    with pytest.raises(UserError, match="workers differ in devices: 1 in one and None in another"):
+        check_equal({"devices": 1, "version": 2}, {"version": 2})
 
 
 def test_a_command_resumes_with_and_without_workers(command, monkeypatch, capfd):

@@ -113,11 +113,11 @@ def test_a_table_of_json_objects_is_read_by_workers(corpus, monkeypatch):
     for module, name in few:
         monkeypatch.setattr(module, name, 0)
 
-        def open_pool(make, *, name=name, original=module.open_pool, **pool):
-            opened.extend([name] * (pool["workers"] is not None))
-            return original(make, **pool)
+        def open_workers(make, pool, *, name=name, original=module.open_workers):
+            opened.extend([name] * (pool.workers is not None))
+            return original(make, pool)
 
-        monkeypatch.setattr(module, "open_pool", open_pool)
+        monkeypatch.setattr(module, "open_workers", open_workers)
     sides = [(corpus / f"corpus.{language}").read_text().split("\n")[:-1] for language in ("xx", "yy")]
     rows = [json.dumps({"xx": source, "yy": target}) for source, target in zip(*sides, strict=True)]
     (corpus / "table.xx-yy.jsonl").write_text("\n".join(rows))
