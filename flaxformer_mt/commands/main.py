@@ -26,13 +26,14 @@ from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
 from flaxformer_mt.commands.options import read_glossary, read_languages
+from flaxformer_mt.commands.score import score_file
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.terminal_tables import (
     summarize_experiment,
     summarize_preparation,
     summarize_values,
 )
-from flaxformer_mt.commands.translate import choose_loading, choose_search, score_file, translate_file
+from flaxformer_mt.commands.translate import choose_loading, choose_search, translate_file
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import load_config, read_config

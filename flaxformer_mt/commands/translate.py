@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -27,11 +28,10 @@ from flaxformer_mt.commands.options import (
 )
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import check_n_best, check_search
-from flaxformer_mt.config.directions import refuse_language_model
 from flaxformer_mt.config.files import read_config, split_checkpoint
 from flaxformer_mt.config.load_options import LoadOptions
 from flaxformer_mt.config.schema import MbrConfig
-from flaxformer_mt.errors import UserError, importing, name_full_disk, warn_user
+from flaxformer_mt.errors import UserError, importing, name_full_disk
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.scoring.metrics import define_scorers
 from flaxformer_mt.text_io.lines import (
@@ -46,15 +46,19 @@ from flaxformer_mt.text_io.lines import (
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 
 if TYPE_CHECKING:
-    from flaxformer_mt.translation.engine import LineEngine
-    from flaxformer_mt.translation.pivot import PivotEngine
+    from flaxformer_mt.commands.translation_format import TranslationFormat
+    from flaxformer_mt.corpus.documents import Documents
+    from flaxformer_mt.text_io.lines import Text
+    from flaxformer_mt.translation.engine import Engine
+    from flaxformer_mt.translation.pivot import PivotEngines
     from flaxformer_mt.translation.requests import Request
-    from flaxformer_mt.translation.result import Annotations, TranslationFormat
+    from flaxformer_mt.translation.result import Annotations
 
 
 def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annotations]":
     """Return the output format of each translation, and the annotations that the format needs."""
-    from flaxformer_mt.translation.result import Annotations, TranslationFormat
+    from flaxformer_mt.commands.translation_format import TranslationFormat
+    from flaxformer_mt.translation.result import Annotations
 
     form = TranslationFormat(
         n_best=options.n_best is not None,
@@ -62,6 +66,7 @@ def choose_format(options: TranslateOptions) -> "tuple[TranslationFormat, Annota
         token_scores=options.token_scores,
         alignments=options.alignments is not None,
         json=options.json,
+        unique=options.unique,
     )
     annotations = Annotations(
         token_log_probs=options.token_scores or options.json,
@@ -77,9 +82,16 @@ def describe_output(
     options: TranslateOptions,
     describe: Callable[[], dict[str, Any]],
     inputs: Iterable[str],
-    languages: Mapping[str, str],
+    fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the options that must be equal to resume an output file, as JSON values."""
+    """Return the options that must be equal to resume an output file, as JSON values.
+
+    `fields` are those of all requests.
+    """
+    from flaxformer_mt.atomic_folder import digest
+
+    glossary = fields.get("glossary")
+    languages = {name: fields[name] for name in ("source_language", "target_language") if name in fields}
     form, annotations = choose_format(options)
     description = {name: value for name, value in describe().items() if name != "device_kind"}
     return {
@@ -91,10 +103,10 @@ def describe_output(
         "long_lines": options.long_lines,
         "invalid_utf8": options.invalid_utf8,
         "inputs": sorted(inputs),
-        "unique": options.unique,
         **({"documents": _digest(options.document_ids)} if options.documents else {}),
         **({"scorer": options.scorer} if options.rerank or options.mbr else {}),
         **languages,
+        **({} if glossary is None else {"glossary": digest(astuple(glossary))}),
     }
 
 
@@ -155,58 +167,78 @@ def open_one_output(
 class TranslatedBlock(NamedTuple):
     """The output lines of each line of a block, and the number of target tokens in all of them.
 
-    Also the number of sentences whose letter case was changed; and what a worker's translations depend on.
+    Also the numbers of segments that steps have changed, by what users are told of them.
     """
 
     outputs: list[list[str]]
     tokens: int
-    num_recased: int
-    description: dict[str, Any] | None = None
+    counts: Counter[str]
 
 
-def name_block(block: "list[Request]") -> str:
-    """Return what messages call the lines of a block."""
-    return f"lines {block[0].seed:,} to {block[-1].seed:,}" if block else "a description"
+# Translates blocks of lines; `ahead`: whether the next block may be read while one is translated.
+TranslateBlocks = Callable[..., Iterator[TranslatedBlock]]
 
 
 def translate_blocks(
-    engine: "LineEngine | PivotEngine",
+    engine: "Engine | PivotEngines",
     blocks: "Iterable[list[Request]]",
-    form: "TranslationFormat",
     *,
-    unique: bool,
+    form: "TranslationFormat",
     ahead: bool = False,
+    on_progress: Callable[..., object] | None = None,
 ) -> Iterator[TranslatedBlock]:
-    """Translate the lines of blocks; `ahead`: whether the next block is read while one is translated."""
-    from flaxformer_mt.translation.requests import run_windows
-    from flaxformer_mt.translation.result import drop_repeated
-
-    windows, kept = itertools.tee(blocks)
-    translated = run_windows(engine, windows, ahead=ahead, warn=warn_user)
-    pieces, num_recased = engine.vocabs.target.pieces, engine.num_recased
-    for translations, block in zip(translated, kept, strict=False):
-        translations = list(map(drop_repeated, translations)) if unique else translations
+    """Translate the lines of blocks by an engine of this process."""
+    windows, again = itertools.tee(blocks)
+    counted: Counter[str] = Counter()
+    for translations in engine.run(windows, ahead=ahead, on_progress=on_progress):
         outputs = [
-            form.lines(request.seed - 1, request.text, translation, pieces)
-            for request, translation in zip(block, translations, strict=True)
+            form.lines(request.seed - 1, request.text, translation, engine.vocabs.target.pieces)
+            for request, translation in zip(next(again), translations, strict=True)
         ]
-        before, num_recased = num_recased, engine.num_recased
+        before, counted = counted, Counter(engine.counts)
         tokens = sum(len(translation.tokens) for translation in translations)
-        yield TranslatedBlock(outputs, tokens, num_recased - before)
+        yield TranslatedBlock(outputs, tokens, counted - before)
 
 
-def _make_block_translator(
-    make_engine: "Callable[[], LineEngine | PivotEngine]", form: "TranslationFormat", unique: bool
-) -> "Callable[[list[Request]], TranslatedBlock]":
-    """Return the function of a worker."""
+def _start_worker(make_engine: "Callable[[], Engine | PivotEngines]", form: "TranslationFormat") -> Any:
+    """Return the function of a worker: of a block, its translations; of None, what they depend on."""
     engine = make_engine()
-    description = engine.describe()
 
-    def translate(block: "list[Request]") -> TranslatedBlock:
-        (translated,) = translate_blocks(engine, [block], form, unique=unique)
-        return translated._replace(description=description)
+    def work(block: "list[Request] | None") -> tuple[dict[str, Any], TranslatedBlock | None]:
+        translated = None if block is None else next(translate_blocks(engine, [block], form=form))
+        return engine.describe(), translated
 
-    return translate
+    return work
+
+
+def _name_block(block: "list[Request] | None") -> str:
+    return f"lines {block[0].seed:,} to {block[-1].seed:,}" if block else "no lines"
+
+
+@contextlib.contextmanager
+def _open_translator(
+    options: TranslateOptions, make_engine: "Callable[[], Engine | PivotEngines]", form: "TranslationFormat"
+) -> Iterator[tuple[Callable[[], dict[str, Any]], TranslateBlocks]]:
+    """Return what describes the translations of this process or of workers, and what makes them."""
+    from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
+
+    pool = PoolOptions(options.workers, options.ray)
+    if pool == NO_POOL:
+        engine = make_engine()
+        yield engine.describe, functools.partial(translate_blocks, engine, form=form)
+        return
+    with open_workers(functools.partial(_start_worker, make_engine, form), pool) as map_blocks:
+        ((description, _),) = map_blocks([None], name=_name_block)
+
+        def translate(
+            blocks: "Iterable[list[Request]]", *, on_progress: Callable[..., object], ahead: bool
+        ) -> Iterator[TranslatedBlock]:
+            for other, block in map_blocks(blocks, name=_name_block):
+                check_equal(description, other)
+                on_progress(lines=len(block.outputs), tokens=block.tokens)
+                yield block
+
+        yield functools.partial(dict, description), translate
 
 
 def check_equal(first: dict[str, Any], other: dict[str, Any]) -> None:
@@ -225,9 +257,9 @@ def _make_jax_engine(
     languages: Mapping[str, str],
     warm_up: int,
     define: Callable[[], object],
-) -> "LineEngine | PivotEngine":
+) -> "Engine | PivotEngines":
     """Load a run, or two for a pivot; `warm_up` is the number of hypotheses of prepared programs, or 0."""
-    from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot
+    from flaxformer_mt.translation.pivot import PivotEngines, choose_pivot
     from flaxformer_mt.translation.translator import Translator
 
     define()  # the scorers, in a worker again
@@ -239,19 +271,19 @@ def _make_jax_engine(
     first, second = translators
     names = languages.get("source_language"), languages.get("target_language")
     directions = choose_pivot(first.config.data, second.config.data, *names)
-    return PivotEngine(first.engine(), second.engine(), directions)
+    return PivotEngines(first.engine(), second.engine(), directions)
 
 
 def translate_with_ctranslate2(options: TranslateOptions) -> None:
     """Translate --input by the model folder --run, line by line, and keep the record of the output."""
-    from flaxformer_mt.translation.result import TranslationFormat
+    from flaxformer_mt.commands.translation_format import TranslationFormat
 
     with importing("ctranslate2", what="--backend=ctranslate2"):
-        from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+        from flaxformer_mt.convert.ctranslate2.engine import load_engine
     changes = _find_search_changes(options)
     folder, split = options.run.expanduser(), options.split_sentences
-    make_engine = functools.partial(CTranslate2Engine, folder, split_sentences=split, **changes)
-    write_translations(options, make_engine, TranslationFormat(), fields={}, languages={}, keep_record=True)
+    make_engine = functools.partial(load_engine, folder, split_sentences=split, **changes)
+    write_translations(options, make_engine, TranslationFormat(), fields={}, keep_record=True)
 
 
 # The search options that change nothing with CTranslate2, whatever their values; its engine refuses others.
@@ -342,9 +374,7 @@ def translate_file(options: TranslateOptions, *, keep_record: bool = False) -> N
         define=functools.partial(define_scorers, options.scorer, timeout=options.scorer_timeout),
     )
     fields = {"n_best": n_best, "annotations": annotations, "glossary": read_glossary(options), **languages}
-    write_translations(
-        options, make_engine, form, fields=fields, languages=languages, keep_record=keep_record
-    )
+    write_translations(options, make_engine, form, fields=fields, keep_record=keep_record)
 
 
 def choose_loading(options: Any, search: SearchConfig | None) -> LoadOptions:
@@ -355,134 +385,85 @@ def choose_loading(options: Any, search: SearchConfig | None) -> LoadOptions:
 
 def write_translations(
     options: TranslateOptions,
-    make_engine: "Callable[[], LineEngine | PivotEngine]",
+    make_engine: "Callable[[], Engine | PivotEngines]",
     form: "TranslationFormat",
     *,
     fields: Mapping[str, Any],
-    languages: Mapping[str, str],
     keep_record: bool,
 ) -> None:
-    """Translate --input by blocks of lines, and write the output of each in order."""
-    from flaxformer_mt.atomic_folder import digest
-    from flaxformer_mt.corpus.documents import Documents, check_context
+    """Translate --input by blocks of lines, and write the output of each in order.
+
+    `fields` are those of all requests; `keep_record`: see `ResumableOutput`.
+    """
     from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.translation.requests import make_requests
-    from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions, open_workers
+
+    counts: Counter[str] = Counter()
+    with contextlib.ExitStack() as files:
+        texts, documents = _open_texts(options, files)
+        describe, translate = files.enter_context(_open_translator(options, make_engine, form))
+        typed = options.input == STANDARD and sys.stdin.isatty()
+        window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
+        origin = functools.partial(describe_output, options, describe, texts, fields)
+        output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
+        requests = _make_requests(texts, documents, output, fields)
+        quiet, total = typed or is_on_screen(options.output), count_lines(options.input)
+        progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
+        is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
+        # A file has windows of fixed sizes, so that a resumed command writes the same bytes.
+        blocks = take_windows(requests, window, None if isinstance(output, ResumableOutput) else is_ready)
+        for block in translate(blocks, ahead=is_ready is None, on_progress=progress.add):
+            counts += block.counts
+            for lines_of_one in block.outputs:
+                output.write(lines_of_one)
+    for counted, number in counts.items():
+        print(f"{counted}: {number:,}", file=sys.stderr)
+
+
+def _open_texts(
+    options: TranslateOptions, files: contextlib.ExitStack
+) -> "tuple[dict[str, Text], Documents | None]":
+    """Return the input, prefixes and required phrases; and the documents that the input is of, if any."""
+    from flaxformer_mt.corpus.documents import Documents, check_context
 
     paths = {"input": options.input, "prefixes": options.prefix, "required": options.required}
     paths["document_ids"] = options.document_ids
     data = read_config(options.run / "config.json").data if options.documents else None
     if data is not None:
         check_context(data, "--documents")
-    with contextlib.ExitStack() as files:
-        texts = {
-            name: files.enter_context(open_lines(path, invalid_utf8=options.invalid_utf8))
-            for name, path in paths.items()
-            if path is not None
-        }
-        _check_lengths(options)
-        ids, documents = texts.pop("document_ids", None), None
-        if data is not None:
-            documents = Documents(texts["input"].lines, data.context, ids and ids.lines)
-            texts["input"] = texts["input"]._replace(lines=iter(documents))
-        pool = PoolOptions(options.workers, options.ray)
-        if uses_workers := pool != NO_POOL:
-            make = functools.partial(_make_block_translator, make_engine, form, options.unique)
-            map_blocks = files.enter_context(open_workers(make, pool))
-            (empty,) = map_blocks([[]], name=name_block)
-            describe = functools.partial(dict, empty.description)
-        else:
-            engine = make_engine()
-            describe = engine.describe
-        typed = options.input == STANDARD and sys.stdin.isatty()
-        window = options.window or (1 if typed else WINDOW)  # typed lines are translated one by one
-        glossary = fields.get("glossary")
-        settings = {**languages, **({} if glossary is None else {"glossary": digest(astuple(glossary))})}
-        origin = functools.partial(describe_output, options, describe, [*texts], settings)
-        output = files.enter_context(open_one_output(options, origin, window, keep=keep_record))
-        is_ready = next((text.is_ready for text in texts.values() if text.is_ready), None)
-        if isinstance(output, ResumableOutput):
-            is_ready = None  # windows of fixed sizes, so that a resumed command writes the same bytes
-        lines = {name: output.read(name, text.lines) for name, text in texts.items()}
-        required = (line.split("\t") for line in lines["required"]) if "required" in lines else None
-        constraints = {
-            "prefix": ("lines of --prefix", lines.get("prefixes")),
-            "required": ("lines of --required", required),
-        }
-        requests = make_requests(
-            lines["input"],
-            constraints,
-            first_line=output.done + 1,
-            documents=documents,
-            **fields,
-        )
-        blocks = take_windows(requests, window, is_ready)
-        quiet, total = typed or _is_on_screen(options.output), count_lines(options.input)
-        progress = files.enter_context(Throughput(total=total, done=output.done, quiet=quiet))
-        if uses_workers:
-            translated = map_blocks(blocks, name=name_block)
-        else:
-            engine.on_progress = progress.add  # line by line
-            ahead = all(text.is_ready is None for text in texts.values())  # files
-            translated = translate_blocks(engine, blocks, form, unique=options.unique, ahead=ahead)
-        num_recased = 0
-        for block in translated:
-            num_recased += block.num_recased
-            if uses_workers:
-                check_equal(empty.description, block.description)
-            for lines_of_one in block.outputs:
-                output.write(lines_of_one)
-            if uses_workers:
-                progress.add(lines=len(block.outputs), tokens=block.tokens)
-    if num_recased:
-        print(f"sentences that --capitals has changed: {num_recased:,}", file=sys.stderr)
+    texts = {
+        name: files.enter_context(open_lines(path, invalid_utf8=options.invalid_utf8))
+        for name, path in paths.items()
+        if path is not None
+    }
+    _check_lengths(options)
+    ids = texts.pop("document_ids", None)
+    if data is None:
+        return texts, None
+    documents = Documents(texts["input"].lines, data.context, ids and ids.lines)
+    texts["input"] = texts["input"]._replace(lines=iter(documents))
+    return texts, documents
 
 
-def score_file(options: ScoreOptions) -> None:
-    """Run the command `score`."""
-    from flaxformer_mt.text_io.throughput import Throughput
-    from flaxformer_mt.translation.result import format_score
-    from flaxformer_mt.translation.scorer import Scorer
+def _make_requests(
+    texts: "Mapping[str, Text]",
+    documents: "Documents | None",
+    output: ResumableOutput | PlainOutput,
+    fields: Mapping[str, Any],
+) -> "Iterator[Request]":
+    """Yield a request for each line whose output is still to be written."""
+    from flaxformer_mt.translation.requests import make_requests
 
-    if options.json and options.tokens:
-        raise UserError("--tokens has no effect with --json, which writes all scores; leave out --tokens")
-    if options.source == options.target == STANDARD:
-        raise UserError("only one of --source and --target can be standard input; give a file for the other")
-    if options.output != STANDARD:
-        check_output(options.output, inputs=(options.source, options.target))
-    search = choose_search(options)
-    data = read_config(options.run / "config.json").data
-    language_model = not data.source_language
-    if options.source is not None:
-        refuse_language_model(
-            data, options.run, ", which scores --target without a source; leave out --source"
-        )
-    if not language_model and options.source is None:
-        raise UserError(
-            "--source is missing; a translation model scores each line of --target given its source line"
-        )
-    languages = read_languages(options)
-    with contextlib.ExitStack() as files:
-        source = None
-        if options.source is not None:
-            source = files.enter_context(open_lines(options.source, invalid_utf8=options.invalid_utf8))
-        target = files.enter_context(open_lines(options.target, invalid_utf8=options.invalid_utf8))
-        scorer = Scorer.load(options.run, choose_loading(options, search))
-        write = files.enter_context(open_output(options.output))
-        quiet, total = _is_on_screen(options.output), count_lines(options.target)
-        progress = files.enter_context(Throughput(total=total, quiet=quiet))
-        # Lines are read ahead of their scores; the second iterator keeps them for the output.
-        sources, kept_sources = itertools.tee(source.lines) if source else (None, itertools.repeat(None))
-        is_ready = (source and source.is_ready) or target.is_ready
-        scores = scorer.score_stream(sources, target.lines, window=WINDOW, is_ready=is_ready, **languages)
-        how: dict[str, Any] = {"tokens": options.tokens, "as_json": options.json}
-        # Scores come first: at their end, no line has been taken for one more.
-        for number, (score, line) in enumerate(zip(scores, kept_sources, strict=False)):
-            write(format_score(score, number, line, scorer.vocabs.target.pieces, **how))
-            progress.add(tokens=len(score.tokens))
+    lines = {name: output.read(name, text.lines) for name, text in texts.items()}
+    required = (line.split("\t") for line in lines["required"]) if "required" in lines else None
+    constraints = {
+        "prefix": ("lines of --prefix", lines.get("prefixes")),
+        "required": ("lines of --required", required),
+    }
+    first_line = output.done + 1
+    return make_requests(lines["input"], constraints, first_line=first_line, documents=documents, **fields)
 
 
-def _is_on_screen(output: str) -> bool:
+def is_on_screen(output: str) -> bool:
     return output == STANDARD and sys.stdout.isatty()
 
 

@@ -1,4 +1,4 @@
-"""The step of constraints, from text to ids: prefixes, required phrases, glossaries; and suppressed pieces."""
+"""The step of constraints: prefixes, required phrases, terms of glossaries; and suppressed pieces."""
 
 from collections.abc import Callable, Sequence
 
@@ -32,8 +32,8 @@ def check_constraints(search: SearchConfig) -> None:
 class Constraints(Step):
     """Makes the sentences that are searched: ids of the source, and what their translations must contain.
 
-    The sentences of a prefix belong to those of the line, and a target of the glossary is required of the part
-    that has its term; a term that is in two parts, as the line was too long for one, is required of none.
+    The sentences of a prefix belong to those of the line, and a target of the glossary is required of the
+    part that has its term; a term that is in two parts, as the line was too long, is required of none.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Constraints(Step):
 
         Args:
           vocab: of the targets.
-          check: raises UserError for a sentence whose constraints cannot be met; gets also the name of its line.
+          check: raises UserError for constraints that cannot be met; gets the name of the line too.
           limited: whether more, or longer, phrases than a server takes are refused.
         """
         self._vocab, self._search, self._check, self._limited = vocab, search, check, limited
@@ -84,7 +84,7 @@ class Constraints(Step):
         return sentence
 
     def _tokenize(self, phrases: Sequence[str], lead: str, name: str) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of required phrases as they are after a language tag; a tag in a phrase is text."""
+        """Return the tokens of phrases as they are after a language tag; a tag in a phrase is text."""
         silent = self._vocab.silent_ids
         tokenized = [
             tuple(token for token in tokens[:-1].tolist() if token not in silent)

@@ -1,4 +1,4 @@
-"""The step that puts the lines before a line before its ids, for models that read documents (data.context)."""
+"""The step that puts lines before those that follow them, for models that read documents (data.context)."""
 
 import numpy as np
 

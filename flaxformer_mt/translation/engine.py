@@ -34,11 +34,17 @@ Progress = Callable[..., object]
 class Backend(Protocol):
     """Translates segments, of which it reads ids, constraints and what is asked for besides."""
 
-    most_hypotheses: int
-    # Whether `step(more=True)` may have something to do.
-    has_full_call: bool
-    # Number of segments on the device; may be asked by any thread.
-    num_active: int
+    @property
+    def most_hypotheses(self) -> int:
+        """The largest n_best."""
+
+    @property
+    def has_full_call(self) -> bool:
+        """Whether `step(more=True)` may have something to do."""
+
+    @property
+    def num_active(self) -> int:
+        """Number of segments on the device; may be asked by any thread."""
 
     def check_request(self, request: Request) -> None:
         """Raise UserError for what the search cannot be asked."""
@@ -81,7 +87,8 @@ class Engine:
           apart: whether a step divides lines into sentences, for engines that translate further.
           arriving: whether requests arrive while others are translated; then one that fails is answered so.
         """
-        self.backend, self.config, self.vocabs, self.apart = backend, config, vocabs, apart
+        self.backend: Any = backend
+        self.config, self.vocabs, self.apart = config, vocabs, apart
         self._steps, self._arriving = steps, arriving
         self._lines: dict[Hashable, Segment] = {}
         self._finished: collections.deque[Segment] = collections.deque()
@@ -95,7 +102,7 @@ class Engine:
         self.enter(self.read(requests))
 
     def read(self, requests: Sequence[Request]) -> list[Segment]:
-        """Return requests as lines with their parts, in any thread; `enter` takes them. Together: `submit`."""
+        """Return requests as lines with their parts, in any thread; `enter` takes them."""
         check_lines([request.text for request in requests])
         for request in requests:
             self.backend.check_request(request)
@@ -149,7 +156,7 @@ class Engine:
         """
         answers: list[Answer] = []
         for part, result in self.backend.step(more=more):
-            line = part.whole or part
+            line: Segment = part.whole or part
             if self._lines.get(line.request.id) is not line:  # cancelled, or failed with another part
                 continue
             if isinstance(result, Exception):
@@ -168,7 +175,7 @@ class Engine:
         return answers
 
     def _finish(self, line: Segment) -> Translation | Exception:
-        """Undo the steps in the translations of a line's parts, join these, and undo the steps of the line."""
+        """Undo the steps in the translations of a line's parts, join these, and undo those of the line."""
         for part in line.parts:
             assert part.translation is not None
             if _has_failed(part.translation):

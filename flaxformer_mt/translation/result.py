@@ -1,11 +1,10 @@
 """Translations with their scores, as a search's hypotheses give them."""
 
 import dataclasses
-import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -79,11 +78,6 @@ def align_words(
             [*pairs, *((i, int(np.argmax(word_sums[:, i]))) for i in missing)], key=lambda p: p[::-1]
         )
     return tuple(pairs)
-
-
-def format_pharaoh(alignment: Iterable[tuple[int, int]]) -> str:
-    """Format pairs, sorted by target position, then by source position: ((1, 0), (0, 1)) gives "1-0 0-1"."""
-    return " ".join(f"{i}-{j}" for i, j in sorted(alignment, key=lambda pair: (pair[1], pair[0])))
 
 
 class Annotations(NamedTuple):
@@ -199,103 +193,3 @@ _LINE_ENDS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " "
 def one_line(text: str) -> str:
     """Return a text without ends of lines."""
     return text.translate(_LINE_ENDS)
-
-
-# Maps ids of the target vocabulary to pieces.
-Pieces = Callable[[Sequence[int]], list[str]]
-
-# Written for ||| in the text of an n-best list, whose fields are separated by it; Moses escapes | so.
-_ESCAPED = "&#124;" * 3
-
-
-@dataclass(frozen=True)
-class TranslationFormat:
-    """Selects the output of a translation.
-
-    The columns of a line are separated by tabs: score, log-probability and token log-probabilities,
-    alignment, text; the text is always written. n_best: a line `i ||| text ||| score` for each hypothesis,
-    with the alignment as a fourth field if `alignments` is set, and every ||| of a text written as
-    &#124;&#124;&#124;. json: one object with all fields. The score of a blank line is nan, in JSON null.
-    """
-
-    n_best: bool = False
-    scores: bool = False
-    token_scores: bool = False
-    alignments: bool = False
-    json: bool = False
-
-    def lines(self, number: int, source: str, translation: Translation, pieces: Pieces) -> list[str]:
-        """Return the output lines of input line `number`, counted from 0."""
-        if self.json:
-            described = {"line": number, "source": source, **_describe(translation, pieces)}
-            if self.n_best:
-                described["n_best"] = [_describe(one, pieces) for one in translation.n_best]
-            return [write_json(described)]
-        if self.n_best:
-            return [self._format_hypothesis(number, hypothesis) for hypothesis in translation.n_best]
-        columns = [f"{translation.score:.6f}"] if self.scores or self.token_scores else []
-        if self.token_scores:
-            columns += _format_log_probs(translation.log_prob, translation.token_log_probs or ())
-        if self.alignments:
-            columns.append(format_pharaoh(translation.alignment or ()))
-        return ["\t".join([*columns, translation.text])]
-
-    def _format_hypothesis(self, number: int, hypothesis: Translation) -> str:
-        fields = [str(number), hypothesis.text.replace("|||", _ESCAPED), f"{hypothesis.score:.6f}"]
-        if self.alignments:
-            fields.append(format_pharaoh(hypothesis.alignment or ()))
-        return " ||| ".join(fields)
-
-
-def _describe(hypothesis: Translation, pieces: Pieces) -> dict[str, Any]:
-    return {
-        "text": hypothesis.text,
-        "score": hypothesis.score,
-        "log_prob": hypothesis.log_prob,
-        "tokens": hypothesis.tokens,
-        "pieces": pieces(hypothesis.tokens),
-        "token_log_probs": hypothesis.token_log_probs or (),
-        "alignment": hypothesis.alignment or (),
-        "truncated": hypothesis.truncated,
-        "satisfied": hypothesis.satisfied,
-        "parts": hypothesis.parts,
-    }
-
-
-def format_score(
-    score: Translation, number: int, source: str | None, pieces: Pieces, *, tokens: bool, as_json: bool
-) -> str:
-    """Return the output line of the score of a given target, which is the text.
-
-    Args:
-      number: index of the pair, counted from 0.
-      source: None for a language model.
-      tokens: add columns with the log-probability and the log-probability of each token.
-      as_json: write an object with all fields instead of columns.
-    """
-    if not as_json:
-        columns = _format_log_probs(score.log_prob, score.token_log_probs or ()) if tokens else []
-        return "\t".join([f"{score.score:.6f}", *columns])
-    names = ("score", "log_prob", "tokens", "pieces", "token_log_probs", "truncated")
-    described = _describe(score, pieces)
-    pair = {"target": score.text} if source is None else {"source": source, "target": score.text}
-    return write_json({"line": number, **pair, **{name: described[name] for name in names}})
-
-
-def _format_log_probs(log_prob: float, token_log_probs: Sequence[float]) -> list[str]:
-    return [f"{log_prob:.6f}", " ".join(f"{each:.6f}" for each in token_log_probs)]
-
-
-def write_json(value: dict[str, Any]) -> str:
-    """Format a value as one line of JSON: floats with at most six decimals, null for NaN and infinity."""
-    return json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _to_json(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_json(inner) for inner in value]
-    if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
-    return value

@@ -60,7 +60,7 @@ class SearchBackend:
         self._scheduler, self._describe, self._arriving = Scheduler(engine, params), describe, arriving
         # Results that are read in another thread, in order; translations that wait for annotations, and those
         # that get them in other threads.
-        self._reading: collections.deque[Future[list[Translated]]] = collections.deque()
+        self._reading: collections.deque[Future[list[tuple[Segment, Translation]]]] = collections.deque()
         self._unannotated: list[tuple[Segment, Translation]] = []
         self._annotating: set[Future[list[Translated]]] = set()
         self._threads: ThreadPoolExecutor | None = None
@@ -105,15 +105,18 @@ class SearchBackend:
         self._count -= before - len(self._scheduler)
 
     def step(self, *, more: bool = False) -> list[Translated]:
-        """Let the device go on; read and annotate results in other threads, where that saves it from waiting."""
+        """Let the device go on; many results are read in another thread, so that it does not wait."""
         done: list[Translated] = []
-        found: list[tuple[Segment, SearchResult]] = []
+        results: list[tuple[Segment, SearchResult]] = []
         for segment, result in self._scheduler.step(_STEPS if self._arriving else None, more=more):
-            (done if isinstance(result, Exception) else found).append((segment, result))
-        if len(found) < _MANY or self._arriving:
-            done += self._take(self._read(found))
+            if isinstance(result, Exception):
+                done.append((segment, result))
+            else:
+                results.append((segment, result))
+        if len(results) < _MANY or self._arriving:
+            done += self._take(self._read(results))
         else:
-            self._reading.append(self._start(self._read, found))
+            self._reading.append(self._start(self._read, results))
         is_idle = not (more or len(self._scheduler))
         while self._reading and (is_idle or self._reading[0].done()):
             done += self._take(self._reading.popleft().result())

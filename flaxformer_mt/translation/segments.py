@@ -22,7 +22,7 @@ class Step(Protocol):
     """
 
     # What users are told of the number of segments that the step has changed; "": nothing.
-    counted = ""
+    counted: str = ""
 
     def before(self, segments: list["Segment"]) -> list["Segment"]:
         """Return what the next step gets for a window of lines or parts, in any thread.
@@ -38,7 +38,7 @@ class Step(Protocol):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Segment:
-    """A line on its way through the steps, or a part of one: a sentence, or what of it fits into the model."""
+    """A line on its way through the steps, or a part of it: a sentence, or what the model can read of one."""
 
     request: Request
     # The text of the whole line, of which `text` is this segment, from `start`, with white space at its ends.
@@ -86,7 +86,7 @@ class Segment:
 
     @property
     def tag_words(self) -> int:
-        """The number of words of the line's own tags; without a space, the last belongs to the word after it."""
+        """The number of words of the line's own tags; without a space, the last is in the word after it."""
         return len(split_words(self.tag)) - (self.tag != "" and self.tag[-1] not in " \t\r\n")
 
     def read(self, text: str) -> str:

@@ -45,9 +45,9 @@ def splits_sentences(option: SplitSentences, *, several: float | None) -> bool:
 
 
 class Sentences(Step):
-    """Divides lines into parts: sentences, or the line as one part if `apart` is False or phrases are required.
+    """Divides lines into parts, which are sentences if `apart`.
 
-    Where a required phrase belongs is not known before the line is translated.
+    A line with required phrases is one part: which sentence they belong to is not known.
     """
 
     def __init__(self, *, apart: bool) -> None:
@@ -132,15 +132,12 @@ def _add_up(line: Segment, hypotheses: Sequence[Translation], eos_id: int) -> Tr
         # What is before each part: the number of words or pieces of the line and of its translation.
         if line.annotations.alignments == "pieces":
             own = (part.num_pieces - part.tag_pieces for part in parts)
-            sources = itertools.accumulate(own, initial=parts[0].tag_pieces)
+            sources = [*itertools.accumulate(own, initial=parts[0].tag_pieces)]
             sizes = (len(one.tokens) - one.tokens.count(eos_id) for one in hypotheses)
-            targets = itertools.accumulate(sizes, initial=0)
+            targets = [*itertools.accumulate(sizes, initial=0)]
             tag_sizes = [part.tag_pieces for part in parts]
         else:
-            sources, targets = (
-                iter(_word_indices(line.line, source_starts)),
-                iter(_word_indices(text, starts)),
-            )
+            sources, targets = _word_indices(line.line, source_starts), _word_indices(text, starts)
             tag_sizes = [part.tag_words for part in parts]
         alignment = tuple(
             (_shift(i, source, tag_size), j + target)

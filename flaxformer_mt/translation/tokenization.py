@@ -50,9 +50,9 @@ class Tokenization(Step):
             if len(segment.ids) > self._longest and self._long_lines == "split":
                 if segment.request.phrases:
                     raise UserError(
-                        f"line {segment.request.seed} has required phrases and {len(segment.ids)} tokens, but "
-                        f"data.max_source_length is {self._longest}: a line with phrases is translated whole; "
-                        "shorten it, or leave out its phrases"
+                        f"line {segment.request.seed} has required phrases and {len(segment.ids)} tokens; "
+                        f"the model translates at most {self._longest} (data.max_source_length) as a whole: "
+                        "shorten the line, or leave out its phrases"
                     )
                 fits = functools.partial(self._fits, segment)
                 texts = split_text(segment.text, fits, language=segment.source_language)
@@ -61,7 +61,7 @@ class Tokenization(Step):
         return parts
 
     def _tokenize(self, segments: list[Segment]) -> list[Segment]:
-        """Give segments their ids; return those with words: normalization may empty a text that is not blank."""
+        """Give segments their ids; return those with words: normalization may empty a text."""
         segments = [segment for segment in segments if not is_blank(segment.text)]
         all_ids = self._vocab.tokenize_all([segment.read(segment.text.strip()) for segment in segments])
         for segment, ids in zip(segments, all_ids, strict=True):

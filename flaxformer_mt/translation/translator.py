@@ -431,12 +431,13 @@ class Translator:
         options = dataclasses.replace(options or TranslationOptions(), **changes)
         translator = self.with_search(**search) if search else self
         requests = translator._make_requests(lines, options, prefixes, required, documents)
-        engine: Engine | PivotEngines = translator.engine(params=options.params)
+        first = translator.engine(params=options.params)
+        engine: Engine | PivotEngines = first
         if options.then is not None:
             directions = choose_pivot(
                 self.config.data, options.then.config.data, options.source_language, options.target_language
             )
-            engine = PivotEngines(engine, options.then.with_search(**search).engine(), directions)
+            engine = PivotEngines(first, options.then.with_search(**search).engine(), directions)
         run = engine.run(
             take_windows(requests, window, is_ready),
             ahead=is_ready is None and isinstance(lines, Sequence),

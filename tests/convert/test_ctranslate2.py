@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from make_translator import make_translator
 
 from flaxformer_mt.config import (
     Config,
@@ -28,7 +29,6 @@ from flaxformer_mt.evaluation.plots import attention_maps
 from flaxformer_mt.model import make_model
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
-from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocab, load_vocabs, make_vocabs
 from flaxformer_mt.vocab.shortlist import Shortlist
 
@@ -278,7 +278,7 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
     search = SearchConfig(method="greedy", max_length_ratio=0, max_length_offset=limit)
     config = dataclasses.replace(weights.config, search=search)
     lines = [" ".join(words) for text in TEXT for words in (text[0].split(), text[0].split()[:2], ["Hund"])]
-    ours = [list(found.tokens) for found in Translator(config, weights.params, vocabs).translate(lines)]
+    ours = [list(found.tokens) for found in make_translator(config, weights.params, vocabs).translate(lines)]
     ended = [tokens[-1] == vocabs.target.eos_id for tokens in ours]
     assert any(ended) and not all(ended) and len({tuple(tokens) for tokens in ours}) > 3
     assert min(map(len, ours)) == 1 and max(map(len, ours)) == limit  # an empty one, and one that is cut off
@@ -303,7 +303,7 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
     assert translate(sources) == [vocabs.target.pieces(tokens) for tokens in ours]
     # CTranslate2 has one shortlist for a batch, which is here a sentence.
-    restricted = Translator(config, weights.params, vocabs, shortlist=shortlist).translate(lines)
+    restricted = make_translator(config, weights.params, vocabs, shortlist=shortlist).translate(lines)
     pieces = [vocabs.target.pieces(found.tokens) for found in restricted]
     assert [translate([source], use_vmap=True)[0] for source in sources] == pieces
     assert sum(found.tokens != tuple(tokens) for found, tokens in zip(restricted, ours, strict=True)) > 3

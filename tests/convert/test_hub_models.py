@@ -17,6 +17,7 @@ transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
+from make_translator import make_translator
 from test_huggingface import VARIANTS, assert_same, make_weights
 from tiny_experiment import mark_slow
 from tiny_hub import CORPUS, LINES, MAKERS, train_briefly
@@ -32,7 +33,6 @@ from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.parallel import split_for_search
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.trees import flatten_tree
 from flaxformer_mt.vocab import load_vocabs
 
@@ -222,7 +222,7 @@ def test_translations_are_those_of_transformers(name, tmp_path):
             max_length_offset=40,
         )
         config = dataclasses.replace(weights.config, search=search)
-        ours = Translator(config, weights.params, weights.vocabs).translate(lines)
+        ours = make_translator(config, weights.params, weights.vocabs).translate(lines)
         differing, ended = 0, 0
         for row, translation in zip(theirs, ours, strict=True):
             tokens = row[1:]
@@ -412,7 +412,7 @@ def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, 
     )
     config, found = dataclasses.replace(weights.config, search=search), []
     for layout in (False, spread):
-        translator = Translator(config, weights.params, weights.vocabs, spread=layout)
+        translator = make_translator(config, weights.params, weights.vocabs, split=layout)
         found.append(translator.translate(["der kleine Hund", "a", ""]))
     for one, four in zip(*found, strict=True):
         assert (one.text, one.tokens) == (four.text, four.tokens)
@@ -422,7 +422,7 @@ def test_four_devices_that_split_a_model_translate_as_one(folders, monkeypatch, 
 
 def test_languages_that_a_model_lacks_are_named(folders):
     weights = FORMAT.read(folders / "nllb", ImportOverrides())
-    translator = Translator(weights.config, weights.params, weights.vocabs)
+    translator = make_translator(weights.config, weights.params, weights.vocabs)
     with pytest.raises(UserError, match=r"--target_language is xx.*no code for the language 'xx'") as caught:
         translator.translate(["der Hund"], target_language="xx")
     assert "deu_Latn" in str(caught.value)
@@ -470,7 +470,7 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
     found = {}
     while len(engine):
         found |= dict(engine.step())
-    ours = Translator(weights.config, weights.params, weights.vocabs).translate(LINES[:3])
+    ours = make_translator(weights.config, weights.params, weights.vocabs).translate(LINES[:3])
     for number, translation in enumerate(ours):
         tokens = tuple(one for one in translation.tokens if one != weights.vocabs.target.eos_id)
         assert found[number].tokens == tokens and found[number].text == translation.text
@@ -486,7 +486,7 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     search = SearchConfig("beam", beam_size=2, max_length_ratio=0, max_length_offset=10)
     data = dataclasses.replace(weights.config.data, max_source_length=12, max_target_length=12)
     config = dataclasses.replace(weights.config, search=search, data=data)
-    translator = Translator(config, weights.params, weights.vocabs, long_lines="split")
+    translator = make_translator(config, weights.params, weights.vocabs, long_lines="split")
     tags = weights.vocabs.target.tags
     annotations = Annotations(token_log_probs=True, alignments="words")
     line = "der Hund"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from make_translator import make_translator
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
@@ -17,7 +18,6 @@ from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format,
 from flaxformer_mt.convert.huggingface.tokenizer_files import write_tokenizer
 from flaxformer_mt.convert.parity_check import flax_outputs, make_batch
 from flaxformer_mt.errors import FlaxformerWarning, UserError
-from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import load_vocabs, make_vocabs
 
 torch = pytest.importorskip("torch")
@@ -180,7 +180,7 @@ def test_generate_translates_as_our_search(exported):
         weights.config, search=SearchConfig("greedy", max_length_ratio=0, max_length_offset=25)
     )
     with pytest.warns(FlaxformerWarning, match="lines 1, 2, 3, 4: longer than .* only the beginning"):
-        ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
+        ours = make_translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
     with torch.no_grad():
         theirs = model.generate(**inputs, num_beams=1, max_length=26).tolist()
         beams = model.generate(**inputs)
@@ -326,7 +326,7 @@ def test_an_opus_model_translates_the_same_here(opus):
     lines = [source for source, _ in TEXT]
     search = SearchConfig("greedy", max_length_ratio=0, max_length_offset=16)
     config = dataclasses.replace(weights.config, search=search)
-    ours = Translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
+    ours = make_translator(config, weights.params, weights.vocabs, long_lines="cut").translate(lines)
     inputs = tokenizer(lines, return_tensors="pt", padding=True)
     with torch.no_grad():
         theirs = model.generate(

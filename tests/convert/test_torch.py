@@ -18,6 +18,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from make_translator import make_translator
+
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.formats import Format, ImportOverrides, Weights, read_config_json, shapes_of
@@ -27,7 +29,6 @@ from flaxformer_mt.convert.torch import modeling, nn_transformer, standalone_for
 from flaxformer_mt.convert.torch.state_dicts import STATE_NAME, load_tensors, save_tensors
 from flaxformer_mt.errors import FlaxformerWarning, UserError
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import Vocabs
 
 TOLERANCE = 1e-4
@@ -267,7 +268,7 @@ def translations(written) -> dict[str, list]:
     made = {}
     for name in ("post", "one_stack"):
         weights = written[name].weights
-        translator = Translator(weights.config, weights.params, weights.vocabs, long_lines="cut")
+        translator = make_translator(weights.config, weights.params, weights.vocabs, long_lines="cut")
         translator.search.programs.jit_options = {"compiler_options": {"xla_backend_optimization_level": 0}}
         with pytest.warns(FlaxformerWarning, match="line 3: longer than data.max_source_length 9 tokens"):
             made[name] = translator.translate(LINES)

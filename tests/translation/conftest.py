@@ -7,12 +7,12 @@ import dataclasses
 
 import jax
 import pytest
+from make_translator import make_translator
 from tiny_experiment import random_params
 
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, SearchConfig, VocabConfig
 from flaxformer_mt.model import make_model
 from flaxformer_mt.runs.load_run import TrainedModel
-from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.vocab import make_vocabs
 
 TEXT = [
@@ -112,7 +112,7 @@ def translator_with(config, params, other_params, vocabs, make_params):
             layers, ensemble, options = SEARCHES[name]
             model = dataclasses.replace(config.model, num_decoder_layers=layers)
             search = dataclasses.replace(config.search, **{**options, **fields})
-            made[key] = Translator(
+            made[key] = make_translator(
                 dataclasses.replace(config, model=model, search=search),
                 params if model == config.model else make_params(model),
                 vocabs,

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from flaxformer_mt.translation.segmentation import SourcePart
 
 from flaxformer_mt.config import GuidedAlignmentConfig, ModelConfig, VocabConfig
 from flaxformer_mt.decoding.forced_decoding import Watched
@@ -21,7 +22,6 @@ from flaxformer_mt.translation.result import (
     rank,
     weigh_down_marks,
 )
-from flaxformer_mt.translation.segmentation import SourcePart
 from flaxformer_mt.vocab import make_vocabs
 from flaxformer_mt.vocab.words import find_words
 

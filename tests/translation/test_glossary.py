@@ -5,6 +5,7 @@ import io
 import sys
 
 import pytest
+from make_translator import make_translator
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.config import Config
@@ -12,7 +13,6 @@ from flaxformer_mt.config.files import save_config
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.requests import Request
-from flaxformer_mt.translation.translator import Translator
 
 
 def find(terms: dict[str, str], text: str) -> list[tuple[str, str]]:
@@ -184,7 +184,7 @@ def test_a_constraint_is_what_required_phrases_are(translator):
 def test_a_constraint_changes_only_the_lines_that_it_concerns(config, params, vocabs, shared_translator):
     """The guard of capitals was off for all lines as soon as there was a glossary."""
     cases = {"changed_cases": frozenset({"capitals", "single_words"}), "warn": lambda message: None}
-    guarded = Translator(config, params, vocabs, **cases)
+    guarded = make_translator(config, params, vocabs, **cases)
     guarded.search.programs = shared_translator.search.programs
     lines = ["ANNA!", "die Katze .", "Hund"]
 
@@ -224,7 +224,7 @@ def test_what_cannot_be_done_with_a_glossary_is_named(translator, translator_wit
     with pytest.raises(UserError, match="line 1 has .* tokens of prefix and required phrases"):
         model = dataclasses.replace(translator.config.model, positions="learned", max_positions=16)
         config = dataclasses.replace(translator.config, model=model)
-        short = Translator(config, translator.all_params[0], translator.vocabs)
+        short = make_translator(config, translator.all_params[0], translator.vocabs)
         short.translate(["Hund"], glossary={"Hund": "the old cat drinks milk today " * 4})
     with pytest.raises(UserError, match="the glossary, line 2, has a source term that is empty"):
         translator.translate(LINES, glossary={"Hund": "dog", "": "cat"})

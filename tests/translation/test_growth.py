@@ -3,6 +3,7 @@
 import functools
 
 import pytest
+from flaxformer_mt.translation.segmentation import SourcePart, find_language_tags, read_sources
 from growth import growth
 
 from flaxformer_mt.translation.constraints import make_sentences
@@ -10,7 +11,6 @@ from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.language_tags import LineTags
 from flaxformer_mt.translation.letter_case import LetterCase, put_back
 from flaxformer_mt.translation.requests import Request
-from flaxformer_mt.translation.segmentation import SourcePart, find_language_tags, read_sources
 from flaxformer_mt.unicode_text import find_case, is_blank, lacks_spaces, spell
 
 TEXTS = {

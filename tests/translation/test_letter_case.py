@@ -1,10 +1,10 @@
 """Text in capitals and other letter cases, which is changed only where a model does not know it."""
 
 import pytest
+from make_translator import make_translator
 
 from flaxformer_mt.translation.letter_case import LetterCase, choose_cases, put_back
 from flaxformer_mt.translation.result import Annotations
-from flaxformer_mt.translation.translator import Translator
 from flaxformer_mt.unicode_text import CASES, find_case
 
 ALL = frozenset(CASES)
@@ -105,7 +105,7 @@ def test_letters_of_some_languages(letter_case):
 @pytest.fixture
 def guarded(config, params, vocabs, shared_translator):
     def make(changed_cases=ALL):
-        made = Translator(config, params, vocabs, changed_cases=changed_cases, warn=warnings.append)
+        made = make_translator(config, params, vocabs, changed_cases=changed_cases, warn=warnings.append)
         made.search.programs = shared_translator.search.programs
         return made, warnings
 

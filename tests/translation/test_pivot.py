@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from make_translator import make_translator
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
@@ -11,7 +12,6 @@ from flaxformer_mt.translation import segmentation
 from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot, join_alignments
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
-from flaxformer_mt.translation.translator import Translator
 
 LINES = ["der Hund", "Wir lesen.  Der Hund.\tAnna!", "", "Milch"]
 
@@ -22,7 +22,7 @@ def second(config, other_params, vocabs, shared_translator):
 
     def make(**options):
         onward = config.replace({"data.source_language": "en", "data.target_language": "fr"})
-        made = Translator(onward, other_params, vocabs, warn=pytest.fail, **options)
+        made = make_translator(onward, other_params, vocabs, warn=pytest.fail, **options)
         made.search.programs = shared_translator.search.programs
         return made
 

@@ -4,8 +4,6 @@ import random
 import time
 
 import pytest
-
-from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.translation.segmentation import (
     find_language_tags,
     is_unspaced,
@@ -14,6 +12,8 @@ from flaxformer_mt.translation.segmentation import (
     split_text,
     splits_sentences,
 )
+
+from flaxformer_mt.config import VocabConfig
 from flaxformer_mt.vocab import make_vocabs
 
 

@@ -5,12 +5,12 @@ import itertools
 
 import numpy as np
 import pytest
+from make_translator import make_translator
 
 from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.constraints import require, share_prefix
 from flaxformer_mt.translation.result import Annotations, Translation, check_phrases
-from flaxformer_mt.translation.translator import Translator
 
 SENTENCES = ["Der Hund.", "Anna!", "Wir lesen."]  # of at most 12 tokens
 # Two and three sentences in a line, in other orders, with white space of their own.
@@ -78,7 +78,7 @@ def test_whole_lines_if_asked_or_if_the_model_was_trained_on_them(config, params
     apart = translator.translate([line])[0]
     assert apart.parts == 2 and translator.describe()["sentences"] == "apart"
     for options in ({"split_sentences": "never"}, {"several_sentences": 0.5}):
-        whole = Translator(config, params, vocabs, warn=pytest.fail, **options)
+        whole = make_translator(config, params, vocabs, warn=pytest.fail, **options)
         whole.search.programs = translator.search.programs
         assert whole.describe()["sentences"] == "together"
         (found,) = whole.translate([line])

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flaxformer_mt.translation.segmentation import read_sources
+from make_translator import make_translator
 from tiny_experiment import change
 
 from flaxformer_mt import cpu
@@ -28,7 +30,6 @@ from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
 from flaxformer_mt.translation.constraints import make_sentence
 from flaxformer_mt.translation.result import Annotations
-from flaxformer_mt.translation.segmentation import read_sources
 from flaxformer_mt.translation.translator import Translation, Translator, place_models
 
 TEXT = [
@@ -159,7 +160,7 @@ def fake_search(translator, monkeypatch):
 
 
 def test_lines_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
-    translator = Translator(config, {}, vocabs, warn=lambda message: None)
+    translator = make_translator(config, {}, vocabs, warn=lambda message: None)
     fake = fake_search(translator, monkeypatch)
     words = " ".join(source for source, _ in TEXT).split()
     lines = [" ".join(words[i % 20 : i % 20 + 1 + i % 4]) for i in range(300)]
@@ -171,7 +172,7 @@ def test_lines_of_all_lengths_share_few_shapes(config, vocabs, monkeypatch):
 def test_learned_positions_bound_the_length(config, vocabs, monkeypatch):
     model = dataclasses.replace(config.model, positions="learned", max_positions=40)
     long = dataclasses.replace(config.search, max_length_offset=100)
-    translator = Translator(dataclasses.replace(config, model=model, search=long), {}, vocabs)
+    translator = make_translator(dataclasses.replace(config, model=model, search=long), {}, vocabs)
     fake = fake_search(translator, monkeypatch)
     translator.translate(SENTENCES)
     assert {limit for *_, limit in fake.sizes} == {40}
@@ -403,7 +404,7 @@ def test_a_text_has_one_translation_and_a_call_its_own_search_options(translator
     expected = translator.translate(SENTENCES[:1])[0]
     assert translator.translate(SENTENCES[0]) == expected
     search = dataclasses.replace(config.search, method="greedy", beam_size=1)
-    greedy = Translator(dataclasses.replace(config, search=search), params, vocabs)
+    greedy = make_translator(dataclasses.replace(config, search=search), params, vocabs)
     wanted = greedy.translate(SENTENCES)
     assert translator.translate(SENTENCES, method="greedy", beam_size=1) == wanted
     assert list(translator.translate_stream(iter(SENTENCES), method="greedy", beam_size=1)) == wanted
@@ -432,10 +433,10 @@ def test_mistakes_are_named(translator, config, vocabs):
     with pytest.raises(UserError, match="line 2 is bytes, not str"):
         translator.translate(["Hund", b"Hund"])
     with pytest.raises(ValueError, match="params="):
-        Translator(config, None, vocabs).translate(["Hund"])
+        make_translator(config, None, vocabs).translate(["Hund"])
     wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=math.inf, batch_tokens=0)
     with pytest.raises(UserError) as error:
-        Translator(dataclasses.replace(config, search=wrong), None, vocabs)
+        make_translator(dataclasses.replace(config, search=wrong), None, vocabs)
     assert {line.split(" is ")[0] for line in str(error.value).split("\n")} == {
         "search.beam_size",
         "search.length_penalty",
@@ -610,7 +611,7 @@ def test_prefixes_and_phrases_are_in_the_translation(
     # With limits of nothing, a translation has the tokens that its constraints need, and at least one.
     limits = {"max_length_ratio": 0.0, "max_length_offset": 0, "batch_tokens": 14 * (12 + 3)}
     short = dataclasses.replace(config, search=dataclasses.replace(config.search, **limits))
-    shortest = Translator(short, params, vocabs, warn=warnings.append)
+    shortest = make_translator(short, params, vocabs, warn=warnings.append)
     shortest.search.programs = translator.search.programs  # limits are inputs of the programs
     cut = shortest.translate(
         [*lines[:4], *SENTENCES],
@@ -667,7 +668,7 @@ def test_an_ensemble_with_itself_is_the_model(
 def test_an_ensemble_has_one_vocabulary(config, params, vocabs, make_vocabularies):
     others = make_vocabularies(310, [(target, source) for source, target in TEXT])
     with pytest.raises(UserError, match=r"another source vocabulary \(310 pieces\) than the first \(320"):
-        Translator(config, params, vocabs, ensemble=[TrainedModel(config, others, params, "best", {})])
+        make_translator(config, params, vocabs, ensemble=[TrainedModel(config, others, params, "best", {})])
 
 
 @pytest.mark.parametrize(
@@ -695,7 +696,7 @@ def test_constraints_that_cannot_be_met_are_named(config, params, vocabs, transl
     with pytest.raises(UserError, match="required phrases need plain beam search, but search.mbr is chrf"):
         translator_with("beam", mbr="chrf").translate(["Hund"], required=[["dog"]])
     model = dataclasses.replace(config.model, positions="learned", max_positions=16)
-    short = Translator(dataclasses.replace(config, model=model), params, vocabs)
+    short = make_translator(dataclasses.replace(config, model=model), params, vocabs)
     with pytest.raises(UserError, match="line 2 has .* tokens of prefix and required phrases"):
         short.translate(["Hund", "Katze"], prefixes=["", "the old cat drinks milk today " * 4])
 
@@ -787,7 +788,7 @@ def test_too_little_memory_halves_the_batches(translator, warnings, monkeypatch)
 
 
 def test_a_description_tells_models_apart(config, params, other_params, vocabs, translator):
-    again = Translator(config, params, vocabs).describe()
+    again = make_translator(config, params, vocabs).describe()
     assert again == translator.describe()
-    other = Translator(config, other_params, vocabs).describe()
+    other = make_translator(config, other_params, vocabs).describe()
     assert {name for name in other if other[name] != again[name]} == {"parameters"}

@@ -89,10 +89,9 @@ def serve(options: ServeOptions) -> None:
                 handlers.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
             asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
         threads = {model.thread for model in models.values()}
-        for counted, number in sum(
-            (thread.engine.counts for thread in threads), collections.Counter()
-        ).items():
-            _say(f"{counted}: {number:,}")
+        counts = sum((thread.engine.counts for thread in threads), collections.Counter[str]())
+        for counted, count in counts.items():
+            _say(f"{counted}: {count:,}")
         _say("all requests are answered; the server ends")
 
 
