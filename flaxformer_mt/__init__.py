@@ -2,7 +2,7 @@
 
 The public API; every name is loaded when it is first used, so that importing the package loads no JAX:
 
-    from flaxformer_mt import Translator
+    from flaxformer_mt import TranslationOptions, Translator
 
     translator = Translator.load("runs/toy_de_en")
     translator.translate(["Der Mann liest ein Buch."])[0].text
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flaxformer_mt.convert.import_run import import_run
     from flaxformer_mt.errors import FlaxformerWarning, TrainingInterrupted, UserError
     from flaxformer_mt.evaluation.comparison import ResamplingOptions
-    from flaxformer_mt.evaluation.evaluate import evaluate_run
+    from flaxformer_mt.evaluation.evaluate import EvaluationOptions, evaluate_run
     from flaxformer_mt.scoring.metrics import define_scorer
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.translation.glossary import Glossary
@@ -33,6 +33,7 @@ __version__ = "0.3.0"
 __all__ = [
     "Annotations",
     "Config",
+    "EvaluationOptions",
     "FlaxformerWarning",
     "Glossary",
     "LoadOptions",
@@ -40,6 +41,7 @@ __all__ = [
     "ResamplingOptions",
     "Scorer",
     "TrainingInterrupted",
+    "TranslationOptions",
     "Translator",
     "UserError",
     "__version__",
@@ -56,6 +58,7 @@ __all__ = [
 _HOMES = {
     "Annotations": "translation.result",
     "Config": "config",
+    "EvaluationOptions": "evaluation.evaluate",
     "FlaxformerWarning": "errors",
     "Glossary": "translation.glossary",
     "LoadOptions": "config.load_options",
@@ -63,6 +66,7 @@ _HOMES = {
     "ResamplingOptions": "evaluation.comparison",
     "Scorer": "translation.scorer",
     "TrainingInterrupted": "errors",
+    "TranslationOptions": "translation.translator",
     "Translator": "translation.translator",
     "UserError": "errors",
     "define_scorer": "scoring.metrics",

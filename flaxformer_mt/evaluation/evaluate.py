@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypedDict, cast
 
@@ -190,22 +190,40 @@ class EvaluationResult(TypedDict, total=False):
     perplexity: float
 
 
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What `evaluate_run` evaluates, and by which scores."""
+
+    # Split of the run's data set to score, unless files are given.
+    split: Literal["test", "valid"] = "test"
+    # File of source sentences; - is standard input. With `scorers`, no reference is needed.
+    source: str | Path | None = None
+    # File of the translations of the source; for a language model, the text to score.
+    reference: str | Path | None = None
+    # The languages of the directions or files to evaluate. None: all.
+    source_language: str | None = None
+    target_language: str | None = None
+    # Whether BLEU and chrF ignore case, and sacreBLEU's tokenizer for BLEU. None: as the run's config says.
+    lowercase: bool | None = None
+    tokenize: str | None = None
+    # Other runs, or files of translations, of the same sentences.
+    against: Sequence[ComparedSystem | str | Path] = ()
+    # Bootstrap samples for confidence intervals and significance tests. None: 1000 samples with `against`,
+    # else none.
+    resampling: ResamplingOptions | None = None
+    # Names of further metrics, which `define_scorer` returns.
+    scorers: Sequence[str] = ()
+    # Metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
+    tune_rerank: str | None = None
+    # Terms for the translations, see `Translator.translate`; the result then has `terms`.
+    glossary: Glossary | Mapping[str, str] | str | Path | None = None
+
+
 def evaluate_run(
     run_dir: str | Path,
-    options: LoadOptions | None = None,
+    loading: LoadOptions | None = None,
+    options: EvaluationOptions | None = None,
     *,
-    split: Literal["test", "valid"] = "test",
-    source: str | Path | None = None,
-    reference: str | Path | None = None,
-    source_language: str | None = None,
-    target_language: str | None = None,
-    lowercase: bool | None = None,
-    tokenize: str | None = None,
-    against: Sequence[ComparedSystem | str | Path] = (),
-    resampling: ResamplingOptions | None = None,
-    scorers: Sequence[str] = (),
-    tune_rerank: str | None = None,
-    glossary: Glossary | Mapping[str, str] | str | Path | None = None,
     progress: TextIO | None = None,
     **changes: Any,
 ) -> EvaluationResult:
@@ -219,57 +237,64 @@ def evaluate_run(
     with each weight tried (`scores`).
 
     Args:
-      options, changes: see `Translator.load`; `dtype`, `split_sentences` and `allow_nonfinite` also apply to
-        the runs in `against`.
-      split: the split of the run's data set to score, unless files are given.
-      source: file of source sentences; - is standard input. With `scorers`, no reference is needed.
-      reference: file of the translations of the source; for a language model, the text to score.
-      source_language, target_language: the languages of the directions or files to evaluate. None: all.
-      lowercase: whether BLEU and chrF ignore case. None: as the run's config says.
-      tokenize: sacreBLEU's tokenizer for BLEU. None: as the run's config says.
-      against: other runs, or files of translations, of the same sentences.
-      resampling: bootstrap samples for confidence intervals and significance tests. None: 1000
-        samples with `against`, else none.
-      scorers: names of further metrics, which `define_scorer` returns.
-      tune_rerank: metric by which to find the best search.rerank_weight on these sentences. None: evaluate.
-      glossary: terms for the translations, see `Translator.translate`; the result then has `terms`.
+      loading: see `Translator.load`; `dtype`, `split_sentences` and `allow_nonfinite` also apply to the runs
+        in `against`.
       progress: the stream that shows progress to a human, such as sys.stderr; None: nothing is shown.
+      changes: fields of `EvaluationOptions` and of `LoadOptions`, as in evaluate_run(run, split="valid",
+        checkpoint="last"), that override `options` and `loading`.
 
     Raises:
       UserError: something named is absent, lines or splits do not correspond, or an option has no effect.
     """
-    run_dir, loading = open_copy(run_dir), replace(options or LoadOptions(), **changes)
-    source, reference = (None if file is None else str(file) for file in (source, reference))
-    compared, config = [*map(parse_compared_system, against)], read_config(run_dir / "config.json")
+    names = {field.name for field in fields(EvaluationOptions)}
+    options = replace(
+        options or EvaluationOptions(), **{name: changes.pop(name) for name in names & changes.keys()}
+    )
+    run_dir, loading = open_copy(run_dir), replace(loading or LoadOptions(), **changes)
+    config = read_config(run_dir / "config.json")
     if not config.data.source_language:
-        _check_text_alone(run_dir, config, source, compared)
-        return cast(
-            EvaluationResult,
-            _evaluate_language_model(run_dir, config, split, reference, loading, progress),
-        )
-    scoring: dict[str, Any] = {"lowercase": lowercase, "bleu_tokenize": tokenize}
+        _check_text_alone(run_dir, config, options)
+        report = _evaluate_language_model(run_dir, config, options, loading, progress)
+    else:
+        report = _evaluate_translations(run_dir, config, options, loading, progress)
+    return cast(EvaluationResult, report)
+
+
+def _evaluate_translations(
+    run_dir: Path,
+    config: Config,
+    options: EvaluationOptions,
+    loading: LoadOptions,
+    progress: TextIO | None,
+) -> Mapping[str, Any]:
+    """Evaluate each direction, or find the weight of a scorer that reranks."""
+    compared = [*map(parse_compared_system, options.against)]
+    scoring: dict[str, Any] = {"lowercase": options.lowercase, "bleu_tokenize": options.tokenize}
     train = replace(config.train, **{name: value for name, value in scoring.items() if value is not None})
-    terms = {} if glossary is None else {"glossary": Glossary.make(glossary)}
+    terms = {} if options.glossary is None else {"glossary": Glossary.make(options.glossary)}
+    source, reference = (None if file is None else str(file) for file in (options.source, options.reference))
     sets = read_sets(
         config,
-        split,
+        options.split,
         source=source,
         reference=reference,
-        languages={"source_language": source_language, "target_language": target_language},
+        languages={"source_language": options.source_language, "target_language": options.target_language},
         vocab_tags=read_tags(run_dir / "vocab"),
-        alone=bool(scorers),
+        alone=bool(options.scorers),
     )
     if loading.use_all_devices:
         use_cpu_cores_as_devices()  # before the number of processes is asked for, which starts JAX
-    decide_once(lambda: try_scorers(scorers, "--scorer", with_references=bool(sets[0].references)))
-    if tune_rerank is not None:
-        return cast(EvaluationResult, _tune_rerank(run_dir, loading, sets, tune_rerank, train))
-    resampling = resampling or ResamplingOptions(1000 if compared else 0)
+    with_references = bool(sets[0].references)
+    decide_once(lambda: try_scorers(options.scorers, "--scorer", with_references=with_references))
+    if options.tune_rerank is not None:
+        return _tune_rerank(run_dir, loading, sets, options.tune_rerank, train)
+    resampling = options.resampling or ResamplingOptions(1000 if compared else 0)
     reports = {}
     for scored in sets:
         references = scored.references
         scoring = choose_score_options(train, scored.direction.target, references, warn=warn_user)
-        from_files = read_compared_files(compared, (run_dir, config, scored), split=None if source else split)
+        split = None if source else options.split
+        from_files = read_compared_files(compared, (run_dir, config, scored), split=split)
         with_terms = replace(scored, languages=scored.languages | terms)
         report, evaluation = _evaluate_set(run_dir, loading, with_terms, scoring, progress)
         if terms and references:
@@ -278,13 +303,12 @@ def evaluate_run(
         if compared and references:
             lower = scoring["lowercase"]
             _keep(save_largest_differences, run_dir, scored.name, evaluation, rivals, lowercase=lower)
-        score = functools.partial(compare, evaluation, rivals, resampling, scorers=scorers, **scoring)
+        score = functools.partial(compare, evaluation, rivals, resampling, scorers=options.scorers, **scoring)
         with WorkProgress(progress).part("scoring the translations"):
             report |= decide_once(score)
         report |= {"by_length": score_by_length(evaluation, **scoring)} if references else {}
         reports[scored.direction.name] = report
-    result = next(iter(reports.values())) if len(reports) == 1 else join_reports(split, reports)
-    return cast(EvaluationResult, result)
+    return next(iter(reports.values())) if len(reports) == 1 else join_reports(options.split, reports)
 
 
 def _keep(save: Callable[..., object], *what: Any, **how: Any) -> None:
@@ -402,19 +426,19 @@ def describe_evaluation(result: Mapping[str, Any], *, name: str) -> list[str | T
     return [scores, "", describe_by_length(result["by_length"])] if "by_length" in result else [scores]
 
 
-def _check_text_alone(
-    run_dir: Path, config: Config, source: str | None, against: Sequence[ComparedSystem]
-) -> None:
+def _check_text_alone(run_dir: Path, config: Config, options: EvaluationOptions) -> None:
     what = (
         f"{run_dir} is a language model of {config.data.target_language} (its data.source_language is empty)"
     )
-    if source is not None:
+    if options.source is not None:
         raise UserError(
-            f"{what}: it takes no source {source}, only the text to score; give --reference=FILE alone"
+            f"{what}: it takes no source {options.source}, only the text to score; give --reference=FILE "
+            "alone"
         )
-    if against:
+    if options.against:
         raise UserError(
-            f"{what}: it has no translations to compare with those of {against[0].name}; compare the "
+            f"{what}: it has no translations to compare with those of "
+            f"{parse_compared_system(options.against[0]).name}; compare the "
             "perplexities of language models"
         )
 
@@ -422,19 +446,19 @@ def _check_text_alone(
 def _evaluate_language_model(
     run_dir: Path,
     config: Config,
-    split: Literal["test", "valid"],
-    reference: str | None,
-    options: LoadOptions,
+    options: EvaluationOptions,
+    loading: LoadOptions,
     progress: TextIO | None,
 ) -> dict[str, Any]:
+    reference, split = options.reference, options.split
     if reference is None:
         check_split(config, split, files="--reference=FILE")
         sentences = [pair.target for pair in read_pairs(config.data, split)]
     else:
-        sentences = read_sentences(reference)
+        sentences = read_sentences(str(reference))
     if not sentences:
         raise UserError("there is no text to score (0 lines); give at least one line")
-    scorer = Scorer.load(run_dir, options)
+    scorer = Scorer.load(run_dir, loading)
     if progress is not None:
         noun = "sentence" if len(sentences) == 1 else "sentences"
         checkpoint = name_checkpoint(scorer.checkpoint, scorer.step)
@@ -446,7 +470,7 @@ def _evaluate_language_model(
             throughput.add(tokens=len(score.tokens))
     likelihood = Likelihood(tokens, total / tokens, math.nan)
     return {
-        "name": split if reference is None else name_of_file(reference),
+        "name": split if reference is None else name_of_file(str(reference)),
         "checkpoint": scorer.checkpoint,
         "step": scorer.step,
         "sentences": len(sentences),
