@@ -2,9 +2,10 @@
 
 import re
 
-from flaxformer_mt.translation.result import Translation
+from flaxformer_mt.translation.result import Translation, one_line
 from flaxformer_mt.translation.segments import Segment, Step
 from flaxformer_mt.unicode_text import is_blank, split_words
+from flaxformer_mt.vocab import Vocab
 
 _URL = re.compile(r"(?:https?://|www\.)\S+")
 
@@ -14,25 +15,32 @@ class CopiedText(Step):
 
     counted = "texts without letters that were copied"
 
+    def __init__(self, vocab: Vocab) -> None:
+        """`vocab`: of the sources."""
+        self._vocab = vocab
+
     def before(self, segments: list[Segment]) -> list[Segment]:
         for segment in segments:
             text, request = segment.text.strip(), segment.request
             term = request.glossary is not None and request.glossary.find(text)
-            if is_copied(text) and not (request.prefix or request.phrases or term):
-                words = len(split_words(text)) if segment.annotations.alignments == "words" else 0
-                has_alignment = segment.annotations.alignments is not None
+            if is_copied(text) and not (request.prefix.strip() or request.phrases or term):
                 segment.memory[self] = None
-                segment.translation = Translation(
-                    text,
-                    score=0.0,
-                    log_prob=0.0,
-                    tokens=(),
-                    token_log_probs=() if segment.annotations.token_log_probs else None,
-                    alignment=tuple((word, word) for word in range(words)) if has_alignment else None,
-                )
+                # Are counted in alignments of pieces.
+                (segment.ids,) = self._vocab.tokenize_all([segment.read(text)])
+                segment.translation = _copy(segment, one_line(text))
         return segments
 
 
 def is_copied(text: str) -> bool:
     """Return whether a text is a URL, or has no letter but something else to be seen."""
     return _URL.fullmatch(text) is not None or not (is_blank(text) or any(map(str.isalpha, text)))
+
+
+def _copy(segment: Segment, text: str) -> Translation:
+    """Return a text as its translation, in which each word is aligned with itself."""
+    kind, alignment = segment.annotations.alignments, None
+    if kind is not None:
+        words = range(len(split_words(text)) if kind == "words" else 0)
+        alignment = tuple((segment.tag_words + word, word) for word in words)
+    log_probs = () if segment.annotations.token_log_probs else None
+    return Translation(text, 0.0, 0.0, (), token_log_probs=log_probs, alignment=alignment)

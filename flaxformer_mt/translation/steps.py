@@ -42,7 +42,7 @@ def make_steps(
         InlineMarkup(),
         LanguageTags(data, vocabs, lines_have_tags=lines_have_tags),
         Sentences(apart=apart),
-        CopiedText(),
+        CopiedText(vocabs.source),
         LetterCase(changed_cases, vocabs.source),
         Tokenization(vocabs.source, longest=data.max_source_length, long_lines=long_lines),
         LinesBefore(data, vocabs.source, apart=apart),

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeBackend, fake_engine
 
 from flaxformer_mt import cpu
 from flaxformer_mt.commands import doctor, launch, plot
@@ -66,21 +66,18 @@ def run_dir(tmp_path):
     return folder
 
 
-class FakeTranslator(FakeEngine):
+class FakeTranslator:
     """Turns text into capitals; offers as many hypotheses as it is asked for."""
 
-    warmed: tuple[int, ...] = ()
-    vocabs = SimpleNamespace(target=SimpleNamespace(pieces=lambda tokens: [f"p{token}" for token in tokens]))
-
     def __init__(self):
-        super().__init__(self._shout, description={"checkpoint": "best"})
-        self.requests = []
+        self.backend = FakeBackend(self._shout, description={"checkpoint": "best"})
+        self.requests, self.warmed = [], ()
 
     def warm_up(self, *, n_best):
         self.warmed = (*self.warmed, n_best)
 
     def engine(self):
-        return self
+        return fake_engine(self.backend)
 
     def _shout(self, request):
         self.requests.append(request)

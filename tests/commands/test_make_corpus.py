@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeBackend, fake_engine
 
 from flaxformer_mt.commands import make_corpus
 from flaxformer_mt.commands.main import main
@@ -29,7 +29,7 @@ from flaxformer_mt.translation.result import Translation
 from flaxformer_mt.translation.translator import Translator
 
 
-class Reversing(FakeEngine):
+class Reversing(FakeBackend):
     """Translates words into their reversals, without a model; ends at the given window as a kill does."""
 
     ran = 0
@@ -56,7 +56,10 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     save_config(Config(search=SearchConfig(beam_size=3)), Path("run/config.json"))
-    load = lambda run, options, **more: SimpleNamespace(engine=lambda: Reversing(options.search))  # noqa: E731
+    
+    def load(run, options, **more):
+        return SimpleNamespace(engine=lambda: fake_engine(Reversing(options.search)))
+
     monkeypatch.setattr(Translator, "load", load)
     monkeypatch.setattr(Reversing, "ran", 0)
     return "run"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeBackend, fake_engine
 from tiny_experiment import quick_environment, random_params
 
 from flaxformer_mt.commands.main import main
@@ -194,9 +194,9 @@ def test_a_killed_translation_resumes_with_the_same_bytes(run_dir, capfd, monkey
 def test_a_pipe_that_pauses_is_answered(untrained, monkeypatch, capfd, output):
     """With standard output, each line before the next is sent; a file has windows of fixed sizes."""
     monkeypatch.setattr("flaxformer_mt.text_io.lines._PAUSE", 0.05)
-    shouting = FakeEngine(lambda request: Translation(request.text.upper(), -1.0, -1.0, (5, 2)))
+    shouting = FakeBackend(lambda request: Translation(request.text.upper(), -1.0, -1.0, (5, 2)))
     written = []
-    loaded = SimpleNamespace(engine=lambda: shouting)
+    loaded = SimpleNamespace(engine=lambda: fake_engine(shouting))
     monkeypatch.setattr(Translator, "load", lambda *arguments, **options: loaded)
     read_end, write_end = os.pipe()
 
@@ -420,7 +420,7 @@ def test_two_runs_in_a_row_and_one_that_does_not_follow(tiny_run, tmp_path, monk
         assert main(whole) == 130
     assert "holds the output of the first 2 lines" in capfd.readouterr().err
     with monkeypatch.context() as patch:  # on another kind of device
-        patch.setattr("flaxformer_mt.translation.engine.default_device_kind", lambda: "another")
+        patch.setattr("flaxformer_mt.translation.search_backend.default_device_kind", lambda: "another")
         assert main([*whole, "--resume"]) == 0
     assert Path("out").read_bytes() == Path("whole").read_bytes()
     assert main(command) == 0

@@ -57,6 +57,27 @@ def vocabs(make_vocabularies):
 
 
 @pytest.fixture(scope="session")
+def make_characters(tmp_path_factory):
+    """Makes vocabularies of characters and tags: one token for each, and one for the space before the first."""
+
+    class Tagged(list):
+        tags = ()
+
+    def make(*tags):
+        pairs = Tagged([Pair(*[" ".join(map(chr, range(33, 127)))] * 2)] * 3)
+        pairs.tags = tags
+        config = VocabConfig(kind="char", size=0, byte_fallback=False, normalization="identity")
+        return make_vocabs(config, pairs, tmp_path_factory.mktemp("vocab"))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def characters(make_characters):
+    return make_characters()
+
+
+@pytest.fixture(scope="session")
 def config():
     return Config(
         data=DataConfig(max_source_length=12, max_target_length=12),

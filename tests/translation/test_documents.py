@@ -14,6 +14,7 @@ import pytest
 from tiny_experiment import change, quick_environment, small_model, text_data, write_untrained_run
 
 from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.server.model_thread import ModelThread
 from flaxformer_mt.config import CleanConfig, Config, SearchConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.corpus import read_pairs
@@ -21,7 +22,7 @@ from flaxformer_mt.corpus.documents import Context, Documents
 from flaxformer_mt.corpus.text_rows import TextRows
 from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.requests import EngineThread, Request, make_requests, run
+from flaxformer_mt.translation.requests import Request, make_requests
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translator
 
@@ -171,9 +172,10 @@ def test_a_line_is_read_as_its_pair_is_stored(config, translator, tmp_path):
     for number, request in enumerate(make_requests(documents, {}, documents=documents)):
         assert len(request.context) == (0, 1, 2, 2, 0, 0, 0, 1, 2)[number]
         (line,) = engine.read([request])
-        for sentence in line.sentences:  # none of a blank line
+        for part in line.parts:  # none of a blank line
+            sentence = part.sentence
             assert sentence.source.tolist() == prepared.valid[number][0].tolist() and not sentence.prefix
-        assert len(line.sentences) == bool(SOURCE[number])
+        assert len(line.parts) == bool(SOURCE[number])
 
 
 LINES = [line for line in SOURCE * 3 if line]
@@ -187,7 +189,8 @@ def test_lines_are_translated_in_windows_of_any_size_and_in_any_order(translator
         assert [one.text for one in windows] == texts, window
     documents = Documents(LINES, 2, LINE_IDS)
     requests = [*make_requests(documents, {}, documents=documents)]
-    assert [one.text for one in run(translator.engine(), requests[::-1])] == texts[::-1]
+    (found,) = translator.engine().run([requests[::-1]])
+    assert [one.text for one in found] == texts[::-1]
     assert [one.text for one in translator.translate(LINES)] != texts
 
 
@@ -207,7 +210,7 @@ def test_sentences_of_a_line_are_lines_before_one_another(translator):
     engine = translator.with_search(method="greedy").engine()
     request = Request("ab. Ba. Ab. Ba.", context=("ab ba. Aba.",))
     (line,) = engine.read([request])
-    pieces = [translator.vocabs.source.detokenize(one.source) for one in line.sentences]
+    pieces = [translator.vocabs.source.detokenize(part.sentence.source) for part in line.parts]
     assert [piece.count("<sep>") for piece in pieces] == [2, 2, 2, 2] and len(line.parts) == 4
     (alone,) = engine.read([dataclasses.replace(request, context=None)])
     assert all(part.added_pieces == 0 for part in alone.parts)
@@ -217,7 +220,7 @@ def ask(translator, text, **fields):
     from flaxformer_mt.commands.server.request_fields import read_request
     from flaxformer_mt.commands.server.translations import Translations, direct
 
-    thread = EngineThread(translator.engine(arriving=True))
+    thread = ModelThread(translator.engine(arriving=True))
     try:
         server = Translations(direct(thread, translator.config.data), most_waiting=100)
         wanted = read_request({"q": text, "source": "xx", "target": "yy", **fields}, 1000)

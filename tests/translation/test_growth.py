@@ -1,16 +1,17 @@
 """What reads the text of a request takes time in proportion to it, whatever the text is made of."""
 
-import functools
+import dataclasses
 
 import pytest
-from flaxformer_mt.translation.segmentation import SourcePart, find_language_tags, read_sources
+from fake_engine import read_lines
 from growth import growth
 
-from flaxformer_mt.translation.constraints import make_sentences
+from flaxformer_mt.translation.copied_text import is_copied
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.language_tags import LineTags
-from flaxformer_mt.translation.letter_case import LetterCase, put_back
-from flaxformer_mt.translation.requests import Request
+from flaxformer_mt.translation.language_tags import LineTags, find_language_tags
+from flaxformer_mt.translation.letter_case import put_back
+from flaxformer_mt.translation.result import Annotations
+from flaxformer_mt.translation.steps import make_steps
 from flaxformer_mt.unicode_text import find_case, is_blank, lacks_spaces, spell
 
 TEXTS = {
@@ -41,7 +42,7 @@ def test_terms_are_found_in_linear_time(text):
 
 READERS = {
     function.__name__: function
-    for function in (spell, is_blank, lambda text: lacks_spaces([text]), find_case, find_language_tags)
+    for function in (spell, is_blank, lambda text: lacks_spaces([text]), find_case, find_language_tags, is_copied)
 } | {"tags": lambda text: LineTags(">>fr<< ", (">>fr<<",)).find([text])}
 
 
@@ -51,31 +52,44 @@ def test_texts_are_looked_at_in_linear_time(reader, text):
     assert growth(READERS[reader], lambda size: TEXTS[text] * size) < 1.6
 
 
+@pytest.fixture(scope="module")
+def steps(config, vocabs):
+    """All steps, whose constraints can be met, in German."""
+
+    def make(*changed_cases):
+        how = {"apart": True, "changed_cases": frozenset(changed_cases)}
+        return make_steps(config, vocabs, lambda *checked: None, **how)
+
+    return make
+
+
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("case", ["", "capitals"])
-def test_sentences_are_cut_in_linear_time(text, case, vocabs):
+def test_lines_are_read_in_linear_time(text, case, steps):
     """Halves of halves, each of which is tokenized: the logarithm of the length is a factor."""
-    letter_case = LetterCase(frozenset({case} - {""}), vocabs.source, "de")
-    how = {"vocab": vocabs.source, "longest": 12, "long_lines": "split", "sentences": True, "language": "de"}
-    read = functools.partial(read_sources, **how, letter_case=letter_case)
-    assert growth(lambda one: read([one]), lambda size: TEXTS[text] * size) < 1.6
+    read = steps(*{case} - {""})
+    annotations = Annotations(markup=True)
+    grown = growth(
+        lambda line: read_lines([line], *read, annotations=annotations), lambda size: TEXTS[text] * size
+    )
+    assert grown < 1.6
     if case:
         assert growth(lambda one: put_back(one, case, "de", one), lambda size: TEXTS[text] * size) < 1.6
 
 
 @pytest.mark.parametrize("target", ["{}", "the same"])
-def test_terms_of_many_sentences_are_required_in_linear_time(target, vocabs):
-    def make(size):
-        words = [f"w{number}" for number in range(size)]
-        parts = [SourcePart(0, 0, f"{word} x. ") for word in words]
-        return parts, Glossary(tuple((word, target.format(word)) for word in words))
+def test_terms_of_many_sentences_are_required_in_linear_time(target, steps):
+    @dataclasses.dataclass
+    class Sized:
+        size: int
 
-    def read(made):
-        request = Request("", glossary=made[1])
-        make_sentences(request, made[0], vocab=vocabs.target, tags=LineTags(""))
+        def __post_init__(self):
+            words = [f"w{number}" for number in range(self.size)]
+            self.text = " X. ".join(words)
+            self.glossary = Glossary(tuple((word, target.format(word)) for word in words))
 
-    class Sized(tuple):
         def __len__(self):
-            return 10 * len(self[0])
+            return 10 * self.size
 
-    assert growth(read, lambda size: Sized(make(size))) < 1.6
+    read = steps()
+    assert growth(lambda made: read_lines([made.text], *read, glossary=made.glossary), Sized) < 1.6

@@ -1,17 +1,19 @@
 """Markup comes back: every tag once, balanced and nested as before, around the words that it was around."""
 
+import dataclasses
 import random
 import re
 import time
 from pathlib import Path
 
 import pytest
+from fake_engine import read_lines
 from growth import growth
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.inline_markup import _best_run, put_back, take_out
-from flaxformer_mt.translation.result import Annotations
+from flaxformer_mt.translation.inline_markup import InlineMarkup, _best_run, put_back, take_out
+from flaxformer_mt.translation.result import Annotations, Translation
 from flaxformer_mt.translation.translator import Translator
 
 TAG = re.compile(r"<(/?)(\w+)(/?)>|\{\d+\}")
@@ -347,6 +349,21 @@ def test_the_best_run_is_the_best_of_all_runs():
 @pytest.mark.parametrize("unit", ["</b>", "<a ", "<a '", '<a b=">" ', "{n,plural,", "{{", "%(", "&#"])
 def test_markup_that_does_not_end_is_read_once(unit):
     assert growth(take_out, lambda n: unit * n) < 1.6
+
+
+def test_the_step_asks_for_alignments_and_drops_them_unless_they_are_wanted():
+    lines, step = ["<b>Hund</b> {0}", "Hund"], InlineMarkup()
+    for wanted in (None, "words"):
+        asked = Annotations(markup=True, alignments=wanted)
+        marked, plain = read_lines(lines, step, annotations=asked)
+        assert marked.line == marked.text == plain.text == "Hund" and marked.request.text == lines[0]
+        assert marked.annotations == Annotations(for_markup=True, alignments="words")
+        best, other = (Translation(one, 0.0, 0.0, (), alignment=((0, 0),)) for one in ("dog", "hound"))
+        undone = marked.undo(dataclasses.replace(best, alternatives=(other,)))
+        assert [one.text for one in undone.n_best] == ["<b>dog</b> {0}", "<b>hound</b> {0}"]
+        assert {one.alignment for one in undone.n_best} == {((0, 0),) if wanted else None}
+    (untouched,) = read_lines(lines[:1], step)
+    assert untouched.text == lines[0] and not untouched.memory
 
 
 def test_translator_and_command_put_tags_into_every_hypothesis(tiny_run, tiny_text, tmp_path, capsys):

@@ -1,24 +1,107 @@
-"""Tags of given languages: as if the lines had them, but invisible in alignments; unknown languages."""
+"""Language tags: those at the start of lines, and those of given languages, which alignments do not count."""
 
 import copy
 import dataclasses
 
-import numpy as np
 import pytest
+from fake_engine import read_lines
 
-from flaxformer_mt.config import DataConfig, VocabConfig
+from flaxformer_mt.config import DataConfig, SearchConfig, VocabConfig
 from flaxformer_mt.corpus.pairs import Pair
 from flaxformer_mt.decoding.forced_decoding import PairScore
-from flaxformer_mt.decoding.sentences import Sentence
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.constraints import require
-from flaxformer_mt.translation.language_tags import LineTags, choose_line_tags
+from flaxformer_mt.translation.constraints import Constraints
+from flaxformer_mt.translation.language_tags import (
+    LanguageTags,
+    LineTags,
+    choose_line_tags,
+    find_language_tags,
+)
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.scorer import Scorer
+from flaxformer_mt.translation.sentences import Sentences
+from flaxformer_mt.translation.tokenization import Tokenization
 from flaxformer_mt.vocab import make_vocabs
 from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
 
 MANY = DataConfig(dataset="a:en-de,b:en-fr,c:de-en")
+
+
+@pytest.mark.parametrize(
+    ("line", "tag"),
+    [
+        (">>fr<< der Hund", ">>fr<< "),
+        (" >>cmn_Hans<<der Hund", " >>cmn_Hans<<"),
+        (">>fr<< <from:de> der Hund", ">>fr<< <from:de> "),
+        ("<2de> >>sr_latn<<\tder Hund", "<2de> >>sr_latn<<\t"),
+        (">>Hund<< sagt er", ""),
+        ("der >>fr<< Hund", ""),
+        ("<2> Hund", ""),
+        (">>fr<<", ""),
+        ("\u200e>>fr<<\u00a0der Hund", "\u200e>>fr<<\u00a0"),
+        ("", ""),
+    ],
+)
+def test_tags_at_the_start_of_a_line(line, tag):
+    assert find_language_tags(line) == tag
+
+
+@pytest.fixture
+def read(make_characters):
+    """Returns lines whose sentences are apart, with at most so many tokens in a part; and the vocabulary."""
+
+    def read(lines, *, longest, data=DataConfig(), tags=(), **fields):
+        data, vocabs = dataclasses.replace(data, max_source_length=longest), make_characters(*tags)
+        steps = (
+            LanguageTags(data, vocabs),
+            Sentences(apart=False),
+            Tokenization(vocabs.source, longest=longest, long_lines="split"),
+        )
+        found = read_lines(lines, *steps, **fields)
+        for line in found:
+            assert line.tag + "".join(part.text for part in line.parts) == line.line
+            assert all(len(part.ids) <= longest and not part.is_cut for part in line.parts)
+        return found, vocabs.source
+
+    return read
+
+
+def test_given_tags_are_put_before_all_parts_and_belong_to_none(read):
+    data = DataConfig(dataset="a:de-fr,b:de-en", source_tags=True)
+    lines = ["x y", "Ab cd. Ef gh. Ij kl.", "<2de> Ab cd. Ef gh."]
+    added, languages = (">>fr<<", "<from:de>"), {"source_language": "de", "target_language": "fr"}
+    found, vocab = read(lines, longest=17, data=data, tags=added, **languages)
+    texts = [["x y"], ["Ab cd. ", "Ef gh. ", "Ij kl."], ["<2de> Ab cd. ", "Ef gh."]]
+    assert [[part.text for part in line.parts] for line in found] == texts
+    for part in (part for line in found for part in line.parts):
+        assert part.added == ">>fr<< <from:de> " and (part.added_pieces, part.tag_pieces) == (2, 0)
+        assert vocab.pieces(part.ids[:2]) == ["\u2581>>fr<<", "\u2581<from:de>"]
+        assert vocab.detokenize(part.ids[2:]) == part.text.strip()
+    # Where no language is named, the tag of a line is enough.
+    (line,), _ = read([">>fr<< <from:de> Ab cd."], longest=17, data=data, tags=added)
+    assert [(part.added, part.tag, part.tag_pieces) for part in line.parts] == [("", ">>fr<< <from:de> ", 2)]
+
+
+def test_all_parts_of_a_line_have_its_language_tag(read):
+    lines = [
+        "x",
+        ">>fr<< Ab. Cd. Ef.",
+        "<2de>abcdefghij klmno",
+        "Ab cd. Ef gh. Ij kl.",
+        ">>fr<<" * 9,  # no room for text
+    ]
+    found, vocab = read(lines, longest=14)
+    texts = [[vocab.detokenize(part.ids) for part in line.parts] for line in found]
+    assert texts[:4] == [
+        ["x"],
+        [">>fr<< Ab.", ">>fr<< Cd.", ">>fr<< Ef."],
+        ["<2de>abcde", "<2de>fghij", "<2de>klmno"],
+        ["Ab cd.", "Ef gh.", "Ij kl."],
+    ]
+    assert "".join(texts[4]) == lines[4]
+    assert [line.tag_words for line in found] == [0, 1, 0, 0, 0]
+    for part in (part for line in found for part in line.parts):
+        assert len(vocab.tokenize(part.tag)) - 1 == part.tag_pieces
 
 
 def test_the_languages_choose_the_tags():
@@ -63,8 +146,11 @@ def test_the_first_word_of_a_text_is_kept_after_the_tag_of_the_request():
     for spelling in ("\u200edeu_Latn Hund", "deu_Latn\u00a0Hund", " deu_Latn Hund"):
         assert vocab.tokenize(spelling) == vocab.tokenize("deu_Latn Hund")
     # So is that of a required phrase.
-    sentence = require(Sentence(np.array([1])), ["eng_Latn code"], vocab=vocab, lead="eng_Latn ", name="x")
-    assert vocab.detokenize(sentence.required[0]) == "eng_Latn code"
+    step = Constraints(vocab, SearchConfig(), lambda *checked: None, limited=False)
+    (line,) = read_lines(["x"], step, required=("eng_Latn code",))
+    line.lead = "eng_Latn "
+    step.before([line])
+    assert vocab.detokenize(line.sentence.required[0]) == "eng_Latn code"
 
 
 def test_a_missing_or_unknown_language_is_named_with_the_known_ones():

@@ -1,10 +1,15 @@
 """Text in capitals and other letter cases, which is changed only where a model does not know it."""
 
+import dataclasses
+
 import pytest
+from fake_engine import read_lines
 from make_translator import make_translator
 
-from flaxformer_mt.translation.letter_case import LetterCase, choose_cases, put_back
-from flaxformer_mt.translation.result import Annotations
+from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.letter_case import LetterCase, _spell, choose_cases, put_back
+from flaxformer_mt.translation.result import Annotations, Translation
+from flaxformer_mt.translation.sentences import Sentences
 from flaxformer_mt.unicode_text import CASES, find_case
 
 ALL = frozenset(CASES)
@@ -55,7 +60,7 @@ def letter_case(make_vocabularies):
         "Der Mann geht auf die Straße. Ein Mann mit einem T-Shirt isst. Das ist die NATO. Der Fuß ist groß."
     )
     vocabs = make_vocabularies(390, [(part, "a") for part in text.split(". ")])
-    return LetterCase(ALL, vocabs.source, "de")
+    return LetterCase(ALL, vocabs.source)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +73,13 @@ def letter_case(make_vocabularies):
     ],
 )
 def test_words_get_the_case_that_they_have_in_the_vocabulary(letter_case, text, expected):
-    case = letter_case.find(text)
-    assert case and letter_case.lower(text, case) == expected
-    assert letter_case.find(expected) == ""
+    assert letter_case.lower(text, "de") == expected
+    assert find_case(text) and not find_case(expected)
 
 
 def test_letters_of_some_languages(letter_case):
     for language, word, usual in (("en", "I'M", "I'm"), ("tr", "ILIK", "ılık"), ("de", "ICH", "ich")):
-        assert letter_case._replace(language=language)._spell(word, first=False)[0] == usual
-    text = "the little dog's house of a man"
+        assert _spell(word, language, first=False)[0] == usual
     for text, case, language, source, expected in (
         ("iyi ılık", "capitals", "tr", "A", "İYİ ILIK"),
         ("iyi", "capitals", "en", "A", "IYI"),
@@ -99,7 +102,26 @@ def test_letters_of_some_languages(letter_case):
         ("a B", "", "de", "A", "a B"),
     ):
         assert put_back(text, case, language, source) == expected
-    assert LetterCase().find("DER MANN") == "" and LetterCase().lower("DER", "") == "DER"
+
+
+def test_sentences_of_some_cases_are_read_in_sentence_case_and_translations_put_back(letter_case):
+    lines = ["DER MANN. Der Fuß.", "ISST!", "Der Fuß.", "12"]
+    steps = Sentences(apart=True), LetterCase(frozenset({"capitals"}), letter_case._vocab)
+    found = read_lines(lines, *steps)
+    read = [[part.read(part.text) for part in line.parts] for line in found]
+    assert read == [["Der Mann. ", "Der Fuß."], ["Isst!"], ["Der Fuß."], ["12"]]
+    first, second = found[0].parts
+    other = Translation("a man.", -2.0, -2.0, ())
+    best = dataclasses.replace(other, text="the man.", alternatives=(other,))
+    assert [one.text for one in first.undo(best).n_best] == ["THE MAN.", "A MAN."]
+    assert second.undo(best) == best
+    # Their translations have text as it is given.
+    glossary = Glossary.make({"MANN": "man"})
+    for fields in ({"prefix": "the"}, {"required": ("man",)}, {"glossary": glossary}):
+        (line,) = read_lines(lines[:1], *steps, **fields)
+        assert not any(part.memory for part in line.parts)
+    (line,) = read_lines(lines[:1], *steps, prefix=" ", required=(" ",), glossary=Glossary.make({"a": "b"}))
+    assert line.parts[0].memory
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from flaxformer_mt.translation import engine
-from flaxformer_mt.translation.engine import gather_translations
+from flaxformer_mt.translation import search_backend
 from flaxformer_mt.translation.result import FAILED, Translation
+from flaxformer_mt.translation.search_backend import gather_translations
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def processes(monkeypatch):
 
     def pretend(number: int, messages: list[bytes] | None = None) -> list[bytes]:
         sent: list[bytes] = []
-        monkeypatch.setattr(engine, "process_count", lambda: 3)
-        monkeypatch.setattr(engine, "process_index", lambda: number)
-        monkeypatch.setattr(engine, "exchange", lambda own: sent.append(own) or messages or [own] * 3)
+        monkeypatch.setattr(search_backend, "process_count", lambda: 3)
+        monkeypatch.setattr(search_backend, "process_index", lambda: number)
+        monkeypatch.setattr(search_backend, "exchange", lambda own: sent.append(own) or messages or [own] * 3)
         return sent
 
     return pretend

@@ -5,7 +5,8 @@ import html
 import json
 import math
 
-from flaxformer_mt.translation.result import EMPTY, Translation, TranslationFormat, format_score
+from flaxformer_mt.commands.translation_format import TranslationFormat, format_score
+from flaxformer_mt.translation.result import EMPTY, Translation
 
 NEXT = Translation("b\tc", -2.0, -3.0, (8, 2), token_log_probs=(-2.5, -0.5), alignment=((0, 0),))
 BEST = Translation(
@@ -31,7 +32,9 @@ def test_columns_come_before_the_text():
     assert lines() == ["a ä"]
     assert lines(scores=True) == ["-0.250000\ta ä"]
     assert lines(token_scores=True) == ["-0.250000\t-0.500000\t-0.125000 -0.250000 -0.125000\ta ä"]
-    assert lines(alignments=True) == ["1-0 0-1\ta ä"]
+    assert lines(alignments=True) == ["1-0 0-1\ta ä"]  # source first, in the order of the target
+    unordered = dataclasses.replace(NEXT, alignment=((3, 1), (0, 1), (5, 0)))
+    assert lines(unordered, alignments=True) == ["5-0 0-1 3-1\tb\tc"]
     assert lines(NEXT, scores=True, alignments=True) == ["-2.000000\t0-0\tb\tc"]
     blank = dataclasses.replace(EMPTY, token_log_probs=(), alignment=())
     assert lines(blank, token_scores=True, alignments=True) == ["nan\t0.000000\t\t\t"]

@@ -7,9 +7,10 @@ from make_translator import make_translator
 
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation import engine as line_engine
-from flaxformer_mt.translation import segmentation
-from flaxformer_mt.translation.pivot import PivotEngine, choose_pivot, join_alignments
+from flaxformer_mt.translation import sentences as sentences_module
+from flaxformer_mt.translation.copied_text import CopiedText
+from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.pivot import PivotEngines, PivotLine, choose_pivot, join_alignments
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
 
@@ -47,18 +48,18 @@ def sentences(shared_translator, second):
 def test_each_sentence_goes_through_both_models_and_is_split_once(
     shared_translator, second, sentences, monkeypatch
 ):
-    split, find = [], segmentation.split_sentences
+    split, find = [], sentences_module.split_sentences
 
     def record(text, **options):
         split.append(text)
         return find(text, **options)
 
-    monkeypatch.setattr(segmentation, "split_sentences", record)
+    monkeypatch.setattr(sentences_module, "split_sentences", record)
     found = shared_translator.translate(LINES, then=second())
     assert split == LINES
     ways = sentences(["der Hund", "Wir lesen.", "Der Hund.", "Anna!", "Milch"])
     best = [own[0][1].text for own in ways]
-    joined, _ = segmentation.join_translations(best[1:4], ["", "  ", "\t"])
+    joined, _ = sentences_module.join_translations(best[1:4], ["", "  ", "\t"])
     assert [one.text for one in found] == [best[0], joined, "", best[4]]
     assert [one.parts for one in found[:2]] == [1, 3]
     first, last = ways[0][0]
@@ -100,57 +101,43 @@ def test_alignments_and_markup_pass_through_the_pivot(shared_translator, second,
 
 def test_a_placeholder_may_begin_a_sentence(shared_translator, second):
     line = "Der Hund. {0} der Hund."  # whose second sentence has no capital without it
-    engine, markup = shared_translator.engine(), Annotations(markup=True)
-    (alone,) = engine.read([Request(line, annotations=markup)])
-    assert [part.content for part in alone.parts] == ["Der Hund. ", "der Hund."]
-    directions = choose_pivot(shared_translator.config.data, second().config.data)
-    pivot = PivotEngine(engine, second().engine(), directions)
-    _, (first,) = pivot.read([Request(line, annotations=markup)])
-    assert [part.content for part in first.parts] == ["Der Hund. ", "der Hund."]
+    engine, request = shared_translator.engine(), Request(line, annotations=Annotations(markup=True))
+    pivot = PivotLine(request, choose_pivot(shared_translator.config.data, second().config.data), apart=True)
+    for read in engine.read([request, pivot.first]):
+        assert [part.text for part in read.parts] == ["Der Hund. ", "der Hund."]
 
 
 def test_prefixes_and_phrases_are_those_of_the_last_language(shared_translator, second):
     found = shared_translator.translate(
-        ["der Hund", "Wir lesen. Anna!"], then=second(), prefixes=["we ", ""], required=[[], ["red apples"]]
+        ["der Hund", "Anna! Milch!"], then=second(), prefixes=["we ", ""], required=[[], ["red apples"]]
     )
     assert found[0].text.startswith("we ") and "red apples" in found[1].text and found[1].satisfied
 
 
-def test_requests_of_an_engine_of_two(shared_translator, second):
-    then = second()
+def test_two_engines_translate_windows(shared_translator, second):
+    then, counted, told = second(), [], []
     directions = choose_pivot(shared_translator.config.data, then.config.data)
-    engine = PivotEngine(shared_translator.engine(), then.engine(), directions)
-    engine.submit(Request("Milch", id="left"))
-    engine.submit(*(Request(line, id=number) for number, line in enumerate(LINES)))
-    engine.cancel("left"), engine.cancel("absent")
-    answers = {}
-    while len(engine):
-        answers |= dict(engine.step())
-    whole = shared_translator.translate(LINES, then=second())
-    assert [answers[number].text for number in range(4)] == [one.text for one in whole]
-    described = engine.describe()
+    engines = PivotEngines(shared_translator.engine(), then.engine(), directions)
+    requests = [Request(line, seed=number) for number, line in enumerate([*LINES, "12:30"], start=1)]
+    windows = engines.run(
+        [requests[:2], requests[2:]],
+        warn=told.append,
+        on_progress=lambda lines, tokens: counted.append(lines),
+    )
+    found = [one.text for window in windows for one in window]
+    assert found == [one.text for one in shared_translator.translate([*LINES, "12:30"], then=then)]
+    assert counted == [2, 3] and not told and found[-1] == "12:30"
+    assert engines.counts == {CopiedText.counted: 2}, "by both engines"
+    described = engines.describe()
     kind = described.pop("device_kind")
     assert described.pop("then") | {"device_kind": kind} == then.engine().describe()
-    with pytest.raises(UserError, match="alignments of pieces"):
-        engine.submit(Request("a", annotations=Annotations(alignments="pieces")))
-    with pytest.raises(UserError, match="cannot be scored"):
-        engine.submit(Request("a", target="b"))
-
-
-def test_a_request_is_cancelled_in_both_languages(shared_translator, second, monkeypatch):
-    monkeypatch.setattr(line_engine, "_STEPS", 1)
-    then = second()
-    directions = choose_pivot(shared_translator.config.data, then.config.data)
-    onward = then.engine(arriving=True)
-    engine = PivotEngine(shared_translator.engine(arriving=True), onward, directions)
-    engine.submit(Request("der Hund", id="left", n_best=2), Request("Milch", id="last"))
-    while not len(onward):
-        assert not engine.step()
-    engine.cancel("left")
-    assert len(engine) == len(onward) == 1
-    while not (answers := engine.step()):
-        pass
-    assert [name for name, _ in answers] == ["last"] and not len(onward)
+    for fields, refused in (
+        ({"annotations": Annotations(alignments="pieces")}, "alignments of pieces"),
+        ({"context": ()}, "the lines before cannot pass through a pivot language"),
+        ({"glossary": Glossary.make({"a": "b"})}, "a glossary cannot pass through a pivot language"),
+    ):
+        with pytest.raises(UserError, match=refused):
+            next(engines.run([[Request("a", **fields)]]))
 
 
 def test_languages_must_meet():

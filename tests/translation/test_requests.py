@@ -8,33 +8,37 @@ import threading
 import time
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeBackend, fake_engine
 
+from flaxformer_mt.commands.server.model_thread import ModelThread, Stopped
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.translation.glossary import Glossary
-from flaxformer_mt.translation.requests import EngineThread, Request, Stopped, run, run_windows
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations, Translation
 
 LINES = ["der Hund", "", "Katze! Buch!", "Milch"]
 
 
-def test_an_engine_is_driven_by_submit_and_step(shared_translator):
-    translator, answers = shared_translator, {}
-    engine = translator.engine()
-    for number, line in enumerate(LINES):
-        engine.submit(Request(line, id=number, n_best=2))
-    engine.submit(Request("ein Hund", id="cancelled"), Request("Milch", id="scored", target="milk ."))
-    engine.cancel("cancelled")
+def answer_all(engine):
+    answers = {}
     while len(engine):
         answers |= dict(engine.step())
-    expected = translator.translate(LINES, n_best=2)
+    return answers
+
+
+def test_an_engine_is_driven_by_submit_and_step(shared_translator):
+    engine = shared_translator.engine()
+    for number, line in enumerate(LINES):
+        engine.submit(Request(line, id=number, n_best=2))
+    engine.submit(Request("ein Hund", id="cancelled"))
+    engine.cancel("cancelled"), engine.cancel("absent")
+    answers, expected = answer_all(engine), shared_translator.translate(LINES, n_best=2)
     assert [answers.pop(number).tokens for number in range(4)] == [one.tokens for one in expected]
-    (scored,) = answers.values()
-    assert scored.text == "milk ." and sum(scored.token_log_probs) == pytest.approx(scored.log_prob)
+    assert not answers
 
 
 def test_requests_that_arrive_are_answered_as_those_of_a_text(shared_translator):
-    """A few steps at a time, with annotations, prefixes and phrases, which may be found in any part."""
+    """A few steps at a time, with annotations, prefixes and phrases."""
     asked = Annotations(alignments="words", token_log_probs=True)
     more = [
         {"annotations": asked},
@@ -43,23 +47,22 @@ def test_requests_that_arrive_are_answered_as_those_of_a_text(shared_translator)
         {"annotations": Annotations(markup=True)},
     ]
     lines = [*LINES[:3], "<b>die Katze</b> {0}"]
-    translator, answers = shared_translator, {}
-    engine = translator.engine(arriving=True)
-    for number, (line, fields) in enumerate(zip(lines, more, strict=True)):
-        engine.submit(Request(line, id=number, **fields))
+    requests = [Request(line, **fields) for line, fields in zip(lines, more, strict=True)]
+    engine, answers = shared_translator.engine(arriving=True), {}
+    for number, request in enumerate(requests):
+        engine.submit(dataclasses.replace(request, id=number))
         answers |= dict(engine.step())
-    while len(engine):
-        answers |= dict(engine.step())
-    whole = list(run(translator.engine(), [Request(x, **y) for x, y in zip(lines, more, strict=True)]))
+    answers |= answer_all(engine)
+    (whole,) = shared_translator.engine().run([requests])
     assert [answers[number].text for number in range(4)] == [one.text for one in whole]
     assert answers[0].alignment == whole[0].alignment and len(answers[0].token_log_probs)
-    assert answers[2].satisfied and "red apples" in answers[2].text and answers[2].parts == 2
+    assert answers[2].satisfied and "red apples" in answers[2].text and answers[2].parts == 1
     assert "<b>" in answers[3].text and answers[3].alignment is None
 
 
 def test_a_request_travels_as_pickle():
     full = Request(
-        *("a", "id", 7, "b", "p", ("x", "y"), 3, "de", "en"),
+        *("a", 7, 8, "p", ("x", "y"), 3, "de", "en"),
         Annotations(alignments="pieces", layer=-1),
         ("c", "d"),
         Glossary((("Hund", "dog"),)),
@@ -74,37 +77,38 @@ def shout(request):
 
 
 def test_windows_are_answered_in_order_and_what_is_wrong_is_raised_after_those_before():
-    engine = FakeEngine(shout)
-    found = run(engine, (Request(str(number), seed=number) for number in range(7)), 3)
-    assert [one.tokens[0] for one in found] == list(range(7)) and engine.windows == [3, 3, 1]
+    backend, counted = FakeBackend(shout), []
+    requests = [Request(str(number), seed=number) for number in range(7)]
+    windows = [requests[:3], [], requests[3:]]
+    found = fake_engine(backend).run(windows, on_progress=lambda **counts: counted.append(counts["lines"]))
+    assert [[one.tokens[0] for one in window] for window in found] == [[0, 1, 2], [], [3, 4, 5, 6]]
+    assert backend.windows == [3, 4] and sum(counted) == 7
 
     def windows():
         yield [Request("a")]
         raise UserError("line 2 is bad")
 
-    found = run_windows(FakeEngine(shout), windows())
-    assert [one.text for one in next(found)] == ["A"]
-    with pytest.raises(UserError, match="line 2 is bad"):
-        next(found)
-    failing = run(FakeEngine(lambda request: ValueError(request.text)), [Request("broken")])
+    for ahead in (False, True):
+        found = fake_engine(shout).run(windows(), ahead=ahead)
+        assert [one.text for one in next(found)] == ["A"]
+        with pytest.raises(UserError, match="line 2 is bad"):
+            next(found)
+    failing = fake_engine(lambda request: ValueError(request.text)).run([[Request("broken")]])
     with pytest.raises(ValueError, match="broken"):
         next(failing)
 
 
 def test_a_request_whose_client_has_left_is_not_read():
-    begun, go, read = threading.Event(), threading.Event(), []
+    begun, go = threading.Event(), threading.Event()
 
-    class Slow(FakeEngine):
+    class Slow(FakeBackend):
         def step(self, **how):
             begun.set()
             go.wait(30)
             return super().step(**how)
 
-        def read(self, requests):
-            read.extend(request.text for request in requests)
-            return super().read(requests)
-
-    thread = EngineThread(Slow(shout), preparation=[1, 2])
+    backend = Slow(shout)
+    thread = ModelThread(fake_engine(backend), preparation=[1, 2])
     first = thread.submit(Request("first"))
     begun.wait(30)
     late = thread.submit(Request("late"))
@@ -112,7 +116,9 @@ def test_a_request_whose_client_has_left_is_not_read():
     go.set()
     assert first.result(30).text == "FIRST"
     thread.stop()
-    assert read == ["first"] and isinstance(thread.failure, Stopped)
+    assert backend.windows == [1] and isinstance(thread.failure, Stopped)
+    with pytest.raises(Stopped):
+        thread.submit(Request("after")).result(30)
 
 
 def test_a_thread_is_ready_when_its_preparation_has_ended():
@@ -122,7 +128,7 @@ def test_a_thread_is_ready_when_its_preparation_has_ended():
         while not go.wait(0.01):
             yield 0  # others compile
 
-    thread = EngineThread(FakeEngine(shout), preparation=prepare())
+    thread = ModelThread(fake_engine(shout), preparation=prepare())
     assert thread.submit(Request("a")).result(30).text == "A" and not thread.is_ready
     go.set()
     while not thread.is_ready:
@@ -132,16 +138,18 @@ def test_a_thread_is_ready_when_its_preparation_has_ended():
 
 
 def test_of_10_000_requests_of_64_clients_none_is_lost_or_mixed():
-    class Slow(FakeEngine):
+    class Slow(FakeBackend):
         """Answers some of what waits, in any order."""
 
         def step(self, *, more=False):
-            dice.shuffle(self._waiting)
-            rest = self._waiting[len(self._waiting) // 2 :]
-            self._waiting = self._waiting[: len(self._waiting) // 2]
-            return [(request.id, self._translate(request)) for request in rest]
+            dice.shuffle(self.waiting)
+            rest = self.waiting[: len(self.waiting) // 2]
+            self.waiting = self.waiting[len(self.waiting) // 2 :]
+            answers = super().step()
+            self.waiting = rest
+            return answers
 
-    dice, thread = random.Random(1), EngineThread(Slow(shout))
+    dice, thread = random.Random(1), ModelThread(fake_engine(Slow(shout)))
 
     def ask(number):
         return thread.submit(Request(f"line {number}", seed=number)).result(60)

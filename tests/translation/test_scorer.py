@@ -13,8 +13,7 @@ from flaxformer_mt.decoding.forced_decoding import Pair, TokenScorer, Watched
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import make_model
 from flaxformer_mt.shapes import Batch
-from flaxformer_mt.translation.engine import find_longest
-from flaxformer_mt.translation.scorer import Scorer
+from flaxformer_mt.translation.scorer import Scorer, find_longest
 from flaxformer_mt.vocab import Vocabs
 
 SENTENCES = ["der Hund", "die Katze .", "ein Buch", "Milch", "im Garten"]

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flaxformer_mt.translation.segmentation import read_sources
 from make_translator import make_translator
 from tiny_experiment import change
 
@@ -28,7 +27,7 @@ from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.load_run import TrainedModel, load_trained
 from flaxformer_mt.search import NO_LINE, QueueResult, SearchResult
 from flaxformer_mt.text_io.resumable_output import ResumableOutput
-from flaxformer_mt.translation.constraints import make_sentence
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations
 from flaxformer_mt.translation.translator import Translation, Translator, place_models
 
@@ -254,9 +253,8 @@ def test_blank_lines_do_not_run_the_network(translator, monkeypatch):
     assert translator.translate([]) == []
 
 
-def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monkeypatch):
-    monkeypatch.setattr(translator, "_long_lines", "cut")
-    read = []
+def test_long_lines_are_cut_and_named(warnings, config, params, vocabs, monkeypatch):
+    cutting, read = make_translator(config, params, vocabs, long_lines="cut", warn=warnings.append), []
     prefill = StatePrograms.prefill
 
     def spy(self, params, sources):
@@ -265,7 +263,7 @@ def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monk
 
     monkeypatch.setattr(StatePrograms, "prefill", spy)
     long = "Hund schläft " * 9
-    found = translator.translate(["Milch", long, "", long, "Hund", "Buch"])
+    found = cutting.translate(["Milch", long, "", long, "Hund", "Buch"])
     assert [t.truncated for t in found] == [False, True, False, True, False, False]
     source, ids = read[0], vocabs.source.tokenize(long)
     assert source.shape[1] == 12 and source[0].tolist() == [*ids[:11], vocabs.source.eos_id]
@@ -274,8 +272,8 @@ def test_long_lines_are_cut_and_named(translator, warnings, config, vocabs, monk
         "split long lines into sentences"
     ]
     warnings.clear()
-    fake_search(translator, monkeypatch)
-    translator.translate([long] * 13)
+    fake_search(cutting, monkeypatch)
+    cutting.translate([long] * 13)
     assert warnings[0].startswith("lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 3 more: longer")
 
 
@@ -363,11 +361,12 @@ def test_a_stream_keeps_order_and_reads_no_more_than_a_window_ahead(translator, 
     assert [warning.split(":")[0] for warning in warnings] == ["line 7", "line 14", "line 21"]
 
 
-def test_lines_are_counted_as_they_are_found(translator, monkeypatch):
+def test_lines_are_counted_as_they_are_found(translator):
     found = []
-    monkeypatch.setattr(translator, "on_progress", lambda *, lines, tokens: found.append((lines, tokens)))
     lines = ["eins zwei", "", "drei"]
-    translations = translator.translate(lines)
+    translations = translator.translate(
+        lines, on_progress=lambda *, lines, tokens: found.append((lines, tokens))
+    )
     assert sum(count for count, _ in found) == len(lines)
     assert sorted(tokens for _, tokens in found) == sorted(len(t.tokens) for t in translations)
 
@@ -584,12 +583,10 @@ def test_prefixes_and_phrases_are_in_the_translation(
     translator, warnings, config, params, vocabs, monkeypatch
 ):
     """In single lines and in lines of several parts, all at once and line by line in a stream."""
-    lines = ["der Hund", "", "Milch", "die Katze .", LONG, SHORTER]
+    lines = ["der Hund", "", "Milch", "die Katze .", LONG, "Milch! Anna!"]
     prefixes = ["the old", "a", "", "we ", "the old", ""]
     required = [["milk"], ["cat"], ["red apples", "dog"], [], [], ["red apples"]]
     found = translator.translate(lines, prefixes=prefixes, required=required)
-    kept, none = (make_sentence(np.array([2]), text, vocab=vocabs.target, lead="") for text in ("we ", "we"))
-    assert kept.prefix == none.prefix and kept.prefix_ends_word and not none.prefix_ends_word
     next_piece = vocabs.target.pieces(found[3].tokens)[len(vocabs.target.tokenize("we")) - 1]
     assert next_piece.startswith(("\u2581", "</s>"))  # the space after "we" was kept
     assert found[0].text.startswith("the old") and "milk" in found[0].text
@@ -597,9 +594,8 @@ def test_prefixes_and_phrases_are_in_the_translation(
     assert "red apples" in found[2].text and "dog" in found[2].text and found[2].satisfied
     assert found[3].text.startswith("we") and found[3].satisfied
     assert found[4].parts > 2 and found[4].text.startswith("the old") and found[4].satisfied
-    assert found[5].parts > 1 and found[5].satisfied == ("red apples" in found[5].text)
-    unsatisfied = "line 2" if found[5].satisfied else "lines 2, 6"
-    assert [warning.split(":")[0] for warning in warnings] == ["lines 5, 6", unsatisfied]
+    assert found[5].parts == 1 and found[5].satisfied and "red apples" in found[5].text
+    assert [warning.split(":")[0] for warning in warnings] == ["line 5", "line 2"]
     free = translator.translate(lines)
     assert free[0].text != found[0].text and all(translation.satisfied for translation in free)
     # A second window of the same lines has their constraints in another order.
@@ -689,12 +685,11 @@ def test_invalid_options_are_named(translator_with, fields, words):
 def test_constraints_that_cannot_be_met_are_named(config, params, vocabs, translator, translator_with):
     with pytest.raises(UserError, match="there are 1 prefixes for 2 lines; give one for each"):
         translator.translate(SENTENCES[:2], prefixes=["a"])
-    with pytest.raises(
-        UserError, match="required phrases need plain beam search, but search.method is greedy"
-    ):
-        translator_with("greedy").translate(["Hund"], required=[["dog"]])
-    with pytest.raises(UserError, match="required phrases need plain beam search, but search.mbr is chrf"):
-        translator_with("beam", mbr="chrf").translate(["Hund"], required=[["dog"]])
+    for other in (translator_with("greedy"), translator_with("beam", mbr="chrf")):
+        with pytest.raises(UserError, match="required phrases need plain beam search, but search.m"):
+            other.translate(["Hund"], required=[["dog"]])
+    with pytest.raises(UserError, match="line 1 has required phrases and .* as a whole: shorten the line"):
+        translator.translate([LONG], required=[["dog"]])
     model = dataclasses.replace(config.model, positions="learned", max_positions=16)
     short = make_translator(dataclasses.replace(config, model=model), params, vocabs)
     with pytest.raises(UserError, match="line 2 has .* tokens of prefix and required phrases"):
@@ -705,12 +700,10 @@ def test_constraints_that_cannot_be_met_are_named(config, params, vocabs, transl
 
 
 def parts_of(translator, lines):
-    """The texts that long lines are split into."""
-    vocab, longest = translator.vocabs.source, translator.config.data.max_source_length
-    return [part.content for part in read_sources(lines, vocab=vocab, longest=longest, long_lines="split")]
+    """The texts that lines are divided into."""
+    return [part.text for line in translator.engine().read(list(map(Request, lines))) for part in line.parts]
 
 
-SHORTER = "Der Hund schläft . Anna kauft Milch ."
 LONG = "Der Hund schläft . Anna kauft Milch , wir lesen ein Buch und die Katze schläft ."
 
 

@@ -68,9 +68,9 @@ def translator(tiny_run):
 
 @pytest.fixture(scope="module")
 def model(translator):
-    from flaxformer_mt.translation.requests import EngineThread
+    from flaxformer_mt.commands.server.model_thread import ModelThread
 
-    thread = EngineThread(translator.engine(arriving=True), "xx-yy")
+    thread = ModelThread(translator.engine(arriving=True), "xx-yy")
     yield DirectedModel(thread)
     thread.stop()
 

@@ -18,7 +18,8 @@ from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, f
 from flaxformer_mt.commands.server.translations import DirectedModel, add_pivots, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.requests import EngineThread, Request
+from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations, Translation
 
 WORDS = ["ba", "do", "fi", "gu", "ka", "lo", "mi", "nu"]
@@ -315,7 +316,7 @@ def slow():
 
 @pytest.fixture
 def slow_thread(slow):
-    thread = EngineThread(slow, "xx-yy")
+    thread = ModelThread(slow, "xx-yy")
     yield thread
     slow.go.set()
     thread.stop()
@@ -405,7 +406,7 @@ def test_a_server_that_compiles_is_alive_and_not_ready(serve, slow):
         while not compiled.wait(0.01):
             yield 0
 
-    thread = EngineThread(slow, preparation=prepare())
+    thread = ModelThread(slow, preparation=prepare())
     server = serve({("xx", "yy"): DirectedModel(thread)})
     assert server.ask("/ready") == (503, {"status": "ok", "ready": False}) and server.take_log() == []
     assert server.ask("/health") == (200, {"status": "ok", "ready": False})
@@ -542,7 +543,7 @@ def test_one_model_serves_several_pairs(serve):
     system.submit = submit
     system.answer = lambda line: Translation(line, 0.0, -1.0, (1,))
     system.go.set()
-    thread = EngineThread(system, "many")
+    thread = ModelThread(system, "many")
     data = DataConfig(dataset="a:en-de,a:en-fr,a:de-en")
     server = serve(direct(thread, data))
     languages = [(one["code"], one["targets"]) for one in server.ask("/languages")[1]]
@@ -565,7 +566,7 @@ def test_models_in_a_row_serve_languages_that_none_translates(serve, slow, slow_
     onward, asked = SlowEngine(), []
     onward.submit = lambda request: asked.append(request) or SlowEngine.submit(onward, request)
     slow.go.set(), onward.go.set()
-    thread = EngineThread(onward, "en-fr")
+    thread = ModelThread(onward, "en-fr")
     models = direct(slow_thread, DataConfig(dataset="a:de-en,a:en-de"), title="A")
     models |= direct(thread, DataConfig(dataset="b:en-fr"), title="B")
     every = add_pivots(models)
@@ -635,7 +636,7 @@ def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
                 arrived.wait(30)
             yield part
 
-    thread = EngineThread(slow, "xx-yy", preparation=prepare())
+    thread = ModelThread(slow, "xx-yy", preparation=prepare())
     try:
         while len(prepared) < 2:
             time.sleep(0.01)
@@ -653,7 +654,7 @@ def test_lines_that_come_during_the_warm_up_do_not_wait_for_its_end(slow):
 def test_the_language_of_a_text_is_that_of_the_surest_model(serve, slow, slow_thread):
     other = SlowEngine()
     other.answer = lambda line: Translation(line.lower(), 0.0, -1.0, (1, 2, 3))
-    thread = EngineThread(other, "zz-yy")
+    thread = ModelThread(other, "zz-yy")
     slow.go.set(), other.go.set()
     server = serve({("xx", "yy"): DirectedModel(slow_thread), ("zz", "yy"): DirectedModel(thread)})
     _, answer = server.translate("One", source="auto")

@@ -5,7 +5,7 @@ from browser import Browser, missing_programs
 from test_app import SlowEngine
 
 from flaxformer_mt.commands.server.translations import DirectedModel
-from flaxformer_mt.translation.requests import EngineThread
+from flaxformer_mt.commands.server.model_thread import ModelThread
 
 pytestmark = pytest.mark.skipif(
     bool(missing_programs()), reason=f"without a browser: {missing_programs()} (Debian: chromium-driver)"
@@ -50,7 +50,7 @@ def test_a_reader_types_sees_hovers_and_opens_the_picture(browser, serving, tran
 
 def test_a_page_that_waits_says_for_what(browser, serve):
     slow = SlowEngine()
-    thread = EngineThread(slow, "xx-yy")
+    thread = ModelThread(slow, "xx-yy")
     try:
         serving = serve({("xx", "yy"): DirectedModel(thread)})
         browser.open(serving.url)
@@ -69,7 +69,7 @@ def test_a_link_may_give_the_languages_and_the_text(browser, serve):
     """As links to LibreTranslate do."""
     quick = SlowEngine()
     quick.go.set()
-    thread, pairs = EngineThread(quick), [("xx", "yy"), ("yy", "xx"), ("yy", "zz")]
+    thread, pairs = ModelThread(quick), [("xx", "yy"), ("yy", "xx"), ("yy", "zz")]
     serving = serve(dict.fromkeys(pairs, DirectedModel(thread)))
     for query, chosen in (("source=yy&target=zz&q=ba%20do", 2), ("source=auto&target=xx&q=ba%20do", 1)):
         browser.open(f"{serving.url}/?{query}")

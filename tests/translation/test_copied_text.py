@@ -1,0 +1,115 @@
+"""Text without letters is copied: in files, by the API, the server and CTranslate2, in lines and in parts."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fake_engine import fake_engine, read_lines
+
+from flaxformer_mt.commands.main import main
+from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.convert.export_run import export_run
+from flaxformer_mt.translation.copied_text import CopiedText, is_copied
+from flaxformer_mt.translation.glossary import Glossary
+from flaxformer_mt.translation.language_tags import LanguageTags
+from flaxformer_mt.translation.requests import Request
+from flaxformer_mt.translation.result import Annotations
+from flaxformer_mt.translation.sentences import Sentences
+from flaxformer_mt.translation.translator import Translator
+
+WORDS, PIECES = Annotations(alignments="words", token_log_probs=True), Annotations(alignments="pieces")
+
+
+def test_what_is_copied():
+    copied = ["...", "12:30", "😀 👩\u200d🚀", "—", "+49 (30) 123", "https://a.de/b?c=d", "www.a.de", "١٢"]
+    assert all(map(is_copied, copied))
+    texts = ["", " \u200b", "a", "12a", "你好", "http://a.de b", "https://", "12 km", "Ⅷ ª", "नमः"]
+    assert not any(map(is_copied, texts))
+
+
+def test_a_copied_text_is_a_translation_of_its_own(config, characters):
+    engine = fake_engine(None, LanguageTags(config.data, characters), CopiedText(characters.source))
+    lines = [" 1:2  3\u2028 ", ">>fr<< 1 2", "<2de>1 2"]
+    requests = [Request(line, annotations=WORDS, n_best=2) for line in lines]
+    (found,) = engine.run([requests])
+    assert [one.text for one in found] == ["1:2  3", "1 2", "1 2"]
+    assert [one.alignment for one in found] == [((0, 0), (1, 1)), ((1, 0), (2, 1)), ((0, 0), (1, 1))]
+    assert all((one.score, one.log_prob, one.tokens, one.token_log_probs) == (0, 0, (), ()) for one in found)
+    assert engine.counts == {CopiedText.counted: 3} and engine.backend.windows == []
+    (found,) = engine.run([[Request("1\x852"), Request("1 2", annotations=PIECES)]])
+    assert [(one.text, one.alignment) for one in found] == [("1 2", None), ("1 2", ())]
+
+
+def test_what_is_required_of_a_translation_is_not_copied(characters):
+    terms = Glossary.make({"12": "twelve"})
+    for fields, copied in (
+        ({}, True),
+        ({"prefix": "a"}, False),
+        ({"required": ("a",)}, False),
+        ({"glossary": terms}, False),
+        ({"prefix": " ", "required": (" ",), "glossary": Glossary.make({"13": "a"})}, True),
+    ):
+        ((line),) = read_lines(["12"], CopiedText(characters.source), **fields)
+        assert (line.translation is not None) == copied, fields
+
+
+def test_sentences_around_a_copied_one_keep_their_places(shared_translator):
+    line, apart = "Milch! ... Anna!", ["Milch!", "...", "Anna!"]
+    for annotations in (WORDS, PIECES):
+        whole, *parts = shared_translator.translate([line, *apart], annotations=annotations)
+        assert whole.text == " ".join(one.text for one in parts) and whole.parts == 3
+        assert whole.tokens == parts[0].tokens + parts[2].tokens
+        vocab = shared_translator.vocabs.source
+        size = len(vocab.tokenize("Milch! ...")) - 1 if annotations is PIECES else 2
+        targets = len(parts[0].alignment) + len(parts[1].alignment)
+        moved = tuple((i + size, j + targets) for i, j in parts[2].alignment)
+        assert whole.alignment[targets:] == moved and len(moved) > 0
+    (marked,) = shared_translator.translate(["<b>Milch!</b> <i>😀</i> Anna!"], markup=True)
+    assert marked.text == f"<b>{parts[0].text}</b> <i>😀</i> {parts[2].text}"
+    assert shared_translator.translate("{0} <b>12:30</b><br/>", markup=True).text == "{0} <b>12:30</b><br/>"
+
+
+LINES = ["12:30", "ba do", "😀", "https://example.org/ba"]
+
+
+def test_files_the_api_and_a_pivot(tiny_run, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    Path("in").write_text("".join(f"{line}\n" for line in LINES))
+    translator = Translator.load(tiny_run, use_all_devices=False)
+    expected = [one.text for one in translator.translate(LINES)]
+    assert [expected[0], *expected[2:]] == [LINES[0], *LINES[2:]]
+    assert main(["translate", f"--run={tiny_run}", "--input=in", "--alignments=words"]) == 0
+    out, err = capfd.readouterr()
+    assert [line.split("\t")[1] for line in out.splitlines()] == expected and out.startswith("0-0\t12:30\n")
+    assert "texts without letters that were copied: 3" in err
+    assert main(["translate", f"--run={tiny_run}", "--input=in", "--output=out", "--workers=1"]) == 0
+    assert Path("out").read_text().splitlines() == expected
+    assert "texts without letters that were copied: 3" in capfd.readouterr().err
+
+
+def test_the_server(tiny_run):
+    pytest.importorskip("starlette", reason="the server needs the extra serve")
+    from flaxformer_mt.commands.server.request_fields import read_request
+    from flaxformer_mt.commands.server.translations import Translations, direct
+
+    translator = Translator.load(tiny_run, use_all_devices=False)
+    thread = ModelThread(translator.engine(arriving=True))
+    try:
+        server = Translations(direct(thread, translator.config.data), most_waiting=100)
+        html = {"q": "<p>12<b>:30</b></p><p>😀</p>", "format": "html", "source": "xx", "target": "yy"}
+        answer = asyncio.run(server.translate(read_request(html, 1000)))
+    finally:
+        thread.stop()
+    assert answer["translatedText"] == html["q"] and thread.engine.counts[CopiedText.counted] == 2
+
+
+def test_ctranslate2(tiny_run, tmp_path):
+    pytest.importorskip("ctranslate2")
+    from flaxformer_mt.convert.ctranslate2.engine import load_engine
+
+    export_run(tiny_run, format_name="ctranslate2", output=tmp_path / "model")
+    engine = load_engine(tmp_path / "model")
+    marked = Request("<b>12:30</b>", annotations=Annotations(markup=True))
+    ((*found, last),) = engine.run([[*(Request(line, annotations=WORDS._replace(token_log_probs=False)) for line in LINES), marked]])
+    assert [found[0].text, found[2].text, found[3].text, last.text] == [LINES[0], LINES[2], LINES[3], marked.text]
+    assert found[0].alignment == ((0, 0),) and engine.counts[CopiedText.counted] == 4

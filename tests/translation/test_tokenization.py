@@ -1,0 +1,115 @@
+"""Parts of a long text: nothing is lost, none is too long, and cuts fall where a reader would make them."""
+
+import random
+
+import pytest
+from fake_engine import read_lines
+from growth import growth
+
+from flaxformer_mt.errors import UserError
+from flaxformer_mt.translation.sentences import Sentences
+from flaxformer_mt.translation.tokenization import Tokenization, split_text
+
+
+def at_most(words):
+    return lambda text: len(text.split()) <= words
+
+
+def sizes_at_most(characters):
+    return lambda text: len(text) <= characters
+
+
+# What a hostile file may contain: scripts, marks, joined emoji, accents, odd white space.
+ALPHABET = [
+    *"aB1.,;:!? \t\u3000\u00a0\"')(。！、क।؟。é-",
+    "e\u0301",
+    "👩\u200d🚀",
+    "👍\U0001f3fd",
+    "\x85",
+    "ab ",
+    ". ",
+]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_parts_put_together_are_the_text_and_none_is_too_long(seed):
+    chance = random.Random(seed)
+    text = "".join(chance.choices(ALPHABET, k=chance.randrange(200)))
+    most = chance.randrange(1, 40)
+    for fits, longest in ((sizes_at_most(most), most), (at_most(most), None)):
+        parts = split_text(text, fits)
+        assert "".join(parts) == text
+        assert all(fits(part.strip()) for part in parts)
+        assert longest is None or all(len(part.strip()) <= longest for part in parts)
+
+
+CUTS = {
+    "fits": (" A. B. C. ", at_most(3), [" A. B. C. "]),
+    "empty": ("", at_most(0), [""]),
+    "words": (
+        "One two. Ein Satz. Zwei Wörter, drei lange Wörter mehr, vier, abcdefghijklmnop",
+        at_most(3),
+        ["One two. ", "Ein Satz. ", "Zwei Wörter, ", "drei lange ", "Wörter mehr, ", "vier, abcdefghijklmnop"],
+    ),
+    "characters": ("abcdefgh ij", sizes_at_most(3), ["ab", "cd", "ef", "gh ", "ij"]),
+    # After the clause that is nearest to the middle.
+    "clauses": ("a b, c d, e f, g h, i j", at_most(4), ["a b, c d, ", "e f, ", "g h, i j"]),
+    "long clauses": ("a b, c d, e f, g h, i j", at_most(6), ["a b, c d, ", "e f, g h, i j"]),
+    # What is seen as one character stays whole while it fits.
+    "emoji": ("👩\u200d🚀" * 3, sizes_at_most(4), ["👩\u200d🚀"] * 3),
+    "accents": ("e\u0301" * 4, sizes_at_most(3), ["e\u0301"] * 4),
+    "long emoji": ("👩\u200d🚀", sizes_at_most(2), ["👩\u200d", "🚀"]),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_sentences_then_clauses_then_words_then_characters(name):
+    text, fits, parts = CUTS[name]
+    assert split_text(text, fits) == parts
+
+
+def test_five_thousand_words_take_few_measurements():
+    calls = []
+
+    def fits(text):
+        calls.append(len(text))
+        return len(text.split()) <= 100
+
+    parts = split_text("wort " * 5000, fits)
+    assert {len(part.split()) for part in parts} == {78, 79} and len(parts) == 64
+    assert len(calls) < 2 * 64 + 2 and sum(calls) < 9 * len("wort " * 5000)
+
+
+@pytest.mark.parametrize("unit", [".", ",", "!?", "。", ". ", '."', "(", "'", "\u0301", "\u200d", " "])
+def test_runs_of_one_character_take_linear_time(unit):
+    """The longest of these took minutes when each mark of a run was searched for the end of the run."""
+    fits = sizes_at_most(5000)
+    assert growth(lambda text: split_text(text, fits), lambda size: unit * size + "a") < 1.6
+
+
+def test_long_sentences_are_several_parts_or_cut(characters):
+    lines = ["Abcdefg hij klm. No. ", "", " \u200b"]
+
+    def read(*steps, **options):
+        step = Tokenization(characters.source, longest=14, **options)
+        found, *blank = read_lines(lines, *steps, step)
+        assert not any(line.parts for line in blank) and all(len(part.ids) <= 14 for part in found.parts)
+        return [(part.start, part.text, part.continues, part.is_cut) for part in found.parts]
+
+    assert read(Sentences(apart=True), long_lines="split") == [
+        (0, "Abcdefg ", False, False),
+        (8, "hij klm. ", True, False),
+        (17, "No. ", False, False),
+    ]
+    cut = read(Sentences(apart=True), long_lines="cut")
+    assert cut == [(0, "Abcdefg hij klm. ", False, True), (17, "No. ", False, False)]
+    assert read(Sentences(apart=False), long_lines="cut") == [(0, lines[0], False, True)]
+
+
+def test_a_line_with_required_phrases_is_whole_or_too_long(characters):
+    steps = Sentences(apart=True), Tokenization(characters.source, longest=14, long_lines="split")
+    (line,) = read_lines(["Ab cd. Ef gh."], *steps, required=("x", " "))
+    assert [part.text for part in line.parts] == ["Ab cd. Ef gh."]
+    assert len(read_lines(["Ab cd. Ef gh."], *steps, required=(" ",))[0].parts) == 2
+    with pytest.raises(UserError, match=r"^line 1 has required phrases and 20 tokens; .* at most 14 \(data"):
+        read_lines(["Ab cd. Ef gh. Ij."], *steps, required=("x",))
