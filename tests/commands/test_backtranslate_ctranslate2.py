@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ctranslate2")
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Backend
 from flaxformer_mt.convert.export_run import export_run
 
 
@@ -20,7 +20,7 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
     command += ["--method=greedy", "--copies", "--max_repetitions=99"]
     assert main([*command, "--output=whole"]) == 0
     # Ended in the third window, where a search has just begun.
-    step, calls = CTranslate2Engine.step, itertools.count()
+    step, calls = CTranslate2Backend.step, itertools.count()
 
     def interrupted(self, **more):
         if next(calls) == 2:
@@ -28,7 +28,7 @@ def test_a_file_is_translated_by_an_export_and_resumed(tiny_run, tiny_text, tmp_
         return step(self, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CTranslate2Engine, "step", interrupted)
+        patch.setattr(CTranslate2Backend, "step", interrupted)
         assert main([*command, "--output=out", "--resume"]) == 130
     assert "translations.txt.partial holds the output of the first 18 lines" in capfd.readouterr().err
     assert len(Path("out/translations.txt.partial").read_text().split("\n")) == 19

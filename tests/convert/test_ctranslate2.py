@@ -36,7 +36,7 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 
 from tiny_toolkits import PAIRS as TEXT
 
-from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+from flaxformer_mt.convert.ctranslate2.engine import load_engine
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -419,7 +419,6 @@ def test_language_tags_are_single_pieces_there_too(vocabs_of, tmp_path):
     pieces = spm.encode(line, out_type=str)
     assert pieces[:2] == ["\u2581>>fr<<", "\u2581<from:en>"]
     assert [names.index(piece) for piece in pieces] == vocabs.source.tokenize(line)[:-1]
-    engine = CTranslate2Engine(folder)
-    engine.submit(Request(line, id="line", annotations=Annotations(attention=True)))
-    ((_, found),) = engine.step()
+    asked = Request(line, annotations=Annotations(attention=True))
+    ((found,),) = load_engine(folder).run([[asked]])
     assert list(found.source_pieces) == pieces

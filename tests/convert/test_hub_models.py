@@ -456,7 +456,7 @@ def test_ctranslate2_computes_the_same(name, tmp_path):
 
 def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
     pytest.importorskip("ctranslate2")
-    from flaxformer_mt.convert.ctranslate2.engine import CTranslate2Engine
+    from flaxformer_mt.convert.ctranslate2.engine import load_engine
     from flaxformer_mt.translation.requests import Request
 
     weights = FORMAT.read(folders / "nllb", ImportOverrides())
@@ -464,12 +464,8 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
     weights = dataclasses.replace(weights, config=dataclasses.replace(weights.config, search=search))
     (tmp_path / "out").mkdir()
     find_format("ctranslate2").write(weights, tmp_path / "out", "none")
-    engine = CTranslate2Engine(tmp_path / "out")
-    for number, line in enumerate(LINES[:3]):
-        engine.submit(Request(line, id=number))
-    found = {}
-    while len(engine):
-        found |= dict(engine.step())
+    engine = load_engine(tmp_path / "out")
+    (found,) = engine.run([list(map(Request, LINES[:3]))])
     ours = make_translator(weights.config, weights.params, weights.vocabs).translate(LINES[:3])
     for number, translation in enumerate(ours):
         tokens = tuple(one for one in translation.tokens if one != weights.vocabs.target.eos_id)
@@ -477,8 +473,8 @@ def test_ctranslate2_translates_with_the_tags_of_languages(folders, tmp_path):
 
 
 def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
+    from flaxformer_mt.commands.server.model_thread import ModelThread
     from flaxformer_mt.commands.server.translations import direct
-    from flaxformer_mt.translation.requests import EngineThread
     from flaxformer_mt.translation.result import NO_ANNOTATIONS, Annotations
     from flaxformer_mt.translation.scorer import Scorer
 
@@ -506,7 +502,7 @@ def test_scores_alignments_long_lines_and_the_server_know_the_tags(folders):
     assert scored.tokens[0] == tags["eng_Latn"] and scored.token_log_probs[0] == 0
     prefixed = translator.translate([line], prefixes=["the"])[0]
     assert prefixed.tokens[0] == tags["eng_Latn"] and prefixed.text.startswith("the")
-    thread = EngineThread(translator.engine(arriving=True), "de-en")
+    thread = ModelThread(translator.engine(arriving=True), "de-en")
     try:
         model = direct(thread, config.data)["de", "en"]
         answer = asyncio.run(model.translate(line, n_best=1, annotations=NO_ANNOTATIONS))
