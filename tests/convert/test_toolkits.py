@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 import sentencepiece
 import yaml
-from tiny_toolkits import (
+
+from benchmarks.originals.tiny_toolkits import (
     GERMAN,
     PAIRS,
     eole_model,
@@ -30,8 +31,7 @@ from tiny_toolkits import (
     write_marian,
     write_onmt,
 )
-from toolkit_twins import as_ids, half_sinusoids
-
+from benchmarks.originals.toolkit_twins import as_ids, half_sinusoids
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import Direction, find_directions
