@@ -140,6 +140,7 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         runpy.run_path(script, run_name="__main__")
 
 
+@pytest.mark.slow  # .ci/docs runs the page, too; each format has its tests
 def test_every_snippet_runs(place, monkeypatch, capsysbinary):
     blocks = re.findall(r"^```(sh|python)\n(?!# Needs data of others)(.*?)^```", PAGE, re.S | re.M)
     assert len(blocks) == 8

@@ -284,9 +284,9 @@ def test_exports_of_imports_compute_the_same(tmp_path):
     with pytest.raises(UserError, match="model.source_end is False; supported: True"):
         export_run(run, format_name="torch-nn", output=tmp_path / "out")
     lines, greedy = [*GERMAN[:2], "", "a"], SearchConfig(method="greedy")
-    ours = Translator.load(run, search=greedy).translate(lines)
-    alone = [Translator.load(run, search=greedy).translate([line])[0].text for line in lines]
-    assert [one.text for one in ours] == alone
+    translator = Translator.load(run, search=greedy)
+    alone = [translator.translate([line])[0].text for line in lines]
+    assert [one.text for one in translator.translate(lines)] == alone
 
 
 def write_all(root: Path) -> dict[str, Path]:
