@@ -13,7 +13,6 @@ from flaxformer_mt.config import MbrConfig, SearchConfig
 from flaxformer_mt.convert.ctranslate2.engine import load_engine
 from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.letter_case import LetterCase
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations

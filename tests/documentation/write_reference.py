@@ -29,7 +29,7 @@ API = {
         "translation.result.Annotations",
         "translation.glossary.Glossary[read,load,make,find]",
         "translation.requests.Request",
-        "translation.requests.Engine[submit,cancel,step]",
+        "translation.engine.Engine[submit,cancel,step]",
     ),
     "Scoring and language models": (
         "translation.scorer.Scorer[load,score,score_stream,score_tokens]",

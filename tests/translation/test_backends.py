@@ -76,7 +76,9 @@ def test_the_table_says_what_engines_refuse(engines):
     assert [*table] == [*ASKED, "pivot languages"] and table.pop("pivot languages") == ["yes", "yes"]
     for engine, column in zip(engines(), zip(*table.values(), strict=True), strict=True):
         for (name, fields), said in zip(ASKED.items(), column, strict=True):
-            requests = [Request(line.replace("12:30", "aba"), seed=n, **fields) for n, line in enumerate(LINES)]
+            requests = [
+                Request(line.replace("12:30", "aba"), seed=n, **fields) for n, line in enumerate(LINES)
+            ]
             if said == "yes":
                 ((*found,),) = engine.run([requests])
                 assert len(found) == 3, name

@@ -42,7 +42,14 @@ def test_terms_are_found_in_linear_time(text):
 
 READERS = {
     function.__name__: function
-    for function in (spell, is_blank, lambda text: lacks_spaces([text]), find_case, find_language_tags, is_copied)
+    for function in (
+        spell,
+        is_blank,
+        lambda text: lacks_spaces([text]),
+        find_case,
+        find_language_tags,
+        is_copied,
+    )
 } | {"tags": lambda text: LineTags(">>fr<< ", (">>fr<<",)).find([text])}
 
 

@@ -24,6 +24,7 @@ from flaxformer_mt.translation.tokenization import Tokenization
 from flaxformer_mt.vocab import make_vocabs
 from flaxformer_mt.vocab.pretrained import PretrainedMetadata, PretrainedVocab
 
+GERMAN = DataConfig()
 MANY = DataConfig(dataset="a:en-de,b:en-fr,c:de-en")
 
 
@@ -50,7 +51,7 @@ def test_tags_at_the_start_of_a_line(line, tag):
 def read(make_characters):
     """Returns lines whose sentences are apart, with at most so many tokens in a part; and the vocabulary."""
 
-    def read(lines, *, longest, data=DataConfig(), tags=(), **fields):
+    def read(lines, *, longest, data=GERMAN, tags=(), **fields):
         data, vocabs = dataclasses.replace(data, max_source_length=longest), make_characters(*tags)
         steps = (
             LanguageTags(data, vocabs),

@@ -49,7 +49,14 @@ CUTS = {
     "words": (
         "One two. Ein Satz. Zwei Wörter, drei lange Wörter mehr, vier, abcdefghijklmnop",
         at_most(3),
-        ["One two. ", "Ein Satz. ", "Zwei Wörter, ", "drei lange ", "Wörter mehr, ", "vier, abcdefghijklmnop"],
+        [
+            "One two. ",
+            "Ein Satz. ",
+            "Zwei Wörter, ",
+            "drei lange ",
+            "Wörter mehr, ",
+            "vier, abcdefghijklmnop",
+        ],
     ),
     "characters": ("abcdefgh ij", sizes_at_most(3), ["ab", "cd", "ef", "gh ", "ij"]),
     # After the clause that is nearest to the middle.

@@ -1,5 +1,6 @@
 """The server's interface: every answer is that of `translate`, every failure has its status and one line."""
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -14,11 +15,12 @@ import numpy as np
 import pytest
 
 from flaxformer_mt.commands.server.app import TranslatedFiles
+from flaxformer_mt.commands.server.model_thread import ModelThread
 from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, find_models, list_languages
 from flaxformer_mt.commands.server.translations import DirectedModel, add_pivots, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.translation.letter_case import LetterCase
 from flaxformer_mt.translation.requests import Request
 from flaxformer_mt.translation.result import Annotations, Translation
 
@@ -267,13 +269,13 @@ def test_the_page_asks_no_other_machine(serving):
 
 
 class SlowEngine:
-    """Translates a line to capitals when it is told to."""
+    """Translates a line to capitals when it is told to; is its own backend."""
 
     most_hypotheses = num_active = 1
     apart = True
 
     def __init__(self) -> None:
-        self.num_recased = 2
+        self.backend, self.counts = self, collections.Counter({LetterCase.counted: 2})
         self.lines, self.cancelled = {}, []
         self.go, self.error, self.answer = threading.Event(), None, self.shout
 

@@ -4,8 +4,8 @@ import pytest
 from browser import Browser, missing_programs
 from test_app import SlowEngine
 
-from flaxformer_mt.commands.server.translations import DirectedModel
 from flaxformer_mt.commands.server.model_thread import ModelThread
+from flaxformer_mt.commands.server.translations import DirectedModel
 
 pytestmark = pytest.mark.skipif(
     bool(missing_programs()), reason=f"without a browser: {missing_programs()} (Debian: chromium-driver)"
