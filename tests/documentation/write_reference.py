@@ -24,6 +24,7 @@ API = {
     "Training": ("training.loop.fit", "training.report.TrainingReport"),
     "Translation": (
         "translation.translator.Translator[load,translate,translate_stream,with_search,warm_up,engine]",
+        "translation.translator.TranslationOptions",
         "config.load_options.LoadOptions",
         "translation.result.Translation",
         "translation.result.Annotations",
@@ -39,6 +40,7 @@ API = {
     ),
     "Evaluation": (
         "evaluation.evaluate.evaluate_run",
+        "evaluation.evaluate.EvaluationOptions",
         "evaluation.evaluate.EvaluationResult",
         "evaluation.comparison.ResamplingOptions",
         "scoring.metrics.define_scorer",
