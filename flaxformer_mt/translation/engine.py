@@ -187,6 +187,7 @@ class Engine:
         joined = join_parts(line, eos_id=self.vocabs.target.eos_id)
         if line.parts != [line]:
             joined = line.undo(joined)
+        line.parts.clear()  # which refer to the line: both are freed without the garbage collector
         if not joined.satisfied:
             self._named["unsatisfied"].add(line.request.seed)
         return joined
