@@ -103,8 +103,8 @@ class Engine:
 
     def read(self, requests: Sequence[Request]) -> list[Segment]:
         """Return requests as lines with their parts, in any thread; `enter` takes them."""
-        check_lines([request.text for request in requests])
         for request in requests:
+            check_lines([request.text], first_line=request.seed)
             self.backend.check_request(request)
         lines = segments = [
             Segment(

@@ -346,6 +346,8 @@ def test_mistakes_are_named(translator, config, vocabs):
         translator.translate(["Hund"], beam_size=0)
     with pytest.raises(UserError, match="line 2 is bytes, not str"):
         translator.translate(["Hund", b"Hund"])
+    with pytest.raises(UserError, match="line 3 is bytes, not str"):
+        list(translator.translate_stream(iter(["Hund", "Hund", b"Hund"]), window=2))
     with pytest.raises(ValueError, match="params="):
         make_translator(config, None, vocabs).translate(["Hund"])
     wrong = SearchConfig(beam_size=0, length_penalty=math.nan, max_length_ratio=math.inf, batch_tokens=0)
