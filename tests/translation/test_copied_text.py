@@ -1,4 +1,4 @@
-"""Text without letters is copied: in files, by the API, the server and CTranslate2, in lines and in parts."""
+"""Text without letters is copied: in files, by the API and the server, in lines and in parts."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,6 @@ from fake_engine import fake_engine, read_lines
 
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.commands.server.model_thread import ModelThread
-from flaxformer_mt.convert.export_run import export_run
 from flaxformer_mt.translation.copied_text import CopiedText, is_copied
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.language_tags import LanguageTags
@@ -71,7 +70,7 @@ def test_sentences_around_a_copied_one_keep_their_places(shared_translator):
 LINES = ["12:30", "ba do", "😀", "https://example.org/ba"]
 
 
-def test_files_the_api_and_a_pivot(tiny_run, tmp_path, monkeypatch, capfd):
+def test_files_and_the_api(tiny_run, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     Path("in").write_text("".join(f"{line}\n" for line in LINES))
     translator = Translator.load(tiny_run, use_all_devices=False)
@@ -100,17 +99,3 @@ def test_the_server(tiny_run):
     finally:
         thread.stop()
     assert answer["translatedText"] == html["q"] and thread.engine.counts[CopiedText.counted] == 2
-
-
-def test_ctranslate2(tiny_run, tmp_path):
-    pytest.importorskip("ctranslate2")
-    from flaxformer_mt.convert.ctranslate2.engine import load_engine
-
-    export_run(tiny_run, format_name="ctranslate2", output=tmp_path / "model")
-    engine = load_engine(tmp_path / "model")
-    requests = [Request(line, annotations=Annotations(alignments="words")) for line in LINES]
-    requests.append(Request("<b>12:30</b>", annotations=Annotations(markup=True)))
-    (found,) = engine.run([requests])
-    texts = [one.text for one in found]
-    assert [texts[0], *texts[2:]] == [LINES[0], *LINES[2:], "<b>12:30</b>"]
-    assert found[0].alignment == ((0, 0),) and engine.counts[CopiedText.counted] == 4
