@@ -34,7 +34,7 @@ def test_a_copied_text_is_a_translation_of_its_own(config, characters):
     assert [one.alignment for one in found] == [((0, 0), (1, 1)), ((1, 0), (2, 1)), ((0, 0), (1, 1))]
     assert all((one.score, one.log_prob, one.tokens, one.token_log_probs) == (0, 0, (), ()) for one in found)
     assert engine.counts == {CopiedText.counted: 3} and not any(engine.backend.windows)
-    (found,) = engine.run([[Request("1\x852"), Request("1 2", annotations=PIECES)]])
+    (found,) = engine.run([[Request("1\x852\ufffd"), Request("1 2", annotations=PIECES)]])
     assert [(one.text, one.alignment) for one in found] == [("1 2", None), ("1 2", ())]
 
 
