@@ -1,13 +1,10 @@
-"""Text without letters is copied: in files, by the API and the server, in lines and in parts."""
+"""Text without letters is copied: in files and by the API, in lines and in parts."""
 
-import asyncio
 from pathlib import Path
 
-import pytest
 from fake_engine import fake_engine, read_lines
 
 from flaxformer_mt.commands.main import main
-from flaxformer_mt.commands.server.model_thread import ModelThread
 from flaxformer_mt.translation.copied_text import CopiedText, is_copied
 from flaxformer_mt.translation.glossary import Glossary
 from flaxformer_mt.translation.language_tags import LanguageTags
@@ -83,19 +80,3 @@ def test_files_and_the_api(tiny_run, tmp_path, monkeypatch, capfd):
     assert main(["translate", f"--run={tiny_run}", "--input=in", "--output=out", "--workers=1"]) == 0
     assert Path("out").read_text().splitlines() == expected
     assert "texts without letters that were copied: 3" in capfd.readouterr().err
-
-
-def test_the_server(tiny_run):
-    pytest.importorskip("starlette", reason="the server needs the extra serve")
-    from flaxformer_mt.commands.server.request_fields import read_request
-    from flaxformer_mt.commands.server.translations import Translations, direct
-
-    translator = Translator.load(tiny_run, use_all_devices=False)
-    thread = ModelThread(translator.engine(arriving=True))
-    try:
-        server = Translations(direct(thread, translator.config.data), most_waiting=100)
-        html = {"q": "<p><b>12:30</b></p><p>😀</p>", "format": "html", "source": "xx", "target": "yy"}
-        answer = asyncio.run(server.translate(read_request(html, 1000)))
-    finally:
-        thread.stop()
-    assert answer["translatedText"] == html["q"] and thread.engine.counts[CopiedText.counted] == 2
