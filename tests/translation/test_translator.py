@@ -515,12 +515,9 @@ def test_prefixes_and_phrases_are_in_the_translation(
     assert [warning.split(":")[0] for warning in warnings] == ["line 5", "line 2"]
     free = translator.translate(lines)
     assert free[0].text != found[0].text and all(translation.satisfied for translation in free)
-    # A second window of the same lines has their constraints in another order.
-    swapped = [5, 4, 3, 2, 1, 0]
-    order = [*range(6), *swapped]
-    streams = [iter([items[number] for number in order]) for items in (lines, prefixes, required)]
-    stream = translator.translate_stream(streams[0], prefixes=streams[1], required=streams[2], window=6)
-    assert [t.text for t in stream] == [found[number].text for number in order]
+    columns = {"prefixes": iter(prefixes), "required": iter(required)}
+    stream = translator.translate_stream(iter(lines), window=3, **columns)
+    assert [t.text for t in stream] == [t.text for t in found]
     # With limits of nothing, a translation has the tokens that its constraints need, and at least one.
     limits = {"max_length_ratio": 0.0, "max_length_offset": 0, "batch_tokens": 14 * (12 + 3)}
     short = dataclasses.replace(config, search=dataclasses.replace(config.search, **limits))

@@ -42,6 +42,11 @@ def test_each_of_200_requests_at_once_gets_the_translation_of_its_line(serving, 
     assert serving.take_log() == []
 
 
+def test_text_without_letters_is_copied(serving):
+    text = "<p><b>12:30</b></p><p>😀</p>"
+    assert serving.translate(text, format="html") == (200, {"translatedText": text})
+
+
 def test_lists_lines_long_lines_and_documents(serving, translator):
     long = " ".join(WORDS * 3)  # translated in parts
     first, second, whole = (one.text for one in translator.translate(["ba do", "gu", long]))
