@@ -139,25 +139,10 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
         value = settings.get(name)
         return default if value is None else float(value)
 
-    # What translations begin with is not a search option here: the tag of the target language, or <s>.
-    foreign = _FOREIGN | {"forced_bos_token_id": tuple(vocab.silent_ids)}
-    ignored = [
-        f"{name} is {settings[name]}"
-        for name, neutral in foreign.items()
-        if settings.get(name) is not None and settings[name] not in neutral
-    ]
-    if settings.get("forced_eos_token_id") not in (None, vocab.eos_id, [vocab.eos_id]):
-        ignored.append(f"forced_eos_token_id is {settings['forced_eos_token_id']}")
     penalty = number("length_penalty", 1)
-    if penalty < 0:
-        ignored.append(f"length_penalty is {penalty:g}, below 0, which becomes 0")
     beams, samples = int(number("num_beams", 1)), bool(settings.get("do_sample"))
-    if samples and beams > 1:
-        ignored.append("do_sample is true with several beams, which are searched without sampling")
     default = SearchConfig()
     suppressed, sequences = _suppressed(settings, vocab)
-    if sequences:
-        ignored.append(f"bad_words_ids has {sequences} sequences of several tokens")
     # An end before `min_length` is forbidden; `min_new_tokens` does not count the end symbol.
     shortest = max(number("min_length", 0), number("min_new_tokens", -1) + 1)
     search = SearchConfig(
@@ -177,7 +162,28 @@ def _make_search(settings: dict[str, Any], vocab: Vocab) -> tuple[SearchConfig, 
         min_length_offset=int(shortest),
         max_length_offset=max(default.max_length_offset, int(shortest)),
     )
+    ignored = _list_foreign(settings, vocab)
+    if penalty < 0:
+        ignored.append(f"length_penalty is {penalty:g}, below 0, which becomes 0")
+    if samples and beams > 1:
+        ignored.append("do_sample is true with several beams, which are searched without sampling")
+    if sequences:
+        ignored.append(f"bad_words_ids has {sequences} sequences of several tokens")
     return search, ignored
+
+
+def _list_foreign(settings: dict[str, Any], vocab: Vocab) -> list[str]:
+    """List the options without a counterpart here, with their values, that change something."""
+    # What translations begin with is not a search option here: the tag of the target language, or <s>.
+    foreign = _FOREIGN | {"forced_bos_token_id": tuple(vocab.silent_ids)}
+    found = [
+        f"{name} is {settings[name]}"
+        for name, neutral in foreign.items()
+        if settings.get(name) is not None and settings[name] not in neutral
+    ]
+    if settings.get("forced_eos_token_id") not in (None, vocab.eos_id, [vocab.eos_id]):
+        found.append(f"forced_eos_token_id is {settings['forced_eos_token_id']}")
+    return found
 
 
 def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...], int]:
