@@ -146,11 +146,10 @@ def parse_flags(
     if takes_config(kind):
         values |= _choose_config(texts)
     if topic is not None:
-        recipes = _CONFIG_HELP.format(recipes=", ".join(list_recipes())) if takes_config(kind) else ""
         text = format_help(
             kind,
             usage=" ".join([prog, *(f"[{word.upper()}]" for word in words), "[FLAGS]"]),
-            description=(kind.__doc__ or "") + recipes,
+            description=_describe(kind),
             examples={f"{prog} {line}": text for line, text in examples.items()},
             topic="".join(topic),
             default=kind(**values) if values else None,
@@ -163,6 +162,11 @@ def parse_flags(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} required; see --help"
         )
     return _make_options(kind, texts, values, known)
+
+
+def _describe(kind: type) -> str:
+    recipes = _CONFIG_HELP.format(recipes=", ".join(list_recipes())) if takes_config(kind) else ""
+    return (kind.__doc__ or "") + recipes
 
 
 def _choose_config(texts: Mapping[str, str]) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def _make_options(
     kind: type, texts: Mapping[str, str], values: Mapping[str, Any], known: Mapping[str, Any]
 ) -> Any:
     """Make the options of `values`, of which the config takes the changes by `texts`, and of `texts`."""
-    options, changes = dict(values), {}
+    fields, changes = dict(values), {}
     for flag, text in texts.items():
         name, _, field = flag.removeprefix("--").partition(".")
         refuse_removed_flag(flag, text)
@@ -187,16 +191,16 @@ def _make_options(
         value = _read_stages(text) if of_stages else read_value(text, known[flag], flag, from_text=True)
         if field:
             changes[field] = value
-        elif name not in options:
-            options[name] = expand_path(name, value) if isinstance(value, Path) else value
+        elif name not in fields:
+            fields[name] = expand_path(name, value) if isinstance(value, Path) else value
     if changes:
-        options["config"] = replace_fields(options["config"], changes, "--config")
-    made = kind(**options)
+        fields["config"] = replace_fields(fields["config"], changes, "--config")
+    options = kind(**fields)
     # The config has more than bounds to be checked, by `validate`.
-    wrong = [line for name, line in find_wrong_values(made, "--") if not name.startswith("--config.")]
+    wrong = [line for name, line in find_wrong_values(options, "--") if not name.startswith("--config.")]
     if wrong:
         raise UserError("\n".join(wrong))
-    return made
+    return options
 
 
 def list_flag_types(kind: type) -> dict[str, Any]:

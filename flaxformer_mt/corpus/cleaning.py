@@ -115,8 +115,8 @@ class _Findings:
 
     def add(self, name: str, finding: Finding, start: int) -> None:
         """Add what was found in the rows from `start` on."""
-        problem = {"count": 0, "action": self._actions[name], "examples": []}
-        problem = self.problems.setdefault(name, problem)
+        empty = {"count": 0, "action": self._actions[name], "examples": []}
+        problem = self.problems.setdefault(name, empty)
         problem["count"] += finding.pairs
         wanted = EXAMPLES - len(problem["examples"])
         problem["examples"] += [

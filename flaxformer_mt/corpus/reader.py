@@ -151,24 +151,19 @@ def read_pairs(
         for member in members
     ]
     splits = [
-        dataclasses.replace(
-            one.split,
-            name=member.name,
-            tags=choose_tags(config, member.direction) if tagged else (),
-            target_tag=choose_target_tag(config, member.direction),
-        )
-        for member, one in zip(members, sets, strict=True)
+        _add_tags(cleaned.split, member, config, tagged=tagged)
+        for member, cleaned in zip(members, sets, strict=True)
     ]
     _check_tables(members, splits)
-    rows, reports = [one.rows for one in sets], [one.report for one in sets]
+    rows, reports = [cleaned.rows for cleaned in sets], [cleaned.report for cleaned in sets]
     identities = [entry for pair in zip(members, splits, strict=True) for entry in _identify(*pair, config)]
     if holds_out:
-        keys = [one.sentences for one in sets if one.sentences is not None]
+        keys = [cleaned.sentences for cleaned in sets if cleaned.sentences is not None]
         by_split, held = hold_out(splits, rows, keys, sizes)
         rows = [*by_split[split]]
         reports = [
-            report | {"pairs": len(kept), "held_out": counts}
-            for report, kept, counts in zip(reports, rows, held, strict=True)
+            report | {"pairs": len(numbers), "held_out": counts}
+            for report, numbers, counts in zip(reports, by_split[split], held, strict=True)
         ]
         identities.append(["held_out", list(sizes.values())])
     counts = [report["pairs"] for report in reports]
@@ -179,7 +174,7 @@ def read_pairs(
         weights=choose_weights(config, counts) if split == "train" else (1.0,) * len(members),
         fingerprint=digest([split, rules, *identities]),
         report={"split": split, "pairs": sum(counts), "parts": reports},
-        hashes=[one.hashes for one in sets],
+        hashes=[cleaned.hashes for cleaned in sets],
         columns=read_columns(splits, config, find_files) if split == "train" else {},
         context=Context.of(config),
     )
@@ -225,9 +220,16 @@ def _clean_set(
             f"{member.name} has no {split} {noun} after cleaning: 0 of {report['read']} are left "
             f"({problems or 'the split is empty'}); check the text and data.clean"
         )
-    documents = {"documents": len(np.unique(raw.documents))} if config.context else {}
-    report = {**report, "name": member.name, **documents}
+    report = report | {"name": member.name}
+    if config.context and raw.documents is not None:
+        report["documents"] = len(np.unique(raw.documents))
     return _CleanedSet(raw, rows, cleaned.hashes, cleaned.sentences, report)
+
+
+def _add_tags(split: RawSplit, member: Member, config: DataConfig, *, tagged: bool) -> RawSplit:
+    tags = choose_tags(config, member.direction) if tagged else ()
+    target_tag = choose_target_tag(config, member.direction)
+    return dataclasses.replace(split, name=member.name, tags=tags, target_tag=target_tag)
 
 
 def _identify(member: Member, split: RawSplit, config: DataConfig) -> list[list[Any]]:

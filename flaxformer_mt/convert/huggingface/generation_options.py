@@ -176,14 +176,14 @@ def _list_foreign(settings: dict[str, Any], vocab: Vocab) -> list[str]:
     """List the options without a counterpart here, with their values, that change something."""
     # What translations begin with is not a search option here: the tag of the target language, or <s>.
     foreign = _FOREIGN | {"forced_bos_token_id": tuple(vocab.silent_ids)}
-    found = [
+    options = [
         f"{name} is {settings[name]}"
         for name, neutral in foreign.items()
         if settings.get(name) is not None and settings[name] not in neutral
     ]
     if settings.get("forced_eos_token_id") not in (None, vocab.eos_id, [vocab.eos_id]):
-        found.append(f"forced_eos_token_id is {settings['forced_eos_token_id']}")
-    return found
+        options.append(f"forced_eos_token_id is {settings['forced_eos_token_id']}")
+    return options
 
 
 def _suppressed(settings: dict[str, Any], vocab: Vocab) -> tuple[tuple[str, ...], int]:
