@@ -56,7 +56,6 @@ _FOR_TEXT = {
     *(field.name for field in dataclasses.fields(command_options.ProcessOptions)),
 }
 
-
 # Commands that show no progress of their own.
 _SILENT = ("average", "doctor", "export", "import", "plot", "report")
 # Pairs that are read at a time.

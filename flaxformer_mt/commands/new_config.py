@@ -35,7 +35,6 @@ _SECTIONS = {
 }
 _WIDTH = 110
 
-
 # Pairs whose characters and scripts are looked at.
 _SAMPLE = 20_000
 # Maximum length with which tokens are counted, before the maximum lengths are chosen.

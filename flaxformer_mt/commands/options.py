@@ -279,7 +279,6 @@ class GlossaryOptions:
 # Values of the flags that may be given without a value.
 BARE_FLAGS = {"--alignments": "words"}
 
-
 # Declared in SearchConfig; Any, because type checkers do not know the fields of classes made at run time.
 _SearchFlags: Any = make_flags(SearchConfig, *(field.name for field in fields(SearchConfig)))
 _ScoreFlags: Any = make_flags(SearchConfig, "length_penalty", "length_penalty_kind", "coverage_penalty")

@@ -71,7 +71,6 @@ Rules = Iterable[Rule | Constant]
 # [B, T, D] that the decoder begins with.
 Outputs = Callable[[Batch], np.ndarray]
 
-
 _ONLY_READ = "its files are only read; give another --format, such as torch or ctranslate2"
 
 

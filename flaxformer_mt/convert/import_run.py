@@ -57,7 +57,6 @@ _CHECKPOINT_NAMES = {
 # Files with tensors.
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt")
 
-
 # Spellings of the special symbols.
 _SPECIALS = {
     "pad": ("<pad>", "<blank>", "[PAD]"),

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from flaxformer_mt.config import Config, SearchConfig
-from flaxformer_mt.config.files import read_json_object
 from flaxformer_mt.convert.foreign_files import check_fields
+from flaxformer_mt.convert.formats import read_config_json
 from flaxformer_mt.errors import UserError, warn_user
 from flaxformer_mt.translation.constraints import make_symbols
 from flaxformer_mt.vocab import Vocab
@@ -54,7 +54,6 @@ _FOREIGN: dict[str, tuple[Any, ...]] = {
     "dola_layers": (),
     "watermarking_config": (),
 }
-
 
 # Field -> whether it is a whole number, its smallest and its largest accepted value.
 _NUMBERS: dict[str, tuple[type, float, float]] = {
@@ -113,12 +112,8 @@ def lost_options(search: SearchConfig) -> list[str]:
 
 
 def read_search(folder: Path, fields: dict[str, Any], vocab: Vocab) -> SearchConfig:
-    path, settings = folder / _FILE, fields
-    if path.is_file():
-        try:
-            settings = read_json_object(path)
-        except (ValueError, OSError) as error:
-            raise UserError(f"{path} is damaged: {error}") from error
+    path = folder / _FILE
+    settings = read_config_json(folder, _FILE) if path.is_file() else fields
     check_fields(settings, _NUMBERS, path)
     try:
         search, ignored = _make_search(settings, vocab)
