@@ -10,13 +10,11 @@ import errno
 import functools
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -58,7 +56,6 @@ _FOR_TEXT = {
     *("run", "checkpoint", "split", "source", "reference", "dtype", "allow_nonfinite"),
     *(field.name for field in dataclasses.fields(command_options.ProcessOptions)),
 }
-
 
 # Commands that show no progress of their own.
 _SILENT = ("average", "doctor", "export", "import", "plot", "report")
@@ -568,7 +565,7 @@ def _run(arguments: list[str]) -> None:
     _print_result(result, command.summarize, json=getattr(options, "json", False))
 
 
-def _define_scorers(options: Any) -> None:
+def _define_scorers(options: command_options.ScorerOptions) -> None:
     """Define what --scorer names, and refuse what nothing uses; `evaluate` defines and reports all."""
     from flaxformer_mt.scoring.metrics import define_scorers
 
@@ -576,16 +573,12 @@ def _define_scorers(options: Any) -> None:
         raise UserError("--scorer_timeout has no effect without --scorer; leave it out")
     if isinstance(options, command_options.EvaluateOptions):
         return
-    fields = "--rerank, --mbr, --metric or --clean_scores"
-    places = [getattr(options, name, None) for name in re.findall(r"\w+", fields)]
-    if config := getattr(options, "config", None):
-        fields = "train.best_metric, search.rerank, search.mbr or data.clean.scores"
-        places = [attrgetter(name)(config) for name in re.findall(r"\w+(?:[.]\w+)+", fields)]
-    used = re.findall(r"[\w+-]+", repr(places))
+    used = options.list_used_scores()
     for name in define_scorers(options.scorer, timeout=options.scorer_timeout):
         if name not in used:
             raise UserError(
-                f"--scorer defines {name}, which nothing uses; name it by {fields}, or leave it out"
+                f"--scorer defines {name}, which nothing uses; name it by {options.score_fields}, or leave "
+                "it out"
             )
 
 

@@ -37,7 +37,6 @@ _DIGEST = "blake2b"
 # The entry with our config that config.json has in the folders that `export` writes.
 _EXPORTED = "flaxformer_mt"
 
-
 DEFAULT_CONFIG = "toy_de_en"
 PACKAGE = Path(__file__).resolve().parents[1]
 

@@ -476,9 +476,7 @@ def _select_for_programs(config: Config) -> Config:
 
     All else is absent, so that a program that reads it fails instead of taking a default.
     """
-    optim = dataclasses.replace(
-        config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
-    )
+    optim = dataclasses.replace(config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0)
     names = ("label_smoothing", "loss_chunk_tokens", "log_accuracy")
     train: Any = types.SimpleNamespace(**{name: getattr(config.train, name) for name in names})
     absent: dict[str, Any] = {"data": None, "vocab": None, "search": None}

@@ -311,7 +311,7 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
 def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path):
     weights = make_weights(vocabs_of, scale=1.0)
-    guided = GuidedAlignmentConfig(weight=0.1, layer=-2, head=1)
+    guided = GuidedAlignmentConfig(weight=0.1, layer=-2)
     model_config = dataclasses.replace(weights.config.model, alignment=guided)
     config = dataclasses.replace(weights.config, model=model_config)
     weights = dataclasses.replace(weights, config=config)
@@ -325,7 +325,7 @@ def test_alignments_come_from_the_head_that_has_learned_them(vocabs_of, tmp_path
     target = [vocabs.target.pieces(range(vocabs.target.size)).index(piece) for piece in found.hypotheses[0]]
     batch = make_batch([source], [[*target, vocabs.target.eos_id]], vocabs, config=weights.config)
     model = make_model(model_config, source_size=vocabs.source.size, target_size=vocabs.target.size)
-    ours = attention_maps(model, weights.params, batch).cross[0][0, 1]
+    ours = attention_maps(model, weights.params, batch).cross[0][0, 0]
     theirs = np.array(found.attention[0])
     np.testing.assert_allclose(theirs, ours[: len(theirs), : theirs.shape[1]], atol=1e-4)
     assert np.abs(theirs - 1 / len(source)).max() > 0.1

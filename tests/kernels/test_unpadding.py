@@ -103,7 +103,7 @@ def test_losses_and_gradients_are_those_with_padding(fields):
 
 
 def test_weights_and_alignments_are_taken_along():
-    guided = GuidedAlignmentConfig(weight=0.5, layer=0, head=1)
+    guided = GuidedAlignmentConfig(weight=0.5, layer=0)
     check_gradients(change(CONFIG, model={"alignment": guided}), make_batch(extra=True))
 
 

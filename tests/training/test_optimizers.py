@@ -47,14 +47,14 @@ def test_noam_is_equation_3_of_the_paper():
         # updates 1, 2, 4 (the end of warm-up), 8, 12 (the end), 16 (beyond)
         ("inverse_sqrt", [0.125, 0.25, 0.5, 0.5 * 0.5**0.5, 0.5 * 3**-0.5, 0.25]),
         ("constant", [0.125, 0.25, 0.5, 0.5, 0.5, 0.5]),
-        ("linear", [0.125, 0.25, 0.5, 0.3, 0.1, 0.1]),
-        ("cosine", [0.125, 0.25, 0.5, 0.3, 0.1, 0.1]),
+        ("linear", [0.125, 0.25, 0.5, 0.25, 0, 0]),
+        ("cosine", [0.125, 0.25, 0.5, 0.25, 0, 0]),
     ],
 )
 def test_schedules_by_hand(schedule, expected):
-    """Peak 0.5 after 4 updates; linear and cosine end at a fifth of it after 12, and are halfway at 8."""
-    config = replace(CONFIG, schedule=schedule, final_fraction=0.2)
-    np.testing.assert_allclose(rates(config, [0, 1, 3, 7, 11, 15]), expected, rtol=1e-5)
+    """Peak 0.5 after 4 updates; linear and cosine end at 0 after 12, and are halfway at 8."""
+    config = replace(CONFIG, schedule=schedule)
+    np.testing.assert_allclose(rates(config, [0, 1, 3, 7, 11, 15]), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_cosine_is_not_linear_between():

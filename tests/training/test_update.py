@@ -190,7 +190,7 @@ def test_a_further_term_may_run_a_second_pass(model):
 
 def test_guided_alignment_adds_its_weighted_loss():
     """The gradient by finite differences, and on a mesh of data and tensor parallelism."""
-    config = change(CONFIG, model={"alignment": GuidedAlignmentConfig(weight=0.5, head=1)})
+    config = change(CONFIG, model={"alignment": GuidedAlignmentConfig(weight=0.5)})
     state, _, gradient, update = compiled(config)
     batch = random_batch([0, 1, 2, 3])
     links = np.random.default_rng(1).random((4, 6, 5)) < 0.3
