@@ -284,8 +284,7 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
     assert min(map(len, ours)) == 1 and max(map(len, ours)) == limit  # an empty one, and one that is cut off
     folder, sources = export(weights, tmp_path / "out"), [vocabs.source.tokenize(line) for line in lines]
     rules = {(piece,): np.arange(4 + piece % 7, 48, 5, np.int32) for piece in range(4, 48, 2)}
-    shortlist = Shortlist(rules, [9, 30], vocabs)
-    shortlist.write(folder / "vmap.txt")
+    Shortlist(rules, [9, 30], vocabs).write(folder / "vmap.txt")
     translator = ctranslate2.Translator(str(folder))
 
     def translate(sources, **options):
@@ -303,7 +302,9 @@ def test_greedy_search_finds_the_same_tokens(vocabs_of, tmp_path):
 
     assert translate(sources) == [vocabs.target.pieces(tokens) for tokens in ours]
     # CTranslate2 has one shortlist for a batch, which is here a sentence.
-    restricted = make_translator(config, weights.params, vocabs, shortlist=shortlist).translate(lines)
+    restricted = make_translator(config, weights.params, vocabs, shortlist=folder / "vmap.txt").translate(
+        lines
+    )
     pieces = [vocabs.target.pieces(found.tokens) for found in restricted]
     assert [translate([source], use_vmap=True)[0] for source in sources] == pieces
     assert sum(found.tokens != tuple(tokens) for found, tokens in zip(restricted, ours, strict=True)) > 3
