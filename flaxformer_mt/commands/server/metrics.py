@@ -1,0 +1,59 @@
+"""Counts and durations since the server started, for Prometheus."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from flaxformer_mt.commands.server.languages import Pair
+from flaxformer_mt.commands.server.translations import DirectedModel, Translations
+
+# Upper bounds in seconds of the classes of durations.
+_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+disable_created_metrics()
+
+
+class Metrics:
+    def __init__(self, models: Mapping[Pair, DirectedModel], translations: Translations) -> None:
+        self._threads = {model.thread for model in models.values()}
+        self._translations = translations
+        self._registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "flaxformer_mt_requests", "Requests answered.", ("path", "status"), registry=registry
+        )
+        self.lines = Counter("flaxformer_mt_lines", "Source lines translated.", registry=registry)
+        self.characters = Counter(
+            "flaxformer_mt_characters", "Source characters translated.", registry=registry
+        )
+        self.seconds = Histogram(
+            "flaxformer_mt_seconds",
+            "Seconds from a request to its translation.",
+            buckets=_BOUNDS,
+            registry=registry,
+        )
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return what is counted elsewhere: the registry asks for it."""
+        engines = [thread.engine for thread in self._threads]
+        guarded = CounterMetricFamily(
+            "flaxformer_mt_guarded", "Sentences whose letter case was changed.", labels=("guard",)
+        )
+        guarded.add_metric(("capitals",), sum(engine.num_recased for engine in engines))
+        yield guarded
+        for name, meaning, value in (
+            ("waiting_lines", "Lines that are not answered yet.", self._translations.num_waiting),
+            ("active_sentences", "Sentences that are being searched.", sum(e.num_active for e in engines)),
+            ("resident_bytes", "Memory of the server.", _resident_bytes()),
+        ):
+            yield GaugeMetricFamily(f"flaxformer_mt_{name}", meaning, value)
+
+    def format(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+def _resident_bytes() -> int:
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if status.exists() else 0
