@@ -21,7 +21,7 @@ import flaxformer_mt
 from flaxformer_mt.commands.options import ServeOptions
 from flaxformer_mt.commands.server.languages import Pair, list_languages, name_language
 from flaxformer_mt.commands.server.metrics import Metrics
-from flaxformer_mt.commands.server.openapi import make_specification
+from flaxformer_mt.commands.server.openapi import Operation, make_specification
 from flaxformer_mt.commands.server.request_body import answer_in_time, read_body
 from flaxformer_mt.commands.server.request_fields import (
     DetectionRequest,
@@ -51,24 +51,11 @@ def make_app(
     models: dict[Pair, DirectedModel], options: ServeOptions, *, keys: Collection[str] = (), log: Log
 ) -> Starlette:
     server = _Server(models, options, frozenset(key.encode() for key in keys), log)
-    gets = {
-        "/": server.show_page,
-        "/spec": server.specify,
-        "/download_file/{name}": server.download_file,
-        "/languages": server.list_languages,
-        "/frontend/settings": server.describe_settings,
-        "/health": server.tell_health,
-        "/ready": server.tell_health,
-        "/metrics": server.tell_metrics,
-    }
-    posts = {
-        "/translate": server.translate,
-        "/translate_file": server.translate_file,
-        "/detect": server.detect,
-    }
-    routes = [Route(path, server.answer_errors(path, endpoint)) for path, endpoint in gets.items()]
-    for path, endpoint in posts.items():
-        routes.append(Route(path, server.answer_errors(path, endpoint), methods=["POST"]))
+    routes = [
+        Route(path, server.answer_errors(path, operation.endpoint), methods=[operation.method])
+        for path, operation in server.operations.items()
+    ]
+    routes.append(Route("/", server.answer_errors("/", server.show_page)))
     # Without it, pages of other servers cannot read answers; their forms are refused in `read_body`.
     sharing = Middleware(
         CORSMiddleware,
@@ -93,6 +80,18 @@ class _Server:
         self._files = TranslatedFiles()
         self._translations = Translations(models, most_waiting=options.max_waiting)
         self._metrics = Metrics(models, self._translations)
+        self.operations = {
+            "/translate": Operation(self.translate, TextRequest),
+            "/translate_file": Operation(self.translate_file, FileRequest),
+            "/download_file/{name}": Operation(self.download_file),
+            "/detect": Operation(self.detect, DetectionRequest),
+            "/languages": Operation(self.list_languages),
+            "/frontend/settings": Operation(self.describe_settings),
+            "/health": Operation(self.tell_health),
+            "/ready": Operation(self.tell_readiness),
+            "/metrics": Operation(self.tell_metrics),
+            "/spec": Operation(self.specify),
+        }
 
     def answer_errors(self, path: str, endpoint: Endpoint) -> Endpoint:
         """Return an endpoint that answers errors too, logs them, and counts all requests by `path`."""
@@ -152,9 +151,11 @@ class _Server:
         return HTMLResponse(self._page, headers=_PAGE_HEADERS)
 
     async def specify(self, request: Request) -> Response:
-        return JSONResponse(make_specification(_find_address(request)))
+        """This interface as an OpenAPI document."""
+        return JSONResponse(make_specification(self.operations, _find_address(request)))
 
     async def translate(self, request: Request) -> Response:
+        """Translate texts."""
         fields = await read_body(request, self._options, self._keys)
         return JSONResponse(await self._translate(request, fields))
 
@@ -167,6 +168,7 @@ class _Server:
         return answer
 
     async def translate_file(self, request: Request) -> Response:
+        """Translate a file; the answer is the address of the translation."""
         fields = await read_body(request, self._options, self._keys)
         wanted = check_fields(FileRequest, fields, self._options.max_characters)
         ending = find_ending(wanted.file.name)
@@ -177,6 +179,7 @@ class _Server:
         return JSONResponse({"translatedFileUrl": f"{_find_address(request)}/download_file/{name}"})
 
     async def download_file(self, request: Request) -> Response:
+        """Fetch a translated file, as often as it is kept."""
         name = request.path_params["name"]
         headers = {
             "Content-Disposition": f'attachment; filename="{name}"',
@@ -187,6 +190,7 @@ class _Server:
         return Response(content, headers=headers, media_type=FORMATS[find_ending(name)][1])
 
     async def detect(self, request: Request) -> Response:
+        """Guess the language of a text, among the languages of the server."""
         fields = await read_body(request, self._options, self._keys)
         wanted = check_fields(DetectionRequest, fields, self._options.max_characters)
         work = self._translations.detect(wanted.texts)
@@ -194,9 +198,11 @@ class _Server:
         return JSONResponse(guesses if wanted.several else guesses[0])
 
     async def list_languages(self, request: Request) -> Response:
+        """List the languages, each with those that it is translated into."""
         return JSONResponse(list_languages(self._models))
 
     async def describe_settings(self, request: Request) -> Response:
+        """Tell the limits of requests, the models and the version."""
         source, target = next(iter(self._models))
         models = {"-".join(pair): model for pair, model in self._models.items()}
         return JSONResponse(
@@ -221,14 +227,22 @@ class _Server:
         )
 
     async def tell_health(self, request: Request) -> Response:
+        """Tell whether all models run, and whether all their programs are compiled."""
+        return JSONResponse({"status": "ok", "ready": self._is_ready()})
+
+    async def tell_readiness(self, request: Request) -> Response:
+        """As /health; status 503 while it compiles."""
+        ready = self._is_ready()
+        return JSONResponse({"status": "ok", "ready": ready}, 200 if ready else 503)
+
+    def _is_ready(self) -> bool:
         threads = [model.thread for model in self._models.values()]
         if failures := [thread.failure for thread in threads if thread.failure is not None]:
             raise Stopped(failures[0])
-        ready = all(thread.is_ready for thread in threads)
-        status = 200 if ready or request.url.path == "/health" else 503
-        return JSONResponse({"status": "ok", "ready": ready}, status)
+        return all(thread.is_ready for thread in threads)
 
     async def tell_metrics(self, request: Request) -> Response:
+        """Counts and durations, for Prometheus."""
         return PlainTextResponse(self._metrics.format())
 
 

@@ -1,53 +1,24 @@
 """The server's interface as an OpenAPI document."""
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import flaxformer_mt
-from flaxformer_mt.commands.server.request_fields import (
-    FORM,
-    JSON,
-    PARTS,
-    DetectionRequest,
-    Fields,
-    FileRequest,
-    TextRequest,
-)
+from flaxformer_mt.commands.server.request_fields import FORM, JSON, PARTS, Fields, FileRequest
 
 
-class _Operation(NamedTuple):
-    summary: str
-    # Of the answer; None: it is a text.
-    example: Any = None
+class Operation(NamedTuple):
+    # What answers; its docstring describes it.
+    endpoint: Callable[[Any], Awaitable[Any]]
     # The fields of a POST; None: the method is GET.
     fields: type[Fields] | None = None
 
-
-_OPERATIONS = {
-    "/translate": _Operation("Translate texts", {"translatedText": "A man reads a book."}, TextRequest),
-    "/translate_file": _Operation(
-        "Translate a file",
-        {"translatedFileUrl": "http://127.0.0.1:5000/download_file/0123456789abcdef.en.txt"},
-        FileRequest,
-    ),
-    "/download_file/{name}": _Operation("Fetch a translated file, as often as it is kept"),
-    "/detect": _Operation(
-        "Guess the language of a text, among the languages of the server",
-        [{"confidence": 83.1, "language": "de"}, {"confidence": 16.9, "language": "fr"}],
-        DetectionRequest,
-    ),
-    "/languages": _Operation("List the languages", [{"code": "de", "name": "German", "targets": ["en"]}]),
-    "/frontend/settings": _Operation(
-        "Tell the limits of requests, the models and the version",
-        {"charLimit": 10000, "models": {"de-en": "runs/a, checkpoint best"}},
-    ),
-    "/health": _Operation("Tell whether all models run", {"status": "ok", "ready": True}),
-    "/ready": _Operation("As /health; status 503 while it compiles", {"status": "ok", "ready": True}),
-    "/metrics": _Operation("Counts and durations, for Prometheus"),
-    "/spec": _Operation("This interface as an OpenAPI document", {"openapi": "3.1.0"}),
-}
+    @property
+    def method(self) -> str:
+        return "GET" if self.fields is None else "POST"
 
 
-def make_specification(url: str) -> dict[str, Any]:
+def make_specification(operations: Mapping[str, Operation], url: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {
@@ -56,19 +27,15 @@ def make_specification(url: str) -> dict[str, Any]:
             "description": "Machine translation, with the interface of LibreTranslate.",
         },
         "servers": [{"url": url}],
-        "paths": {
-            path: {"get" if operation.fields is None else "post": _describe(path, operation)}
-            for path, operation in _OPERATIONS.items()
-        },
+        "paths": {path: {one.method.lower(): _describe(path, one)} for path, one in operations.items()},
     }
 
 
-def _describe(path: str, operation: _Operation) -> dict[str, Any]:
-    content = {"text/plain": {}} if operation.example is None else {JSON: {"example": operation.example}}
+def _describe(path: str, operation: Operation) -> dict[str, Any]:
     error = {"description": "What is wrong", "content": {JSON: {"example": {"error": "..."}}}}
     described: dict[str, Any] = {
-        "summary": operation.summary,
-        "responses": {"200": {"description": "The answer", "content": content}, "default": error},
+        "summary": operation.endpoint.__doc__,
+        "responses": {"200": {"description": "The answer"}, "default": error},
     }
     if "{name}" in path:
         described["parameters"] = [

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import http.client
 import random
 import socket
@@ -13,8 +12,9 @@ import urllib.request
 import numpy as np
 import pytest
 
-from flaxformer_mt.commands.server.app import TranslatedFiles
-from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, find_models, list_languages
+from flaxformer_mt.commands.server.languages import find_models, list_languages
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest
+from flaxformer_mt.commands.server.translated_files import TranslatedFiles
 from flaxformer_mt.commands.server.translations import DirectedModel, add_pivots, direct
 from flaxformer_mt.config import DataConfig
 from flaxformer_mt.errors import UserError
@@ -92,7 +92,7 @@ def test_terms_of_a_glossary_are_in_the_translation(serving, translator):
         ({"glossary": "ba NU"}, "the field glossary, line 1, has no tab: 'ba NU'"),
         ({"glossary": "ba\tNU\nba\tMI"}, "line 2, translates 'ba' as 'MI', but line 1 as 'NU'"),
         ({"glossary": "# none\n"}, "the field glossary has no terms"),
-        ({"glossary": "ba\t\ud800"}, "has a target term with the character '\\ud800'"),
+        ({"glossary": "ba\t\ud800"}, "the body is not application/json: "),
         ({"glossary": {"ba": "NU"}}, "the field glossary is {'ba': 'NU'}; it must be text"),
         ({"glossary": ["ba\tNU"]}, "it must be text"),
         ({"glossary": "ba\t" + "NU " * 40}, "line 1 requires 1 phrases of up to"),
@@ -123,7 +123,7 @@ def test_clients_of_libretranslate_work(serving, translator):
     with urllib.request.urlopen(serving.url + "/metrics") as response:
         text = response.read().decode()
     assert 'flaxformer_mt_requests_total{path="/translate",status="200"}' in text
-    assert "\nflaxformer_mt_waiting_lines 0\n" in text and 'seconds_bucket{le="+Inf"}' in text
+    assert "\nflaxformer_mt_waiting_lines 0.0\n" in text and 'seconds_bucket{le="+Inf"}' in text
 
 
 def post_file(serving, name: str, content: bytes, **fields) -> tuple[int, dict]:
@@ -153,7 +153,7 @@ def test_files_are_translated_and_can_be_fetched(serving, translator):
         (400, "target", post_file(serving, "a.txt", b"ba", source="xx")),
         (
             400,
-            "the file 'a.txt' of the field file is not UTF-8 text: ",
+            "the field file is not UTF-8 text: ",
             post_file(serving, "a.txt", b"\xff", **languages),
         ),
         (400, "file is missing", serving.ask("/translate_file", {"q": "ba", **languages})),
@@ -192,18 +192,14 @@ def test_the_specification_names_every_path_and_field(serving):
     app = serving._server.config.app
     known = {(route.path, min(route.methods - {"HEAD"}).lower()) for route in app.routes}
     told = {(path, method) for path, methods in spec["paths"].items() for method in methods}
-    assert told == known - {("/", "get"), ("/docs", "get")}
+    assert told == known - {("/", "get")}
     schema = spec["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     given = {"q": "ba", "source": "xx", "target": "yy"}
     assert set(schema["required"]) == given.keys()
-    assert schema["properties"].keys() == {field.name for field in dataclasses.fields(TextRequest)} - {
-        *("texts", "several")
-    } | {"q", "api_key"}
+    assert schema["properties"].keys() == TextRequest.model_fields.keys()
     for name in given:
         assert serving.ask("/translate", {key: given[key] for key in given if key != name})[0] == 400
     serving.take_log()
-    with urllib.request.urlopen(serving.url + "/docs") as response:
-        assert "connect-src 'self'" in response.headers["Content-Security-Policy"]
 
 
 def test_every_failure_has_its_status_and_one_line_in_the_log(serving):
@@ -555,7 +551,7 @@ def test_one_model_serves_several_pairs(serve):
         {"error": "no model translates from 'fr' to 'en'; this server has en-de, en-fr, de-en"},
     )
     with urllib.request.urlopen(server.url + "/metrics") as response:
-        assert "active_sentences 1\n" in response.read().decode()  # of one thread
+        assert "active_sentences 1.0\n" in response.read().decode()  # of one thread
     thread.stop()
     assert direct(thread, DataConfig()) == {("de", "en"): DirectedModel(thread, "de", "en")}
 
@@ -586,7 +582,7 @@ def test_models_in_a_row_serve_languages_that_none_translates(serve, slow, slow_
     assert status == 400 and "must be words" in answer["error"]
     with urllib.request.urlopen(server.url + "/metrics") as response:
         text = response.read().decode()
-    assert 'flaxformer_mt_guarded_total{guard="capitals"} 4\n' in text  # of two engines
+    assert 'flaxformer_mt_guarded_total{guard="capitals"} 4.0\n' in text  # of two engines
     onward.error = ValueError("a bug")
     assert server.translate("eins", source="de", target="fr")[0] == 503
     assert server.translate("eins", source="de", target="en")[0] == 200
