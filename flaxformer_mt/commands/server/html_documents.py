@@ -181,7 +181,7 @@ class _Reader:
             if token.type == TokenType.TEXT:
                 self._read_text(raw)
             elif token.type == TokenType.END_TAG:
-                self._read_end(token.tag, raw)
+                self._read_end(token.tag or "", raw)
             elif token.type == TokenType.START_TAG:
                 done = self._read_start(token, start, end)
             else:
@@ -227,7 +227,7 @@ class _Reader:
 
     def _read_start(self, token: turbohtml.Token, start: int, end: int) -> int:
         """Return the place up to which the document is read."""
-        tag, raw = token.tag, self._document[start:end]
+        tag, raw = token.tag or "", self._document[start:end]
         inline = _is_inline(tag)
         # A script ends at its end tag in any case.
         if tag in VOID or (token.self_closing and tag not in ("script", "style")):
