@@ -28,7 +28,6 @@ from flaxformer_mt.commands.server.request_fields import (
     FileRequest,
     Refusal,
     TextRequest,
-    check_fields,
 )
 from flaxformer_mt.commands.server.translated_files import FORMATS, TranslatedFiles, find_ending
 from flaxformer_mt.commands.server.translations import DirectedModel, Translations
@@ -88,7 +87,7 @@ class _Server:
             "/languages": Operation(self.list_languages),
             "/frontend/settings": Operation(self.describe_settings),
             "/health": Operation(self.tell_health),
-            "/ready": Operation(self.tell_readiness),
+            "/ready": Operation(self.tell_health),
             "/metrics": Operation(self.tell_metrics),
             "/spec": Operation(self.specify),
         }
@@ -160,7 +159,7 @@ class _Server:
         return JSONResponse(await self._translate(request, fields))
 
     async def _translate(self, request: Request, fields: dict[str, Any]) -> dict[str, Any]:
-        wanted = check_fields(TextRequest, fields, self._options.max_characters)
+        wanted = TextRequest.read(fields, most_characters=self._options.max_characters)
         work = self._translations.translate(wanted)
         answer = await answer_in_time(request, work, self._options.timeout)
         self._metrics.lines.inc(sum(text.count("\n") + 1 for text in wanted.texts))
@@ -170,7 +169,7 @@ class _Server:
     async def translate_file(self, request: Request) -> Response:
         """Translate a file; the answer is the address of the translation."""
         fields = await read_body(request, self._options, self._keys)
-        wanted = check_fields(FileRequest, fields, self._options.max_characters)
+        wanted = FileRequest.read(fields, most_characters=self._options.max_characters)
         ending = find_ending(wanted.file.name)
         answer = await self._translate(
             request, fields | {"q": wanted.file.text, "format": FORMATS[ending][0]}
@@ -192,7 +191,7 @@ class _Server:
     async def detect(self, request: Request) -> Response:
         """Guess the language of a text, among the languages of the server."""
         fields = await read_body(request, self._options, self._keys)
-        wanted = check_fields(DetectionRequest, fields, self._options.max_characters)
+        wanted = DetectionRequest.read(fields, most_characters=self._options.max_characters)
         work = self._translations.detect(wanted.texts)
         guesses = await answer_in_time(request, work, self._options.timeout)
         return JSONResponse(guesses if wanted.several else guesses[0])
@@ -227,19 +226,13 @@ class _Server:
         )
 
     async def tell_health(self, request: Request) -> Response:
-        """Tell whether all models run, and whether all their programs are compiled."""
-        return JSONResponse({"status": "ok", "ready": self._is_ready()})
-
-    async def tell_readiness(self, request: Request) -> Response:
-        """As /health; status 503 while it compiles."""
-        ready = self._is_ready()
-        return JSONResponse({"status": "ok", "ready": ready}, 200 if ready else 503)
-
-    def _is_ready(self) -> bool:
+        """Tell whether all models run; while they compile, /ready has status 503."""
         threads = [model.thread for model in self._models.values()]
         if failures := [thread.failure for thread in threads if thread.failure is not None]:
             raise Stopped(failures[0])
-        return all(thread.is_ready for thread in threads)
+        ready = all(thread.is_ready for thread in threads)
+        status = 200 if ready or request.url.path == "/health" else 503
+        return JSONResponse({"status": "ok", "ready": ready}, status)
 
     async def tell_metrics(self, request: Request) -> Response:
         """Counts and durations, for Prometheus."""

@@ -7,7 +7,7 @@ import io
 import logging
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import python_multipart
 from pydantic import (
@@ -73,6 +73,20 @@ class Fields(BaseModel):
             if name == "q" or not (value is None or value == "" or (value is False and name != "documents"))
         }
 
+    @classmethod
+    def read(cls, fields: Mapping[str, Any], *, most_characters: int) -> Self:
+        """Return the request that has these fields, or refuse it."""
+        texts = fields["q"] if isinstance(fields.get("q"), list) else [fields.get("q")]
+        glossary = fields.get("glossary")
+        total = sum(len(text) for text in (*texts, glossary) if isinstance(text, str))
+        if max(total, len(texts)) > most_characters:
+            what = f"{len(texts)} texts{' and the glossary' if glossary else ''}"
+            raise Refusal(413, f"q has {total} characters in {what}; this server takes {most_characters}")
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise Refusal(400, _explain(error, cls)) from error
+
 
 class DetectionRequest(Fields):
     q: str | list[str] = Field(description="The text, or a list of texts.")
@@ -126,23 +140,6 @@ class TextRequest(_TranslationRequest, DetectionRequest):
         if (self.format, self.alignments) == ("html", "pieces"):
             raise Refusal(400, "the field alignments is pieces; with format html it must be words")
         return self
-
-
-Request = TypeVar("Request", bound=Fields)
-
-
-def check_fields(kind: type[Request], fields: Mapping[str, Any], most_characters: int) -> Request:
-    """Return the request that has these fields."""
-    texts = fields["q"] if isinstance(fields.get("q"), list) else [fields.get("q")]
-    glossary = fields.get("glossary")
-    total = sum(len(text) for text in (*texts, glossary) if isinstance(text, str))
-    if max(total, len(texts)) > most_characters:
-        what = f"{len(texts)} texts{' and the glossary' if glossary else ''}"
-        raise Refusal(413, f"q has {total} characters in {what}; this server takes {most_characters}")
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise Refusal(400, _explain(error, kind)) from error
 
 
 def _explain(error: ValidationError, kind: type[Fields]) -> str:

@@ -126,12 +126,13 @@ def test_clients_of_libretranslate_work(serving, translator):
     assert "\nflaxformer_mt_waiting_lines 0.0\n" in text and 'seconds_bucket{le="+Inf"}' in text
 
 
-def post_file(serving, name: str, content: bytes, **fields) -> tuple[int, dict]:
+def post_file(serving, name: str, content: bytes, headers=None, **fields) -> tuple[int, dict]:
     """Sends a form as browsers do."""
     parts = [(f'form-data; name="{key}"', value.encode()) for key, value in fields.items()]
     parts.append((f'form-data; name="file"; filename="{name}"', content))
     body = b"".join(b"--edge\r\nContent-Disposition: %s\r\n\r\n%s\r\n" % (k.encode(), v) for k, v in parts)
-    return serving.ask("/translate_file", body + b"--edge--\r\n", "multipart/form-data; boundary=edge")
+    kind = "multipart/form-data; boundary=edge"
+    return serving.ask("/translate_file", body + b"--edge--\r\n", kind, **(headers or {}))
 
 
 def test_files_are_translated_and_can_be_fetched(serving, translator):
@@ -166,12 +167,7 @@ def test_files_are_translated_and_can_be_fetched(serving, translator):
 def test_addresses_in_answers_have_the_prefix_of_a_proxy(serving):
     proxied = {"X_Forwarded_Proto": "https", "X_Forwarded_Prefix": "/mt/", "Host": "example.org"}
     assert serving.ask("/spec", **proxied)[1]["servers"] == [{"url": "https://example.org/mt"}]
-    form = "\r\n".join(
-        f'--edge\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}'
-        for name, value in {"source": "xx", "target": "yy", 'file"; filename="a.txt': "ba"}.items()
-    )
-    body, kind = f"{form}\r\n--edge--\r\n".encode(), "multipart/form-data; boundary=edge"
-    status, answer = serving.ask("/translate_file", body, kind, **proxied)
+    status, answer = post_file(serving, "a.txt", b"ba", proxied, source="xx", target="yy")
     assert status == 200
     assert answer["translatedFileUrl"].startswith("https://example.org/mt/download_file/")
 
@@ -202,33 +198,22 @@ def test_the_specification_names_every_path_and_field(serving):
 
 
 def test_every_failure_has_its_status_and_one_line_in_the_log(serving):
-    for status, path, body, kind, named in [
-        (400, "/translate", b"{", "application/json", "application/json"),
-        (400, "/translate", {"q": "a", "source": "xx", "target": "de"}, "application/json", "xx-yy"),
-        (400, "/translate", {"q": "a", "source": "xx"}, "application/json", "target is missing"),
-        (400, "/translate", {"q": "a", "source": "x\n", "target": "yy"}, "application/json", "no model"),
-        (413, "/translate", {"q": "a" * 2001, "source": "xx", "target": "yy"}, "application/json", "2001"),
-        (
-            413,
-            "/translate",
-            {"q": "\n" * 400, "source": "xx", "target": "yy"},
-            "application/json",
-            "401 lines",
-        ),
-        (413, "/translate", b"x" * 200_000, "application/json", "200000 bytes"),
-        (
-            400,
-            "/translate",
-            {"q": "a", "source": "xx", "target": "yy", "alternatives": 2},
-            "application/json",
-            "1",
-        ),
-        (400, "/detect", {}, "application/json", "q is missing"),
-        (404, "/nothing", None, "", "Not Found"),
-        (404, "/nothing" + "x" * 5000, None, "", "Not Found"),
-        (405, "/translate", None, "", "GET"),
+    languages = {"source": "xx", "target": "yy"}
+    for status, path, body, named in [
+        (400, "/translate", b"{", "application/json"),
+        (400, "/translate", {"q": "a", "source": "xx", "target": "de"}, "xx-yy"),
+        (400, "/translate", {"q": "a", "source": "xx"}, "target is missing"),
+        (400, "/translate", {"q": "a", "source": "x\n", "target": "yy"}, "no model"),
+        (413, "/translate", {"q": "a" * 2001, **languages}, "2001"),
+        (413, "/translate", {"q": "\n" * 400, **languages}, "401 lines"),
+        (413, "/translate", b"x" * 200_000, "200000 bytes"),
+        (400, "/translate", {"q": "a", "alternatives": 2, **languages}, "1"),
+        (400, "/detect", {}, "q is missing"),
+        (404, "/nothing", None, "Not Found"),
+        (404, "/nothing" + "x" * 5000, None, "Not Found"),
+        (405, "/translate", None, "GET"),
     ]:
-        answer = serving.ask(path, body, kind)
+        answer = serving.ask(path, body)
         assert answer[0] == status and named in answer[1]["error"], (path, body, answer)
         (line,) = serving.take_log()
         assert line.startswith(f"{status} ") and path[:80] in line and named in line and len(line) < 500

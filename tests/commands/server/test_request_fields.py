@@ -6,7 +6,7 @@ import time
 import pytest
 
 pytest.importorskip("pydantic", reason="the server needs the extra serve")
-from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, check_fields, read_fields
+from flaxformer_mt.commands.server.request_fields import Refusal, TextRequest, read_fields
 
 JSON, FORM, PARTS = (
     "application/json",
@@ -31,13 +31,13 @@ def test_json_and_forms_give_the_same_request():
     }
     expected = TextRequest(q="ä b", source="de", target="en", alternatives=2, scores=True)
     for kind, body in bodies.items():
-        assert check_fields(TextRequest, read_fields(body.encode(), kind), MOST) == expected, kind
+        assert TextRequest.read(read_fields(body.encode(), kind), most_characters=MOST) == expected, kind
     with_mark = b'\xef\xbb\xbf{"q": ["a"]}'  # as editors and PowerShell write it
     assert read_fields(with_mark, JSON) == {"q": ["a"]}
     assert read_fields(b"q=\xc3\xa4&q=b", FORM) == {"q": ["ä", "b"]}, "curl -d sends letters as they are"
     none = {"q": "", "source": "de", "target": "en", "format": "", "alternatives": None, "n_best": None}
     none |= {"scores": "", "alignments": False, "attention": None, "documents": None, "glossary": ""}
-    assert check_fields(TextRequest, none, MOST) == TextRequest(q="", source="de", target="en")
+    assert TextRequest.read(none, most_characters=MOST) == TextRequest(q="", source="de", target="en")
 
 
 def test_the_query_of_the_address_has_fields_where_the_body_is_no_json():
@@ -132,5 +132,5 @@ def test_fields_that_are_refused():
     ]:
         fields = {name: value for name, value in {**good, **changes}.items() if value is not ...}
         with pytest.raises(Refusal, match=named) as refused:
-            check_fields(TextRequest, fields, MOST)
+            TextRequest.read(fields, most_characters=MOST)
         assert refused.value.status == status
