@@ -3,7 +3,7 @@
 import html.entities
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -117,12 +117,12 @@ def _find_lines(document: str) -> list[int]:
     return [0, *(match.end() for match in re.finditer(r"\r\n?|\n", document))]
 
 
-def _tokenize(document: str) -> Iterator[tuple[turbohtml.Token, int, int]]:
-    """Return the tokens with their places in a document. What ends nowhere is a part of the last one."""
+def _tokenize(document: str) -> list[tuple[turbohtml.Token, int, int]]:
+    """Return the tokens with their places in a document. What is no token is a part of the one before."""
     lines = _find_lines(document)
     tokens = list(turbohtml.tokenize(document))
     starts = [lines[token.line - 1] + token.col for token in tokens]
-    return zip(tokens, starts, [*starts[1:], len(document)], strict=False)
+    return list(zip(tokens, starts, [*starts[1:], len(document)], strict=False))
 
 
 def _find_ends(document: str) -> dict[int, int]:
@@ -170,8 +170,10 @@ class _Reader:
         self._elements: list[tuple[int, bool]] = []
 
     def read(self) -> Template:
-        done, last_section = 0, self._document.rfind("]]>")
-        for token, start, end in _tokenize(self._document):
+        tokens = _tokenize(self._document)
+        done = tokens[0][1] if tokens else 0
+        self.fixed, last_section = self._document[:done], self._document.rfind("]]>")
+        for token, start, end in tokens:
             if end <= done:  # inside of what stays as it is
                 continue
             start = max(start, done)

@@ -73,6 +73,7 @@ def test_what_ends_nowhere_stays_and_other_marked_sections_are_comments():
     for document, lines in [
         ("a <![x[b]]> c <![ d", ["a c"]),
         ("<a b='x", []),
+        ("</><b>a</b>", ["a"]),
         ("<a b='x><i>c</i>", []),
     ]:
         assert [line.text for line in read_html(document).lines] == lines
