@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,21 +20,15 @@ class Metrics:
     def __init__(self, models: Mapping[Pair, DirectedModel], translations: Translations) -> None:
         self._threads = {model.thread for model in models.values()}
         self._translations = translations
-        self._registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "flaxformer_mt_requests", "Requests answered.", ("path", "status"), registry=registry
-        )
-        self.lines = Counter("flaxformer_mt_lines", "Source lines translated.", registry=registry)
-        self.characters = Counter(
-            "flaxformer_mt_characters", "Source characters translated.", registry=registry
-        )
+        self._registry = CollectorRegistry()
+        common: dict[str, Any] = {"namespace": "flaxformer_mt", "registry": self._registry}
+        self.requests = Counter("requests", "Requests answered.", ("path", "status"), **common)
+        self.lines = Counter("lines", "Source lines translated.", **common)
+        self.characters = Counter("characters", "Source characters translated.", **common)
         self.seconds = Histogram(
-            "flaxformer_mt_seconds",
-            "Seconds from a request to its translation.",
-            buckets=_BOUNDS,
-            registry=registry,
+            "seconds", "Seconds from a request to its translation.", buckets=_BOUNDS, **common
         )
-        registry.register(self)
+        self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Return what is counted elsewhere: the registry asks for it."""
