@@ -196,6 +196,7 @@ def _read_parts(body: bytes, content_type: str) -> list[tuple[str, object]]:
         name = file.field_name.decode()
         file.file_object.seek(0)
         text = _decode(file.file_object.read(), name)
+        file.close()
         pairs.append((name, UploadedFile(file.file_name.decode(), text) if name == "file" else text))
 
     headers = {"Content-Type": content_type.encode("latin-1")}
