@@ -266,7 +266,7 @@ def _evaluate_translations(
     options: EvaluationOptions,
     loading: LoadOptions,
     progress: TextIO | None,
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Evaluate each direction, or find the weight of a scorer that reranks."""
     compared = [*map(parse_compared_system, options.against)]
     scoring: dict[str, Any] = {"lowercase": options.lowercase, "bleu_tokenize": options.tokenize}
