@@ -390,7 +390,7 @@ def write_translations(
             make = functools.partial(_make_block_translator, make_engine, form, options.unique)
             map_blocks = files.enter_context(open_workers(make, pool))
             (empty,) = map_blocks([[]], name=name_block)
-            describe = functools.partial(dict, empty.description)
+            describe: Callable[[], dict[str, Any]] = empty.description.copy
         else:
             engine = make_engine()
             describe = engine.describe

@@ -37,7 +37,8 @@ class BlockFunction:
 
     def answer(self, message: Any) -> Answer:
         """Work on a block; the first message is what makes the function."""
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", FlaxformerWarning)
             try:
