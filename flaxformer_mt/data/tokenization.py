@@ -66,8 +66,6 @@ class Chunk:
 
 
 Step = Callable[[Chunk, int], None]
-# By name, the numbers of all pairs one after the other, and how many of them each pair has.
-TokenizedChunk = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def number_types(vocabs: Vocabs, columns: Sequence[type[Column]]) -> dict[str, np.dtype]:
@@ -96,8 +94,8 @@ class TokenizeChunks:
     def __post_init__(self) -> None:
         self._tokenizers = {column.name: column.make_tokenizer(self.vocabs) for column in self.columns}
 
-    def __call__(self, chunk: Chunk) -> TokenizedChunk:
-        """A function of the chunk's number, its texts and the seed."""
+    def __call__(self, chunk: Chunk) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return by name the numbers of all pairs one after the other, and how many each pair has."""
         for name, step in self.steps().items():
             step(chunk, step_seed(self.drawing.seed, chunk.number, name))
         if self.context:

@@ -218,15 +218,6 @@ def test_a_killed_build_goes_on_where_it_was(vocabs, tmp_path, monkeypatch, chun
         assert (store.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-def test_a_store_does_not_depend_on_who_tokenizes(vocabs, tmp_path, monkeypatch):
-    monkeypatch.setattr(store_module, "CHUNK", 7)
-    monkeypatch.setattr(store_module, "_FEW_CHUNKS", 0)
-    alone = TokenStore.build(make_pairs(), vocabs, tmp_path / "alone")
-    shared = TokenStore.build(make_pairs(), vocabs, tmp_path / "shared", pool=PoolOptions(2))
-    for path in alone.folder.iterdir():
-        assert (shared.folder / path.name).read_bytes() == path.read_bytes()
-
-
 class Rows(list):
     def read(self, indices):
         return [self[index] for index in indices]
