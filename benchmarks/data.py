@@ -40,6 +40,7 @@ from flaxformer_mt.data.batching import plan_epoch
 from flaxformer_mt.data.epoch_stores import EpochStores
 from flaxformer_mt.data.loader import train_batches
 from flaxformer_mt.data.token_store import TokenStore
+from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.model import init_params, make_model
 from flaxformer_mt.parallel import make_parallel
 from flaxformer_mt.training.optimizers import make_hyperparameters
@@ -110,7 +111,7 @@ def make_stores(pairs: int, root: Path, *, vocabulary: int) -> EpochStores:
     """Make the token store of `pairs` random pairs; write it to `root` if absent there."""
     vocab: Any = MadeUpVocab(vocabulary)
     made_up: Any = MadeUpPairs(pairs)
-    return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, 0.0, 0)
+    return EpochStores(made_up, Vocabs(vocab, vocab, joint=True), root, Drawing(0.0, 0))
 
 
 def count_tokens(batch: BatchArray) -> int:
