@@ -4,28 +4,20 @@ Puts together devices, data, model, optimizer and state, and maps a checkpoint's
 """
 
 import dataclasses
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from flaxformer_mt.config import Config
-from flaxformer_mt.config.directions import find_directions
-from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
-from flaxformer_mt.cpu import slow_bfloat16_reason
 from flaxformer_mt.data.batch_array import BatchArray, RowShare, make_empty_batch
 from flaxformer_mt.data.buckets import Shape
-from flaxformer_mt.data.curriculum import format_stages
 from flaxformer_mt.data.prepare import Prepared, prepare
 from flaxformer_mt.data.token_store import TokenStore
-from flaxformer_mt.errors import UserError, warn_user
-from flaxformer_mt.kernels.attention_kernels import explain_attention
-from flaxformer_mt.losses import AlignmentSums
+from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
 from flaxformer_mt.parallel import (
@@ -37,12 +29,9 @@ from flaxformer_mt.parallel import (
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
-from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import (
-    DiskCache,
-    ProgramsByShape,
     UnpaddedSizes,
     compile_ahead,
     compiles_ahead,
@@ -51,159 +40,12 @@ from flaxformer_mt.training.compile_ahead import (
     fitting_sizes,
     shapes_of,
 )
-from flaxformer_mt.training.frozen import check_patterns, describe_frozen, select_trained
-from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters, warmup_updates
+from flaxformer_mt.training.frozen import check_patterns
+from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
-from flaxformer_mt.training.update import (
-    LossTerm,
-    StepMetrics,
-    Sums,
-    add_sums,
-    make_gradient_step,
-    make_train_step,
-    make_update,
-)
+from flaxformer_mt.training.train_step import TrainStep, compile_train_step
+from flaxformer_mt.training.update import LossTerm
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
-
-COMPILING_AHEAD = "compiling the update for all batch shapes"
-SCORING = "scoring the test set"
-NO_TEST_SET = "there is no test set to score; hold one out with data.test_pairs=N"
-
-
-def announce_training(tracker: Tracker, config: Config, setup: Any) -> None:
-    """Say what is trained, on what, and how."""
-    vocabs, progress = setup.prepared.vocabs, setup.progress
-    sizes = f"{vocabs.source.size:,}" if vocabs.joint else f"{vocabs.source.size:,} + {vocabs.target.size:,}"
-    directions = ", ".join(direction.name for direction in find_directions(config.data))
-    tracker.message(
-        f"{config.data.dataset} {directions}: "
-        f"{len(setup.prepared.train.base):,} {'pairs' if config.data.source_language else 'sentences'}, "
-        f"{sizes} {config.vocab.kind} pieces; "
-        f"{setup.parameters:,} parameters on {setup.parallel.describe()}"
-    )
-    if shares := setup.prepared.report.get("mixture"):
-        tracker.message(format_shares(shares))
-    for line in format_stages(setup.prepared.report.get("stages", [])):
-        tracker.message(line)
-    tracker.message(describe_attention(config, setup.parallel))
-    tracker.message(f"layers: {setup.layers}")
-    if frozen := describe_frozen(setup.state.params, config.optim):
-        tracker.message(frozen)
-    if setup.parallel.device_count > 1:
-        tracker.message("\n".join([f"{setup.parallel.layout.describe()}", *setup.placements]))
-    if config.data.row_multiple % setup.parallel.layout.row_parts:
-        tracker.message(
-            f"batches get rows of padding: data.row_multiple {config.data.row_multiple} is not divisible by "
-            f"the {setup.parallel.layout.row_parts} devices that share the rows"
-        )
-    tracker.message(describe_batches(setup.prepared.report["batches"]))
-    if long_warmup := describe_long_warmup(config):
-        tracker.message(long_warmup)
-    if progress.step:
-        tracker.message(f"resuming at step {progress.step} of {config.train.steps}")
-
-
-def describe_batches(plan: dict[str, Any]) -> str:
-    """Describe the batches of an epoch, as `plan_summary` returns them."""
-    axes = {"rows": "rows", "source": "source", "target": "target"}
-    noun = "pairs"
-    if not any(shape["source"] for shape in plan["shapes"]):  # a language model
-        axes, noun = {"rows": "rows", "target": "tokens"}, "sentences"
-    shapes = ", ".join("x".join(str(shape[axis]) for axis in axes) for shape in plan["shapes"])
-    skipped = f"; {plan['skipped']:,} {noun} are too long and left out" if plan["skipped"] else ""
-    return (
-        f"{plan['batches']:,} batches an epoch, {plan['padding']:.1%} padding, "
-        f"{len(plan['shapes'])} shapes ({' x '.join(axes.values())}): {shapes}{skipped}"
-    )
-
-
-def describe_import(checkpoints: Checkpoints) -> str:
-    """Describe the imported model that a run starts from."""
-    _, stored = checkpoints.restore(IMPORTED_STEP, {})
-    origin = stored.get("imported_from") or {}
-    names = ", ".join(str(origin[name]) for name in ("format", "path") if name in origin)
-    return (
-        f"starting from the imported model{f' ({names})' if names else ''} with a new optimizer state; "
-        f"checkpoint {IMPORTED_STEP} keeps the imported parameters"
-    )
-
-
-def describe_attention(config: Config, parallel: Parallel) -> str:
-    """Tell which kernel computes attention in the longest batches, and why."""
-    data = config.data
-    lengths = (data.max_source_length if data.source_language else 0, data.max_target_length)
-    source, target = (-(-length // data.length_multiple) * data.length_multiple for length in lengths)
-    kernel, reason = explain_attention(
-        config.model, parallel.platform, lengths=(source, target), tensor=parallel.layout.tensor
-    )
-    return f"attention: {kernel} ({reason})"
-
-
-def warn_of_slow_dtype(config: Config, platform: str) -> None:
-    """Warn in the first process if this CPU computes faster in float32 than in the chosen dtype."""
-    if config.model.dtype != "bfloat16" or platform != "cpu" or not is_first():
-        return
-    if reason := slow_bfloat16_reason():
-        warn_user(
-            f"model.dtype bfloat16 is no faster than float32 on this CPU, since {reason}; "
-            "--config.model.dtype=float32 is more exact"
-        )
-
-
-def warn_of_short_training(config: Config) -> None:
-    """Warn in the first process if the warm-up is shorter than the config says."""
-    asked, steps = config.optim.warmup_steps, config.train.steps
-    taken = warmup_updates(config.optim, total_steps=steps)
-    if taken != asked and is_first():
-        warn_user(
-            f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
-            f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
-        )
-
-
-def describe_long_warmup(config: Config) -> str:
-    """Return what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
-    steps = config.train.steps
-    warmup = warmup_updates(config.optim, total_steps=steps)
-    told = (
-        f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the end, "
-    )
-    return "" if warmup <= steps else told + f"where it is {steps / warmup:.0%} of the highest"
-
-
-def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:
-    """Describe the end of a stage, by the numbers of the stage that ended and of the next one."""
-    stages = config.data.stages
-    following = "the last one" if stage == len(stages) else f"then stage {stages[stage].name}"
-    return f"update {step} ends stage {stages[ended].name}, {following}"
-
-
-class TrainStep:
-    """One update: from a state and its microbatches to the next state and the metrics to log."""
-
-    def __init__(
-        self,
-        by_shape: ProgramsByShape,
-        arguments_of: Callable[[Any, Any, Any], tuple[Any, ...]],
-        run: Callable[[TrainState, Hyperparameters, list[BatchArray]], tuple[TrainState, StepMetrics]],
-        *,
-        of_sums: tuple[Any, ...] = (),
-    ) -> None:
-        """Store the arguments.
-
-        Args:
-          by_shape: the program that reads a batch.
-          arguments_of: its arguments, from a state, numbers and a batch.
-          run: the update, which calls it.
-          of_sums: with gradient accumulation, the programs that add two sums and update the state by one.
-        """
-        self.by_shape, self.arguments_of, self._run, self.of_sums = by_shape, arguments_of, run, of_sums
-
-    def __call__(
-        self, state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
-    ) -> tuple[TrainState, StepMetrics]:
-        """Compute the update; donates the state."""
-        return self._run(state, numbers, batches)
 
 
 class TrainingSetup(NamedTuple):
@@ -212,18 +54,16 @@ class TrainingSetup(NamedTuple):
     parallel: Parallel
     prepared: Prepared
     model: Model
+    # Whether the program scans over the layers, and why.
+    layers: str
     # The numbers of the config on the devices.
     numbers: Hyperparameters
     train_step: TrainStep
     state: TrainState
     progress: TrainProgress
     parameters: int
-    # The sharding of each parameter, as lines for the log; empty where parameters are replicated.
-    placements: list[str]
     # Sizes of batches without padding, by their shapes with it; none: batches keep their padding.
     unpadded: UnpaddedSizes
-    # Whether the program scans over the layers, and why.
-    layers: str = ""
 
     @property
     def row_share(self) -> RowShare:
@@ -262,21 +102,10 @@ def set_up_training(
     _check_splits(config, prepared)
     vocabs = prepared.vocabs
     model, layers = make_training_model(config, parallel, sizes=(vocabs.source.size, vocabs.target.size))
-    numbers = parallel.place(make_hyperparameters(config))
-    warn_of_short_training(config)
-    warn_of_slow_dtype(config, parallel.platform)
     if config.optim.freeze or config.optim.lora.rank:
-        shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-        check_patterns(shapes, config.optim)
-
-    def make_state() -> TrainState:
-        placement = {"sharding_of": parallel.sharding_of}
-        params = init_training_params(model, config, config.seed, **placement)
-        return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
-
-    state, reached = load_state(checkpoints, parallel, make_state)
-    pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
-    texts = {text: name for part in pairs for text, name in part.name_texts().items()}
+        check_patterns(jax.eval_shape(lambda: init_params(model, jax.random.key(0))), config.optim)
+    state, reached = load_state(checkpoints, parallel, lambda: _make_state(model, config, parallel))
+    texts = _name_texts(prepared)
     if not allow_changed_data:
         _check_texts(reached, texts, run_dir)
     reached.texts = texts
@@ -284,15 +113,19 @@ def set_up_training(
         parallel,
         prepared,
         model,
-        numbers,
+        layers,
+        parallel.place(make_hyperparameters(config)),
         compile_train_step(model, config, parallel, loss_terms=loss_terms),
         state,
         reached,
         sum(x.size for x in jax.tree.leaves(without_factors(state.params))),
-        parallel.describe_parameters(state.params),
         find_unpadded_sizes(config, parallel, [plan["shapes"] for plan in _epoch_plans(prepared)]),
-        layers,
     )
+
+
+def _make_state(model: Model, config: Config, parallel: Parallel) -> TrainState:
+    params = init_training_params(model, config, config.seed, sharding_of=parallel.sharding_of)
+    return parallel.init(lambda params: init_state(params, config.optim), params, donate=(0,))
 
 
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
@@ -329,6 +162,12 @@ def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
     """Return the summaries of the first epoch, or of the first epochs of all stages."""
     return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
+
+
+def _name_texts(prepared: Prepared) -> dict[str, str]:
+    """Return the files of the texts for training and validation, by what changes whenever the text does."""
+    pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
+    return {text: name for part in pairs for text, name in part.name_texts().items()}
 
 
 def _check_texts(reached: TrainProgress, now: dict[str, str], run_dir: Path) -> None:
@@ -407,79 +246,3 @@ def _restore_state(
     target = parallel.place_shapes(jax.eval_shape(make_state))
     state, values = restore_state(checkpoints, step, target)
     return state, TrainProgress.from_dict(values)
-
-
-def compile_train_step(
-    model: Any, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
-) -> TrainStep:
-    """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
-
-    Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
-
-    Args:
-      loss_terms: see `fit`.
-    """
-    config = _select_for_programs(config)
-    dependencies, devices = [model.config, config], list(parallel.mesh.devices.flat)
-
-    def keep_on_disk(results: Callable[..., Any]) -> DiskCache | None:
-        # The code of further loss terms is no part of what a kept program is found by.
-        return None if loss_terms else DiskCache(dependencies, devices, results)
-
-    scalar: Any = 0
-    correct = scalar if config.train.log_accuracy else None
-    alignment = AlignmentSums(scalar, scalar) if config.model.alignment.weight else None
-    if config.optim.accumulation == 1:
-        metrics = StepMetrics(scalar, scalar, scalar, scalar, scalar, scalar, correct, alignment)
-        train_step = make_train_step(model, config, parallel, loss_terms=loss_terms)
-        step = parallel.compile(train_step, donate=(0,))
-        on_disk = keep_on_disk(lambda state, numbers, batch: (state, metrics))
-        by_shape = ProgramsByShape(step, batch=2, on_disk=on_disk)
-        return TrainStep(
-            by_shape,
-            lambda state, numbers, batch: (state, numbers, batch),
-            lambda state, numbers, batches: by_shape(state, numbers, batches[0]),
-        )
-    gradient_step = make_gradient_step(model, config, loss_terms=loss_terms)
-    gradient_step = parallel.over_rows(gradient_step, batch=3, partial=True)
-    gradient = parallel.compile(gradient_step, partial=True)
-
-    def results_of(params: Any, *_: Any) -> Sums:
-        return Sums(select_trained(params, config.optim), scalar, scalar, correct, alignment)
-
-    by_shape = ProgramsByShape(gradient, batch=3, on_disk=keep_on_disk(results_of))
-    add = parallel.compile(add_sums, donate=(0,), partial=True)
-    # The sums are not donated: no result has their shapes, and JAX would warn about it.
-    apply = make_update(config, platform=parallel.platform)
-    update = parallel.compile(
-        lambda state, numbers, sums: apply(state, numbers, parallel.sum_parts(sums)), donate=(0,)
-    )
-
-    def accumulated(
-        state: TrainState, numbers: Hyperparameters, batches: list[BatchArray]
-    ) -> tuple[TrainState, StepMetrics]:
-        sums = by_shape(state.params, numbers, state.step, batches[0], np.int32(0))
-        for number, batch in enumerate(batches[1:], start=1):
-            sums = add(sums, by_shape(state.params, numbers, state.step, batch, np.int32(number)))
-        return update(state, numbers, sums)
-
-    return TrainStep(
-        by_shape,
-        lambda state, numbers, batch: (state.params, numbers, state.step, batch, np.int32(0)),
-        accumulated,
-        of_sums=(add, update),
-    )
-
-
-def _select_for_programs(config: Config) -> Config:
-    """Return a config with what the programs of an update depend on, without their `Hyperparameters`.
-
-    All else is absent, so that a program that reads it fails instead of taking a default.
-    """
-    optim = dataclasses.replace(
-        config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
-    )
-    names = ("label_smoothing", "loss_chunk_tokens", "log_accuracy")
-    train: Any = types.SimpleNamespace(**{name: getattr(config.train, name) for name in names})
-    absent: dict[str, Any] = {"data": None, "vocab": None, "search": None}
-    return dataclasses.replace(config, optim=optim, train=train, seed=0, **absent)
