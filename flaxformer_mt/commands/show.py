@@ -28,7 +28,7 @@ from flaxformer_mt.runs.run_directory import check_run
 from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import choose_scan, init_state, init_training_params
-from flaxformer_mt.training.update import make_gradient_step
+from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
     params = jax.eval_shape(lambda: init_training_params(model, config, config.seed))
     batch = longest_batch(config)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    traced = jax.make_jaxpr(make_gradient_step(model, config))(
+    traced = jax.make_jaxpr(make_gradient_step(model, UpdateConfig.of(config)))(
         params, make_hyperparameters(config), number, batch
     )
     traced_flops = count_product_flops(traced.jaxpr) * config.optim.accumulation

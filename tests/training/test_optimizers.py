@@ -22,7 +22,11 @@ from flaxformer_mt.training.optimizers import (
     make_optimizer,
     warmup_updates,
 )
-from flaxformer_mt.training.setup import describe_long_warmup, warn_of_short_training, warn_of_slow_dtype
+from flaxformer_mt.training.setup_messages import (
+    describe_long_warmup,
+    warn_of_short_training,
+    warn_of_slow_dtype,
+)
 
 CONFIG = OptimConfig(learning_rate=0.5, warmup_steps=4, clip_norm=0.0)
 
