@@ -32,8 +32,8 @@ from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.parallel import Parallel, make_parallel
 from flaxformer_mt.parallel.mesh import with_shardings
 from flaxformer_mt.training.optimizers import make_hyperparameters
+from flaxformer_mt.training.setup import compile_train_step
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
-from flaxformer_mt.training.train_step import compile_train_step
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

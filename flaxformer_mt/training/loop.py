@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 import jax
 
@@ -24,33 +24,18 @@ from flaxformer_mt.evaluation.evaluate import try_scorers
 from flaxformer_mt.object_store.remote_runs import open_copy, to_url
 from flaxformer_mt.parallel.compilation import CompileClock
 from flaxformer_mt.parallel.processes import decide_once, is_first
+from flaxformer_mt.runs import run_directory
 from flaxformer_mt.runs.checkpoints import Checkpoints
-from flaxformer_mt.runs.run_directory import (
-    IMPORTED_STEP,
-    check_run,
-    is_complete,
-    lock_run,
-    read_report,
-    sweep_run,
-    write_report,
-)
 from flaxformer_mt.tracking import Tracker
 from flaxformer_mt.tracking.progress_display import WorkProgress
 from flaxformer_mt.tracking.tracking_services import import_service
+from flaxformer_mt.training import setup_messages
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, has_ended, to_trees
 from flaxformer_mt.training.compile_ahead import shapes_of
 from flaxformer_mt.training.initial_model import check_lora_start, start_run
 from flaxformer_mt.training.profiling import Profile
 from flaxformer_mt.training.report import TrainingReport, make_report
 from flaxformer_mt.training.setup import TrainingSetup, compile_shapes, set_up_training, shapes_left
-from flaxformer_mt.training.setup_messages import (
-    COMPILING_AHEAD,
-    describe_stage_end,
-    describe_training,
-    starts_from_import,
-    warn_of_short_training,
-    warn_of_slow_dtype,
-)
 from flaxformer_mt.training.state import TrainState
 from flaxformer_mt.training.stop_request import StopRequest
 from flaxformer_mt.training.train_log import TrainingLog
@@ -103,16 +88,16 @@ def fit(
         say = functools.partial(print, file=progress, flush=True) if alone else None
         config = start_run(config, run_dir, init, new_vocab=new_vocab, say=say)
     validate(config)
-    check_run(run_dir, config)
+    run_directory.check_run(run_dir, config)
     check_lora_start(config, run_dir)
-    report = decide_once(lambda: _read_final_report(run_dir, config))
+    report = decide_once(lambda: run_directory.read_final_report(run_dir, config))
     if report is not None:
         if progress is not None:
             step, steps = report["step"], config.train.steps
             print(f"{to_url(run_dir)} is finished, at step {step} of {steps}.", file=progress, flush=True)
         return report
     # Of several processes, the first one writes, and the others end with it.
-    with lock_run(run_dir) if is_first() else contextlib.nullcontext():
+    with run_directory.lock_run(run_dir) if is_first() else contextlib.nullcontext():
         _check_services(config, run_dir)
         train = config.train
         checkpoints = Checkpoints(run_dir, keep_last=train.keep_checkpoints, best_metric=train.metrics[0])
@@ -125,16 +110,10 @@ def fit(
             loss_terms=loss_terms,
             allow_changed_data=allow_changed_data,
         )
-        warn_of_short_training(config)
-        warn_of_slow_dtype(config, setup.parallel.platform)
+        if is_first():
+            for warning in setup_messages.describe_doubts(config, setup.parallel.platform):
+                warn_user(warning)
         return _train_and_report(config, run_dir, setup, checkpoints, profile, progress, draw_report)
-
-
-def _read_final_report(run_dir: Path, config: Config) -> TrainingReport | None:
-    """Read the report of a run that has nothing left to train; None if there is something."""
-    report = read_report(run_dir)
-    done = report is not None and is_complete(run_dir, config, report)
-    return cast(TrainingReport, report) if done else None
 
 
 def _check_services(config: Config, run_dir: Path) -> None:
@@ -142,7 +121,7 @@ def _check_services(config: Config, run_dir: Path) -> None:
     if is_first():
         for name in config.train.trackers:
             import_service(name)
-        sweep_run(run_dir)
+        run_directory.sweep_run(run_dir)
     scores = [name for name in config.train.metrics if name != "loss"]
     decide_once(lambda: try_scorers(scores, "train.best_metric"))
     check_choice(config.search)
@@ -170,7 +149,7 @@ def _train_and_report(
     )
     with clock, tracker:
         tracker.log_config(flatten(config))
-        for line in describe_training(config, setup, checkpoints):
+        for line in setup_messages.describe_training(config, setup, checkpoints):
             tracker.message(line)
         if checkpoints.warning:
             warn_user(checkpoints.warning)
@@ -181,12 +160,12 @@ def _train_and_report(
             checkpoints.finish_writing()  # whatever ended training, the saved checkpoint is on disk
         checkpoints.wait()
         if config.train.average_last:
-            trained = sum(step > IMPORTED_STEP for step in checkpoints.steps())
+            trained = sum(step > run_directory.IMPORTED_STEP for step in checkpoints.steps())
             checkpoints.average(min(config.train.average_last, trained))
             checkpoints.wait()
         report = make_report(config, run_dir, setup, tracker, stream)
         if is_first():
-            write_report(run_dir, report)
+            run_directory.write_report(run_dir, report)
             if draw_report is not None:
                 tracker.log_report(draw_report(run_dir))  # training is complete without a page
     return report
@@ -207,12 +186,12 @@ def _train(
     validation = None
     if setup.prepared.valid_pairs is not None:
         validation = Validation(config, setup.prepared, setup.model, setup.parallel, like=state.params)
-    if validation is not None and starts_from_import(checkpoints, progress.step):
+    if validation is not None and setup_messages.starts_from_import(checkpoints, progress.step):
         # Training may not improve on the imported model, which then stays the best.
         _evaluate(validation, state, progress, tracker, train.metrics[0])
-        checkpoints.record_metrics(IMPORTED_STEP, progress.metrics)
+        checkpoints.record_metrics(run_directory.IMPORTED_STEP, progress.metrics)
     start = time.monotonic() - progress.train_seconds
-    with tracker.busy(COMPILING_AHEAD):
+    with tracker.busy(setup_messages.COMPILING_AHEAD):
         compile_shapes(config, setup, tracker.message)
     if validation is not None:
         validation.compile_beside(shapes_of(state.inference_params), clock)
@@ -299,7 +278,7 @@ def _advance(progress: TrainProgress, after: Position, config: Config, tracker: 
     ended = progress.stage
     progress.advance(after)
     if after.stage != ended:
-        tracker.message(describe_stage_end(config, progress.step, ended, after.stage))
+        tracker.message(setup_messages.describe_stage_end(config, progress.step, ended, after.stage))
 
 
 def _is_finished(config: Config, progress: TrainProgress) -> bool:

@@ -33,7 +33,7 @@ class Profile:
         self._step, last = steps
         # The number of the update before the recorded ones.
         self._before = self._step + min(WARM_UP, max(0, last - self._step - updates))
-        self._recording = self._stopped = False
+        self._recording = False
         self._newest: Any = None
 
     def __enter__(self) -> Self:
@@ -52,7 +52,7 @@ class Profile:
     def __exit__(self, *error: object) -> None:
         if self._recording:
             self._stop()
-        elif self._updates and not self._stopped:
+        elif self._updates:
             self._say(f"no profile: training ended before the first of the {self._updates} updates to record")
 
     def _start(self) -> None:
@@ -63,11 +63,11 @@ class Profile:
         self._recording = True
 
     def _stop(self) -> None:
-        self._recording, self._stopped = False, True
         try:
             jax.block_until_ready(self._newest)
         finally:
             jax.profiler.stop_trace()
+            self._recording, self._updates = False, 0
         last = max(self._step, self._before + 1)  # an error may have ended the first one
         traces = sorted((self._directory / "plugins" / "profile").iterdir(), key=lambda p: p.stat().st_mtime)
         self._say(

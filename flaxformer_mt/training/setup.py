@@ -5,11 +5,13 @@ Puts together devices, data, model, optimizer and state, and maps a checkpoint's
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from flaxformer_mt.config import Config
 from flaxformer_mt.corpus.tfds_cache import cache_dir, compiled_dir
@@ -32,6 +34,8 @@ from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.tracking.progress_display import SILENT, WorkProgress
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, restore_state, restore_trees
 from flaxformer_mt.training.compile_ahead import (
+    DiskCache,
+    ProgramsByShape,
     UnpaddedSizes,
     compile_ahead,
     compiles_ahead,
@@ -43,9 +47,47 @@ from flaxformer_mt.training.compile_ahead import (
 from flaxformer_mt.training.frozen import check_patterns
 from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
-from flaxformer_mt.training.train_step import TrainStep, compile_train_step
-from flaxformer_mt.training.update import LossTerm
+from flaxformer_mt.training.update import (
+    LossTerm,
+    StepMetrics,
+    Sums,
+    UpdateConfig,
+    add_sums,
+    make_gradient_step,
+    make_train_step,
+    make_update,
+)
 from flaxformer_mt.workers.worker_pool import NO_POOL, PoolOptions
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """One update: from a state and its microbatches to the next state and the metrics to log.
+
+    by_shape: the program that reads a batch: the whole update, or its gradient. add, update: with gradient
+    accumulation, the programs that add two sums, and that update the state by one.
+    """
+
+    by_shape: ProgramsByShape
+    add: Callable[[Sums, Sums], Sums] | None = None
+    update: Callable[[TrainState, Hyperparameters, Sums], tuple[TrainState, StepMetrics]] | None = None
+
+    def __call__(
+        self, state: TrainState, numbers: Hyperparameters, batches: Sequence[BatchArray]
+    ) -> tuple[TrainState, StepMetrics]:
+        """Compute the update; donates the state."""
+        if self.add is None or self.update is None:
+            return self.by_shape(state, numbers, batches[0])
+        sums = self.by_shape(*self.arguments_of(state, numbers, batches[0]))
+        for number, batch in enumerate(batches[1:], start=1):
+            sums = self.add(sums, self.by_shape(*self.arguments_of(state, numbers, batch, number)))
+        return self.update(state, numbers, sums)
+
+    def arguments_of(self, state: Any, numbers: Any, batch: Any, number: int = 0) -> tuple[Any, ...]:
+        """Return the arguments of the program that reads batch `number` of an update."""
+        if self.update is None:
+            return state, numbers, batch
+        return state.params, numbers, state.step, batch, np.int32(number)
 
 
 class TrainingSetup(NamedTuple):
@@ -105,7 +147,8 @@ def set_up_training(
     if config.optim.freeze or config.optim.lora.rank:
         check_patterns(jax.eval_shape(lambda: init_params(model, jax.random.key(0))), config.optim)
     state, reached = load_state(checkpoints, parallel, lambda: _make_state(model, config, parallel))
-    texts = _name_texts(prepared)
+    pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
+    texts = {text: name for part in pairs for text, name in part.name_texts().items()}
     if not allow_changed_data:
         _check_texts(reached, texts, run_dir)
     reached.texts = texts
@@ -131,21 +174,17 @@ def _make_state(model: Model, config: Config, parallel: Parallel) -> TrainState:
 def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], object]) -> None:
     """Compile the update for all batch shapes that are left, before the first one, if the config says so."""
     parallel, vocab, step = setup.parallel, setup.prepared.vocabs.target, setup.train_step
-    store = setup.prepared.train.base
     shapes = shapes_left(config, setup)
     if not shapes or not compiles_ahead(config, parallel.platform):
         return
     state, numbers = shapes_of((setup.state, setup.numbers))  # the first update donates the arrays
+    ids = {"pad_id": vocab.pad_id, "bos_id": vocab.bos_id, "packed": config.data.batching == "pack"}
 
     def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
         parts = parallel.layout.row_parts
         whole = shape._replace(rows=-(-shape.rows // parts) * parts)
-        packed = config.data.batching == "pack"
-        array = make_empty_batch(
-            whole, store.columns, packed=packed, pad_id=vocab.pad_id, bos_id=vocab.bos_id
-        )
-        array = dataclasses.replace(array, unpadded=setup.unpadded.get(shape))
-        batch = parallel.put_shapes(array)
+        array = make_empty_batch(whole, setup.prepared.train.base.columns, **ids)
+        batch = parallel.put_shapes(dataclasses.replace(array, unpadded=setup.unpadded.get(shape)))
         return batch, step.arguments_of(state, numbers, batch)
 
     compile_ahead(step.by_shape, shapes, arguments_of, config=config, parallel=parallel, say=say)
@@ -153,21 +192,13 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
 
 def shapes_left(config: Config, setup: TrainingSetup) -> list[Shape]:
     """Return the batch shapes that the remaining updates will use, the one with the most work first."""
-    updates = config.train.steps - setup.progress.step
     plans = _epoch_plans(setup.prepared)[setup.progress.stage :]
-    shapes = {shape for plan in plans for shape in find_shapes(config, plan, updates=updates)}
-    return sorted(shapes, key=lambda shape: -shape.work)
+    return find_shapes(config, plans, updates=config.train.steps - setup.progress.step)
 
 
 def _epoch_plans(prepared: Prepared) -> list[dict[str, Any]]:
     """Return the summaries of the first epoch, or of the first epochs of all stages."""
     return [stage["batches"] for stage in prepared.report.get("stages", [prepared.report])]
-
-
-def _name_texts(prepared: Prepared) -> dict[str, str]:
-    """Return the files of the texts for training and validation, by what changes whenever the text does."""
-    pairs = filter(None, (prepared.train.pairs, prepared.valid_pairs))
-    return {text: name for part in pairs for text, name in part.name_texts().items()}
 
 
 def _check_texts(reached: TrainProgress, now: dict[str, str], run_dir: Path) -> None:
@@ -246,3 +277,33 @@ def _restore_state(
     target = parallel.place_shapes(jax.eval_shape(make_state))
     state, values = restore_state(checkpoints, step, target)
     return state, TrainProgress.from_dict(values)
+
+
+def compile_train_step(
+    model: Model, config: Config, parallel: Parallel, *, loss_terms: Sequence[LossTerm] = ()
+) -> TrainStep:
+    """Compile the update: one program, or with gradient accumulation three (gradient, sum, update).
+
+    Each group of devices adds the gradients of its own rows over the microbatches; the groups are added once.
+
+    Args:
+      loss_terms: see `fit`.
+    """
+    selected = UpdateConfig.of(config)
+    # The code of further loss terms is no part of what a kept program is found by.
+    dependencies = [model.config, selected, config.parallel]
+    on_disk = None if loss_terms else DiskCache(dependencies, list(parallel.mesh.devices.flat))
+    if config.optim.accumulation == 1:
+        train_step = make_train_step(model, selected, parallel, loss_terms=loss_terms)
+        step = parallel.compile(train_step, donate=(0,))
+        return TrainStep(ProgramsByShape(step, batch=2, on_disk=on_disk))
+    gradient_step = make_gradient_step(model, selected, loss_terms=loss_terms)
+    gradient_step = parallel.over_rows(gradient_step, batch=3, partial=True)
+    gradient = parallel.compile(gradient_step, partial=True)
+    add = parallel.compile(add_sums, donate=(0,), partial=True)
+    # The sums are not donated: no result has their shapes, and JAX would warn about it.
+    apply = make_update(selected, platform=parallel.platform)
+    update = parallel.compile(
+        lambda state, numbers, sums: apply(state, numbers, parallel.sum_parts(sums)), donate=(0,)
+    )
+    return TrainStep(ProgramsByShape(gradient, batch=3, on_disk=on_disk), add, update)

@@ -8,10 +8,8 @@ from flaxformer_mt.config.directions import find_directions
 from flaxformer_mt.corpus.mixture_weights import format_shares
 from flaxformer_mt.cpu import slow_bfloat16_reason
 from flaxformer_mt.data.curriculum import format_stages
-from flaxformer_mt.errors import warn_user
 from flaxformer_mt.kernels.attention_kernels import explain_attention
 from flaxformer_mt.parallel import Parallel
-from flaxformer_mt.parallel.processes import is_first
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
 from flaxformer_mt.training.frozen import describe_frozen
@@ -96,36 +94,32 @@ def _describe_attention(config: Config, parallel: Parallel) -> str:
     return f"attention: {kernel} ({reason})"
 
 
-def warn_of_slow_dtype(config: Config, platform: str) -> None:
-    """Warn in the first process if this CPU computes faster in float32 than in the chosen dtype."""
-    if config.model.dtype != "bfloat16" or platform != "cpu" or not is_first():
-        return
-    if reason := slow_bfloat16_reason():
-        warn_user(
+def describe_doubts(config: Config, platform: str) -> Iterator[str]:
+    """Warn of a warm-up that is shorter than the config says, and of a dtype that is slow on this CPU."""
+    warmup, steps = config.optim.warmup_steps, config.train.steps
+    updates = warmup_updates(config.optim, total_steps=steps)
+    if updates != warmup:
+        yield (
+            f"optim.warmup_steps {warmup} is not below train.steps {steps}, at which schedule "
+            f"{config.optim.schedule} ends; the warm-up is shortened to {updates} updates"
+        )
+    reason = slow_bfloat16_reason() if config.model.dtype == "bfloat16" and platform == "cpu" else None
+    if reason:
+        yield (
             f"model.dtype bfloat16 is no faster than float32 on this CPU, since {reason}; "
             "--config.model.dtype=float32 is more exact"
         )
 
 
-def warn_of_short_training(config: Config) -> None:
-    """Warn in the first process if the warm-up is shorter than the config says."""
-    asked, steps = config.optim.warmup_steps, config.train.steps
-    taken = warmup_updates(config.optim, total_steps=steps)
-    if taken != asked and is_first():
-        warn_user(
-            f"optim.warmup_steps {asked} is not below train.steps {steps}, at which schedule "
-            f"{config.optim.schedule} ends; the warm-up is shortened to {taken} updates"
-        )
-
-
 def describe_long_warmup(config: Config) -> str:
-    """Return what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
-    steps = config.train.steps
-    warmup = warmup_updates(config.optim, total_steps=steps)
-    told = (
+    """Tell what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
+    warmup, steps = warmup_updates(config.optim, total_steps=config.train.steps), config.train.steps
+    if warmup <= steps:
+        return ""
+    return (
         f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the end, "
+        f"where it is {steps / warmup:.0%} of the highest"
     )
-    return "" if warmup <= steps else told + f"where it is {steps / warmup:.0%} of the highest"
 
 
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:

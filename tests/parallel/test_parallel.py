@@ -28,9 +28,8 @@ from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import setup
 from flaxformer_mt.training.checkpoint_trees import TrainProgress, to_trees
 from flaxformer_mt.training.optimizers import make_hyperparameters
-from flaxformer_mt.training.setup import load_state
+from flaxformer_mt.training.setup import compile_train_step, load_state
 from flaxformer_mt.training.state import TrainState, init_state
-from flaxformer_mt.training.train_step import compile_train_step
 from flaxformer_mt.training.update import (
     UpdateConfig,
     add_sums,
