@@ -24,7 +24,6 @@ class Profile:
         """Store the arguments.
 
         Args:
-          directory: the directory of the trace, created when recording starts.
           updates: the number of updates to record; 0: record nothing and report nothing.
           steps: the number of the update before the first call, and of the last one that the run can take.
           say: shows a line to the user.

@@ -22,12 +22,7 @@ from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.model import Model, init_params
 from flaxformer_mt.model.lora import FACTORS, has_factors, without_factors
-from flaxformer_mt.parallel import (
-    Parallel,
-    check_compiler_options,
-    enable_compilation_cache,
-    make_parallel,
-)
+from flaxformer_mt.parallel import Parallel, check_compiler_options, enable_compilation_cache, make_parallel
 from flaxformer_mt.parallel.processes import decide_once, first_then_others, is_first, work_in_all
 from flaxformer_mt.runs.checkpoints import Checkpoints
 from flaxformer_mt.runs.run_directory import IMPORTED_STEP
@@ -222,10 +217,9 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
         needs.append("train.final_checkpoint=best")
     if needs:
         data, split = config.data, config.data.valid_split
-        names = [
-            f"{split}.{language}" for language in (data.source_language, data.target_language) if language
-        ]
-        files = f" (no {' and '.join(names)} in {data.text_dir})" if data.dataset == "parallel_text" else ""
+        languages = filter(None, (data.source_language, data.target_language))
+        names = " and ".join(f"{split}.{language}" for language in languages)
+        files = f" (no {names} in {data.text_dir})" if data.dataset == "parallel_text" else ""
         raise UserError(
             f"{data.dataset} has no split {split}{files}, but a validation set is required by "
             f"{' and '.join(needs)}; hold out pairs of the training set with --config.data.valid_pairs=500, "
@@ -235,10 +229,9 @@ def _check_splits(config: Config, prepared: Prepared) -> None:
 
 def _check_positions(config: Config, valid: TokenStore) -> None:
     """Check that the model has positions for every validation pair: validation uses all pairs uncut."""
-    if config.model.architecture == "decoder_only":
-        longest = int((valid.source_lengths + valid.target_lengths).max(initial=0))
-    else:
-        longest = int(max(valid.source_lengths.max(initial=0), valid.target_lengths.max(initial=0)))
+    one_sequence = config.model.architecture == "decoder_only"
+    join = np.add if one_sequence else np.maximum
+    longest = int(join(valid.source_lengths, valid.target_lengths).max(initial=0))
     bound = config.model.longest_input
     if bound is not None and longest > bound:
         raise UserError(

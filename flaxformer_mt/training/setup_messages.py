@@ -46,8 +46,7 @@ def describe_training(config: Config, setup: TrainingSetup, checkpoints: Checkpo
             f"the {setup.parallel.layout.row_parts} devices that share the rows"
         )
     yield describe_batches(setup.prepared.report["batches"])
-    if long_warmup := describe_long_warmup(config):
-        yield long_warmup
+    yield from describe_long_warmup(config)
     if progress.step:
         yield f"resuming at step {progress.step} of {config.train.steps}"
     if starts_from_import(checkpoints, progress.step):
@@ -111,15 +110,14 @@ def describe_doubts(config: Config, platform: str) -> Iterator[str]:
         )
 
 
-def describe_long_warmup(config: Config) -> str:
-    """Tell what a warm-up beyond the last update does to the learning rate; "" if it ends before."""
+def describe_long_warmup(config: Config) -> Iterator[str]:
+    """Tell what a warm-up beyond the last update does to the learning rate."""
     warmup, steps = warmup_updates(config.optim, total_steps=config.train.steps), config.train.steps
-    if warmup <= steps:
-        return ""
-    return (
-        f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the end, "
-        f"where it is {steps / warmup:.0%} of the highest"
-    )
+    if warmup > steps:
+        yield (
+            f"optim.warmup_steps {warmup} goes beyond train.steps {steps}: the learning rate rises to the "
+            f"end, where it is {steps / warmup:.0%} of the highest"
+        )
 
 
 def describe_stage_end(config: Config, step: int, ended: int, stage: int) -> str:

@@ -12,9 +12,6 @@ from flaxformer_mt.parallel.processes import any_process, process_count
 class StopRequest:
     """Context manager that records the first SIGTERM or SIGINT; a second one raises KeyboardInterrupt.
 
-    with StopRequest() as stop:
-        while stop.received is None: ...
-
     Outside of the main thread no signal handlers can be installed, and nothing is ever received.
     """
 
