@@ -51,7 +51,7 @@ class Profile:
     def __exit__(self, *error: object) -> None:
         if self._recording:
             self._stop()
-        elif self._updates:
+        if self._updates:
             self._say(f"no profile: training ended before the first of the {self._updates} updates to record")
 
     def _start(self) -> None:
@@ -66,10 +66,12 @@ class Profile:
             jax.block_until_ready(self._newest)
         finally:
             jax.profiler.stop_trace()
-            self._recording, self._updates = False, 0
-        last = max(self._step, self._before + 1)  # an error may have ended the first one
+            self._recording = False
+        if self._step == self._before:  # no update has ended since
+            return
+        self._updates = 0
         traces = sorted((self._directory / "plugins" / "profile").iterdir(), key=lambda p: p.stat().st_mtime)
         self._say(
-            f"profile of updates {self._before + 1} to {last}: {traces[-1]}; TensorBoard with the "
+            f"profile of updates {self._before + 1} to {self._step}: {traces[-1]}; TensorBoard with the "
             f"profile plugin opens {self._directory}, and ui.perfetto.dev opens perfetto_trace.json.gz"
         )
