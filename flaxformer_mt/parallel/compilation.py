@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import pickle
 import sys
 import threading
 import time
@@ -157,6 +156,7 @@ def lower_kept(
     dependencies: Any,
     devices: Sequence[jax.Device],
     *,
+    results: Any = None,
     check: bool = True,
 ) -> Callable[[], Callable[..., Any]]:
     """Load a kept program, or trace it; return what compiles and keeps it if need be, in any thread.
@@ -167,6 +167,7 @@ def lower_kept(
         run on them, with zeros in place of shapes. Those that are donated are shapes.
       dependencies: what the program depends on, apart from its arguments, this package, JAX and the machine.
       devices: the devices that the program runs on.
+      results: a tree with the structure of the results. None: they are a tuple of arrays.
       check: whether a copy must give the same results before it is kept.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(arguments)
@@ -174,7 +175,7 @@ def lower_kept(
     path = _find_path("program", [dependencies, str(structure), shapes, [device.id for device in devices]])
 
     def load(folder: Path, _: Any = None) -> Callable[..., Any]:
-        return _load((folder / "program").read_bytes(), arguments, devices)
+        return _load((folder / "program").read_bytes(), arguments, devices, results)
 
     with contextlib.suppress(Exception):  # written for another JAX in spite of its name: compiled anew
         if path is not None and read_artifact(path):
@@ -191,7 +192,7 @@ def lower_kept(
             return lowered.compile()
 
     def build(folder: Path) -> None:
-        _write(folder, compile_it(), arguments, devices, check=check)
+        _write(folder, compile_it(), arguments, devices, results, check=check)
 
     def load_or_take(folder: Path, _: Any) -> Callable[..., Any]:
         return compile_it() if compile_it.cache_info().currsize else load(folder)
@@ -226,16 +227,18 @@ def _write(
     compiled: Any,
     arguments: tuple[Any, ...],
     devices: Sequence[jax.Device],
+    results: Any,
     *,
     check: bool,
 ) -> None:
     """Write a program once its copy has given the same results; some devices' programs cannot be copied."""
     from jax.experimental.serialize_executable import serialize
 
-    program, _, results = serialize(compiled)
-    data = pickle.dumps((program, results))
+    program, _, structure = serialize(compiled)
+    assert results is None or jax.tree.structure(results) == structure
+    data = json.dumps(structure.num_leaves).encode() + b"\n" + program
     if check:
-        copy = _load(data, arguments, devices)
+        copy = _load(data, arguments, devices, results)
         # One after the other: both may donate what they get.
         copied, own = (jax.device_get(run(*jax.tree.map(_make_zeros, arguments))) for run in (copy, compiled))
         pairs = zip(jax.tree.leaves(copied), jax.tree.leaves(own), strict=True)
@@ -250,14 +253,16 @@ def _make_zeros(argument: Any) -> Any:
     return jax.device_put(np.zeros(argument.shape, argument.dtype), argument.sharding)
 
 
-def _load(data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device]) -> Callable[..., Any]:
+def _load(
+    data: bytes, arguments: tuple[Any, ...], devices: Sequence[jax.Device], results: Any
+) -> Callable[..., Any]:
     from jax.experimental.serialize_executable import deserialize_and_load
 
-    program, results = pickle.loads(data)
+    count, _, program = data.partition(b"\n")
     return deserialize_and_load(
         program,
         jax.tree.structure((arguments, {})),
-        results,
+        jax.tree.structure((0,) * json.loads(count) if results is None else results),
         backend=devices[0].client,
         execution_devices=tuple(devices),
     )

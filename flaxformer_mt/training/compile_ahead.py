@@ -25,10 +25,14 @@ _MESSAGE_EVERY = 10.0
 
 
 class DiskCache(NamedTuple):
-    """How the programs of a function are kept on disk: see `lower_kept`."""
+    """How the programs of a function are kept on disk: see `lower_kept`.
+
+    results: makes a tree with the structure of the results from the arguments.
+    """
 
     dependencies: Any
     devices: Sequence[jax.Device]
+    results: Callable[..., Any]
 
 
 class ProgramsByShape:
@@ -69,10 +73,10 @@ class ProgramsByShape:
         shapes = shapes_of(arguments)
         if self._on_disk is None:
             return self.lower(*shapes).compile
-        dependencies, devices = self._on_disk
+        dependencies, devices, results = self._on_disk
         # Accelerators have no memory for a second state; one copy shows whether a processor can load copies.
         check = devices[0].platform == "cpu" and not self._programs
-        return lower_kept(self.jitted, shapes, dependencies, devices, check=check)
+        return lower_kept(self.jitted, shapes, dependencies, devices, results=results(*shapes), check=check)
 
     def add(self, batch: Any, program: Callable[..., Any]) -> None:
         """Keep the compiled program for batches of this shape."""

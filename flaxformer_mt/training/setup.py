@@ -39,7 +39,7 @@ from flaxformer_mt.training.compile_ahead import (
     fitting_sizes,
     shapes_of,
 )
-from flaxformer_mt.training.frozen import check_patterns
+from flaxformer_mt.training.frozen import check_patterns, select_trained
 from flaxformer_mt.training.optimizers import Hyperparameters, make_hyperparameters
 from flaxformer_mt.training.state import TrainState, init_state, init_training_params, make_training_model
 from flaxformer_mt.training.update import (
@@ -283,13 +283,18 @@ def compile_train_step(
       loss_terms: see `fit`.
     """
     selected = UpdateConfig.of(config)
-    # The code of further loss terms is no part of what a kept program is found by.
-    dependencies = [model.config, selected, config.parallel]
-    on_disk = None if loss_terms else DiskCache(dependencies, list(parallel.mesh.devices.flat))
+    dependencies, devices = [model.config, selected, config.parallel], list(parallel.mesh.devices.flat)
+
+    def compile_by_shape(jitted: Any, batch: int, results: Callable[..., Any]) -> ProgramsByShape:
+        # The code of further loss terms is no part of what a kept program is found by.
+        on_disk = None if loss_terms else DiskCache(dependencies, devices, results)
+        return ProgramsByShape(jitted, batch=batch, on_disk=on_disk)
+
     if config.optim.accumulation == 1:
         train_step = make_train_step(model, selected, parallel, loss_terms=loss_terms)
         step = parallel.compile(train_step, donate=(0,))
-        return TrainStep(ProgramsByShape(step, batch=2, on_disk=on_disk))
+        metrics: Any = StepMetrics(*StepMetrics._fields)  # in place of arrays
+        return TrainStep(compile_by_shape(step, 2, lambda state, *_: (state, metrics)))
     gradient_step = make_gradient_step(model, selected, loss_terms=loss_terms)
     gradient_step = parallel.over_rows(gradient_step, batch=3, partial=True)
     gradient = parallel.compile(gradient_step, partial=True)
@@ -299,4 +304,8 @@ def compile_train_step(
     update = parallel.compile(
         lambda state, numbers, sums: apply(state, numbers, parallel.sum_parts(sums)), donate=(0,)
     )
-    return TrainStep(ProgramsByShape(gradient, batch=3, on_disk=on_disk), add, update)
+
+    def results_of(params: Any, *_: Any) -> Sums:
+        return Sums(select_trained(params, config.optim), *Sums._fields[1:])
+
+    return TrainStep(compile_by_shape(gradient, 3, results_of), add, update)

@@ -172,10 +172,7 @@ class TrainingLog:
             return
         (step, metrics, epoch, ended), self._unread = self._unread, None
         self._ended, self._metrics = ended.result(), metrics
-        loss_sum, weight, correct_sum, alignment = jax.device_get(
-            (metrics.loss_sum, metrics.weight, metrics.correct_sum, metrics.alignment)
-        )
-        sums = (loss_sum, weight, correct_sum or 0, *(alignment or (0, 0)))
+        sums = jax.device_get([getattr(metrics, name) for name in Totals._fields])
         numbers = Totals(*map(float, sums))
         self.target_tokens += int(numbers.weight)
         self._line = Totals(*map(operator.add, self._line, numbers))

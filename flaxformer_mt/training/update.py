@@ -126,23 +126,23 @@ class Sums(NamedTuple):
     """Gradient and loss, summed over tokens; weight is the number of tokens, or the sum of their weights.
 
     gradients: of the trained parameters, as `select_trained` returns them.
-    correct_sum: the number of correctly predicted tokens; None without `train.log_accuracy`. alignment: the
-    loss of alignments, without its weight; None without guided alignment.
+    correct_sum: the number of correctly predicted tokens; 0 without `train.log_accuracy`. alignment_sum,
+    aligned: the loss of alignments, without its weight, over so many tokens; 0 without guided alignment.
     """
 
     gradients: Any
     loss_sum: Array
     weight: Array
-    correct_sum: Array | None = None
-    alignment: AlignmentSums | None = None
+    correct_sum: Array
+    alignment_sum: Array
+    aligned: Array
 
 
 class StepMetrics(NamedTuple):
     """The metrics of an update, as device scalars: reading one waits for the update.
 
     gradient_norm: before clipping. learning_rate: of the newest update that was not skipped. skipped,
-    skipped_in_a_row: the counters of the new state.
-    correct_sum: None without `train.log_accuracy`. alignment: None without guided alignment.
+    skipped_in_a_row: the counters of the new state. correct_sum, alignment_sum, aligned: as in `Sums`.
     """
 
     loss_sum: Array
@@ -151,8 +151,9 @@ class StepMetrics(NamedTuple):
     learning_rate: Array
     skipped: Array
     skipped_in_a_row: Array
-    correct_sum: Array | None = None
-    alignment: AlignmentSums | None = None
+    correct_sum: Array
+    alignment_sum: Array
+    aligned: Array
 
 
 def add_sums(left: Sums, right: Sums) -> Sums:
@@ -203,8 +204,10 @@ def make_gradient_step(
 
         gradients, sums = jax.grad(loss_of, has_aux=True)(select_trained(params, config.optim))
         tokens: TokenSums = sums[0]
-        alignment: AlignmentSums | None = sums[1] if model.config.alignment.weight else None
-        return Sums(gradients, tokens.loss_sum, tokens.weight, tokens.correct_sum, alignment)
+        zero = jnp.zeros((), jnp.float32)
+        correct_sum = zero if tokens.correct_sum is None else tokens.correct_sum
+        alignment = sums[1] if model.config.alignment.weight else AlignmentSums(zero, zero)
+        return Sums(gradients, tokens.loss_sum, tokens.weight, correct_sum, *alignment)
 
     return gradient_step
 
@@ -261,7 +264,8 @@ def make_update(
             new_state.skipped + 0,
             new_state.skipped_in_a_row + 0,
             sums.correct_sum,
-            sums.alignment,
+            sums.alignment_sum,
+            sums.aligned,
         )
 
     return update

@@ -14,7 +14,6 @@ from flaxformer_mt.config import Config, ModelConfig, TrainConfig
 from flaxformer_mt.data.loader import Position
 from flaxformer_mt.errors import UserError
 from flaxformer_mt.flops import real_work, training_flops
-from flaxformer_mt.losses import AlignmentSums
 from flaxformer_mt.shapes import Batch
 from flaxformer_mt.training import train_log
 from flaxformer_mt.training.checkpoint_trees import TrainProgress
@@ -70,10 +69,9 @@ def make_log(lines, config, gathered=None, parallel=None, clock=None):
     return TrainingLog(lines, config, parallel or Devices(), 11, progress=progress, clock=clock or Clock())
 
 
-def metrics(loss: float, weight: float, correct: float | None) -> StepMetrics:
-    one, rate = np.float32(1.0), np.float32(0.5)
-    counted = None if correct is None else np.float32(correct)
-    return StepMetrics(np.float32(loss), np.float32(weight), one, rate, np.int32(0), np.int32(0), counted)
+def metrics(loss: float, weight: float, correct: float = 0, *alignment: float) -> StepMetrics:
+    fields = loss, weight, 1.0, 0.5, 0, 0, correct, *(alignment or (0, 0))
+    return StepMetrics(*map(np.float32, fields))
 
 
 def run(log, updates, epochs, first=0):
@@ -93,8 +91,7 @@ def test_each_epoch_ends_with_the_means_over_its_tokens():
     assert lines[0][2] == {"epoch": 1, "loss": 19 / 7, "accuracy": 4 / 7, "target_tokens": 7}
     assert lines[2][2] == {"epoch": 2, "loss": 6 / 6, "accuracy": 2 / 6, "target_tokens": 6}
     assert (lines[1][2]["loss"], lines[1][2]["accuracy"]) == (24 / 12, 5 / 12)
-    updates = [(loss, weight, None) for loss, weight, _ in UPDATES]
-    run(make_log(without, make_config(log_accuracy=False)), updates, [0, 0, 1, 1, 2])
+    run(make_log(without, make_config(log_accuracy=False)), UPDATES, [0, 0, 1, 1, 2])
     for _, _, values in lines:
         del values["accuracy"]
     assert without == lines
@@ -111,8 +108,7 @@ def test_the_loss_of_alignments_is_a_mean_of_its_own_and_survives_a_stop():
     lines, config = Lines(), make_config(log_accuracy=False)
 
     def add(log: TrainingLog, step: int, loss_sum: float, aligned: float) -> None:
-        alignment = AlignmentSums(np.float32(loss_sum), np.float32(aligned))
-        log.add(step, metrics(6.0, 2.0, None)._replace(alignment=alignment), [BATCH], 0)
+        log.add(step, metrics(6.0, 2.0, 0, loss_sum, aligned), [BATCH], 0)
 
     log = make_log(lines, config)
     add(log, 1, 3.0, 2.0)
@@ -209,7 +205,7 @@ class Late:
 def dispatch(log: TrainingLog, step: int, epoch: int = 0, *, skipped: int = 0) -> Late:
     """An update of loss `step`; the result finishes it."""
     weight = Late()
-    numbers = metrics(step, 1.0, None)._replace(weight=weight, skipped_in_a_row=np.int32(skipped))
+    numbers = metrics(step, 1.0)._replace(weight=weight, skipped_in_a_row=np.int32(skipped))
     log.add(step, numbers, [BATCH], epoch)
     return weight
 
