@@ -208,24 +208,25 @@ def _train(
                 with _tell_of_compiling(tracker, setup, on_devices, shapes):
                     state, metrics = setup.train_step(state, setup.numbers, on_devices)
             _advance(progress, position, config, tracker)
+            step = progress.step
             for hook in hooks:
-                hook(progress.step, metrics, microbatches, position.epoch)
-            last = progress.step == train.steps or has_ended(config.data, progress)
-            if validation is not None and (last or progress.step % train.evaluate_every == 0):
+                hook(step, metrics, microbatches, position.epoch)
+            last = step == train.steps or has_ended(config.data, progress)
+            if validation is not None and (last or step % train.evaluate_every == 0):
                 with log.paused():
                     _evaluate(validation, state, progress, tracker, train.metrics[0])
-            due = last or bool(progress.metrics) or progress.step % train.checkpoint_every == 0
-            stopping = stop.is_due(at_log_step=progress.step % train.log_every == 0)
+            due = last or bool(progress.metrics) or step % train.checkpoint_every == 0
+            stopping = stop.is_due(at_log_step=step % train.log_every == 0)
             if due or stopping:
                 with log.paused():
                     progress.interim = not due
                     progress.train_seconds = time.monotonic() - start
                     progress.log, progress.target_tokens = log.to_dict(), log.target_tokens
-                    checkpoints.save(progress.step, to_trees(state), progress.to_dict())
+                    checkpoints.save(step, to_trees(state), progress.to_dict())
             if stopping and not _is_finished(config, progress):
                 checkpoints.wait()
-                tracker.message(f"stopped at step {progress.step} and saved; the same command resumes there")
-                raise TrainingInterrupted(progress.step, stop.exit_status)
+                tracker.message(f"stopped at step {step} and saved; the same command resumes there")
+                raise TrainingInterrupted(step, stop.exit_status)
     log.flush(progress.step)  # the updates since the last line, where training ended early
 
 
