@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 import jax
 
@@ -95,7 +95,7 @@ def fit(
         if progress is not None:
             step, steps = report["step"], config.train.steps
             print(f"{to_url(run_dir)} is finished, at step {step} of {steps}.", file=progress, flush=True)
-        return report
+        return cast(TrainingReport, report)
     # Of several processes, the first one writes, and the others end with it.
     with run_directory.lock_run(run_dir) if is_first() else contextlib.nullcontext():
         _check_services(config, run_dir)

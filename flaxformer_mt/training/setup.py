@@ -173,12 +173,12 @@ def compile_shapes(config: Config, setup: TrainingSetup, say: Callable[[str], ob
     if not shapes or not compiles_ahead(config, parallel.platform):
         return
     state, numbers = shapes_of((setup.state, setup.numbers))  # the first update donates the arrays
-    ids = {"pad_id": vocab.pad_id, "bos_id": vocab.bos_id, "packed": config.data.batching == "pack"}
+    packed, columns = config.data.batching == "pack", setup.prepared.train.base.columns
 
     def arguments_of(shape: Shape) -> tuple[BatchArray, tuple[Any, ...]]:
         parts = parallel.layout.row_parts
         whole = shape._replace(rows=-(-shape.rows // parts) * parts)
-        array = make_empty_batch(whole, setup.prepared.train.base.columns, **ids)
+        array = make_empty_batch(whole, columns, packed=packed, pad_id=vocab.pad_id, bos_id=vocab.bos_id)
         batch = parallel.put_shapes(dataclasses.replace(array, unpadded=setup.unpadded.get(shape)))
         return batch, step.arguments_of(state, numbers, batch)
 
@@ -293,7 +293,7 @@ def compile_train_step(
     if config.optim.accumulation == 1:
         train_step = make_train_step(model, selected, parallel, loss_terms=loss_terms)
         step = parallel.compile(train_step, donate=(0,))
-        metrics: Any = StepMetrics(*StepMetrics._fields)  # in place of arrays
+        metrics = StepMetrics._make(StepMetrics._fields)  # names in place of arrays
         return TrainStep(compile_by_shape(step, 2, lambda state, *_: (state, metrics)))
     gradient_step = make_gradient_step(model, selected, loss_terms=loss_terms)
     gradient_step = parallel.over_rows(gradient_step, batch=3, partial=True)
@@ -306,6 +306,6 @@ def compile_train_step(
     )
 
     def results_of(params: Any, *_: Any) -> Sums:
-        return Sums(select_trained(params, config.optim), *Sums._fields[1:])
+        return Sums._make([select_trained(params, config.optim), *Sums._fields[1:]])
 
     return TrainStep(compile_by_shape(gradient, 3, results_of), add, update)

@@ -55,8 +55,10 @@ class UpdateConfig:
     @classmethod
     def of(cls, config: Config) -> "UpdateConfig":
         """Select from a config; the fields of `optim` that are in `Hyperparameters` get the same values."""
-        constant = {"learning_rate": 1.0, "schedule": "constant", "warmup_steps": 0, "final_fraction": 0.0}
-        train, optim = config.train, dataclasses.replace(config.optim, **constant)
+        optim = dataclasses.replace(
+            config.optim, learning_rate=1.0, schedule="constant", warmup_steps=0, final_fraction=0.0
+        )
+        train = config.train
         return cls(optim, train.label_smoothing, train.loss_chunk_tokens, train.log_accuracy)
 
 
