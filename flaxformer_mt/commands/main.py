@@ -187,6 +187,7 @@ def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any
 
 
 def _train(options: command_options.TrainOptions) -> object:
+    from flaxformer_mt.evaluation.run_report.page import report_training
     from flaxformer_mt.training.loop import fit
     from flaxformer_mt.training.report import describe_report
 
@@ -201,6 +202,7 @@ def _train(options: command_options.TrainOptions) -> object:
         allow_changed_data=options.allow_changed_data,
         progress=sys.stderr,
         workers=core_count(),
+        draw_report=report_training,
     )
     print(name_urls(describe_report(report, options.run)), file=sys.stderr)
     return report

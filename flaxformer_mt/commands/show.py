@@ -28,7 +28,7 @@ from flaxformer_mt.runs.run_directory import check_run
 from flaxformer_mt.training.frozen import select_trained
 from flaxformer_mt.training.optimizers import make_hyperparameters
 from flaxformer_mt.training.state import choose_scan, init_state, init_training_params
-from flaxformer_mt.training.update import make_gradient_step
+from flaxformer_mt.training.update import UpdateConfig, make_gradient_step
 
 
 def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None = None) -> dict[str, Any]:
@@ -87,7 +87,9 @@ def show(config: Config, run_dir: Path | None = None, *, device_kind: str | None
 
 def _count_traced_flops(model: Model, config: Config, params: Any, batch: BatchArray) -> int:
     number, hyperparameters = jax.ShapeDtypeStruct((), jnp.int32), make_hyperparameters(config)
-    traced = jax.make_jaxpr(make_gradient_step(model, config))(params, hyperparameters, number, batch)
+    traced = jax.make_jaxpr(make_gradient_step(model, UpdateConfig.of(config)))(
+        params, hyperparameters, number, batch
+    )
     return count_product_flops(traced.jaxpr) * config.optim.accumulation
 
 

@@ -22,7 +22,7 @@ from flaxformer_mt.data.prepare import prepare
 from flaxformer_mt.data.token_store import TokenStore
 from flaxformer_mt.data.tokenization import Drawing
 from flaxformer_mt.errors import UserError
-from flaxformer_mt.training.setup import describe_batches
+from flaxformer_mt.training.setup_messages import describe_batches
 from flaxformer_mt.vocab import Vocabs, make_vocabs
 
 LINES = ["Good day.", "How are you?", "See you tomorrow!"]

@@ -43,7 +43,7 @@ def describe(*counts: int) -> dict[str, Any]:
 
 def choose(*counts: int, updates: int = 1000) -> list[int]:
     """The indices of the shapes that a run will use."""
-    return [SHAPES.index(shape) for shape in find_shapes(Config(), describe(*counts), updates=updates)]
+    return [SHAPES.index(shape) for shape in find_shapes(Config(), [describe(*counts)], updates=updates)]
 
 
 def test_the_shapes_that_a_run_will_use_are_compiled_ahead():
