@@ -1,4 +1,8 @@
-"""Closes connections whose next request does not begin in time; uvicorn waits for its headers for ever."""
+"""Closes connections whose next request does not begin in time; uvicorn waits for its headers for ever.
+
+After a request with two lengths they are closed as well (RFC 9112, 6.3): for a proxy that believes the other
+length, what follows is the rest of the body, where a client may hide another request.
+"""
 
 from typing import Any
 
@@ -16,6 +20,8 @@ class DeadlineProtocol(H11Protocol):
         self.loop.call_later(_SECONDS, self._close_if_idle, 0)
 
     def on_response_complete(self) -> None:
+        if {b"content-length", b"transfer-encoding"} <= dict(self.headers).keys():
+            self.transport.close()
         self._answered += 1
         self.loop.call_later(_SECONDS, self._close_if_idle, self._answered)
         super().on_response_complete()
