@@ -139,7 +139,7 @@ def parse_flags(
     for flag in ("--config", "--run", "--init", *required):
         if flag in texts and not texts[flag].strip(" ,"):
             raise UserError(f"{flag} has no value; give {flag}=VALUE")
-    for flag in [flag for flag, items in whole.items() if not items]:
+    for flag in [flag for flag, items in whole.items() if not "".join(items).strip(" ,")]:
         raise UserError(f"{flag} has no value; give {flag}=VALUE")
     values: dict[str, Any] = {flag[2:]: tuple(items) for flag, items in whole.items()}
     description = kind.__doc__ or ""

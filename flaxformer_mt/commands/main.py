@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import logging
 import os
 import re
@@ -18,14 +19,14 @@ from dataclasses import dataclass, field
 from json import dumps
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import flaxformer_mt
 from flaxformer_mt.commands import options as command_options
 from flaxformer_mt.commands.doctor import doctor, summarize_doctor
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
-from flaxformer_mt.commands.options import read_glossary, read_languages
+from flaxformer_mt.commands.options import WITH_COMMAS, read_glossary, read_languages
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.terminal_tables import (
     summarize_experiment,
@@ -141,7 +142,7 @@ class ReportOptions:
 
     # Run directories, separated by commas or each with its own --run; the first one is compared with the
     # others.
-    run: tuple[str, ...]
+    run: Annotated[tuple[str, ...], WITH_COMMAS]
     # The HTML file.
     output: Path = Path("report.html")
     # Name of the translations to compare: RUN/translations/NAME.hypothesis, which `evaluate` writes.
@@ -154,7 +155,10 @@ class ReportOptions:
 def report(options: ReportOptions) -> dict[str, Any]:
     from flaxformer_mt.evaluation.run_report.page import report_runs
 
-    return report_runs(options.run, options.output, name=options.name, attention=options.attention)
+    # The name of a run may have a comma.
+    texts = [[text] if Path(text).is_dir() else text.split(",") for text in options.run]
+    runs = [run for run in itertools.chain(*texts) if run.strip()]
+    return report_runs(runs, options.output, name=options.name, attention=options.attention)
 
 
 def align_training_pairs(options: command_options.AlignOptions) -> dict[str, Any]:
