@@ -139,7 +139,7 @@ def parse_flags(
     empty = [
         flag for flag in ("--config", "--run", "--init", *required) if not texts.get(flag, "x").strip(" ,")
     ]
-    empty += [flag for flag, items in with_commas.items() if not items]
+    empty += [flag for flag, items in with_commas.items() if not "".join(items).strip(" ,")]
     if empty:
         raise UserError(f"{empty[0]} has no value; give {empty[0]}=VALUE")
     values: dict[str, Any] = {flag[2:]: tuple(items) for flag, items in with_commas.items()}

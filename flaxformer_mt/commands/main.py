@@ -7,6 +7,7 @@ modules are imported when the command runs, so that `--help` is fast.
 import contextlib
 import errno
 import functools
+import itertools
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import flaxformer_mt
 from flaxformer_mt.commands import options as command_options
@@ -25,6 +26,7 @@ from flaxformer_mt.commands.evaluate import evaluate, summarize_scores
 from flaxformer_mt.commands.export import export, import_model
 from flaxformer_mt.commands.flags import parse_flags, run_locally, take_log_level, takes_config
 from flaxformer_mt.commands.make_corpus import backtranslate, distil
+from flaxformer_mt.commands.options import WITH_COMMAS
 from flaxformer_mt.commands.score import score_file
 from flaxformer_mt.commands.server.serve import serve
 from flaxformer_mt.commands.terminal_tables import (
@@ -70,7 +72,7 @@ class ReportOptions:
 
     # Run directories, separated by commas or each with its own --run; the first one is compared with the
     # others.
-    run: tuple[str, ...]
+    run: Annotated[tuple[str, ...], WITH_COMMAS]
     # The HTML file.
     output: Path = Path("report.html")
     # Name of the translations to compare: RUN/translations/NAME.hypothesis, which `evaluate` writes.
@@ -83,7 +85,10 @@ class ReportOptions:
 def report(options: ReportOptions) -> dict[str, Any]:
     from flaxformer_mt.evaluation.run_report.page import report_runs
 
-    return report_runs(options.run, options.output, name=options.name, attention=options.attention)
+    # The name of a run may have a comma.
+    texts = [[text] if Path(text).is_dir() else text.split(",") for text in options.run]
+    runs = [run for run in itertools.chain(*texts) if run.strip()]
+    return report_runs(runs, options.output, name=options.name, attention=options.attention)
 
 
 def _show(options: command_options.ShowOptions) -> object:

@@ -243,7 +243,7 @@ def read_report(run_dir: Path) -> dict[str, Any] | None:
 
 
 def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
-    write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode())
+    write_atomically(run_dir / "report.json", f"{json.dumps(report, indent=2)}\n".encode(), sync=True)
 
 
 _NAME = ".lock"

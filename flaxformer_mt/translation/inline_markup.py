@@ -359,6 +359,8 @@ class _Layout:
             opens = first.start if self._has_marks(item, words, before=True) else first.core_start
             closes = last.end if self._has_marks(item, words, before=False) else last.core_end
         inner = self.marked.text[item.start : item.end]
+        if start == end and not words and inner.strip():
+            opens, closes = self._find_marks(item, start)
         before = self.marked.text[max(0, item.start - 1) : item.start]
         after = self.marked.text[item.end : item.end + 1]
         lead = inner[:1].isspace() and bool(inner.strip())
@@ -406,6 +408,13 @@ class _Layout:
         # In "word {0}, more" the marks of the word come after the placeholder.
         before_marks = item.start <= source.core_end and (item.space_before or item.start < source.end)
         return target.core_end if before_marks else target.end
+
+    def _find_marks(self, item: _Item, gap: int) -> tuple[int, int]:
+        """Return the place of the marks at a gap, for an element that has nothing but marks of a word."""
+        number = self._word_before(item)
+        if gap and number is not None and item.start < self.source[number].end:
+            return self.target[gap - 1].core_end, self.target[gap - 1].end
+        return self._gap(gap), self.target[gap].core_start if gap < len(self.target) else self._gap(gap)
 
     def _gap(self, gap: int) -> int:
         """Position of the gap before a target word; the last one is at the end of the last word."""

@@ -286,6 +286,14 @@ def test_a_report_is_written_whole_and_read_back(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
+def test_config_and_report_survive_a_loss_of_power(tmp_path, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    save_config(Config(), tmp_path / "config.json")
+    write_report(tmp_path, {"step": 3})
+    assert len(synced) == 4, "each file, and the folder that has its name"
+
+
 @pytest.mark.parametrize("content", [b'{"step": 3', b"\xff\xfe", b"[]", b'{"step": 3}', b""])
 def test_a_damaged_report_is_named_with_the_remedy(content, tmp_path):
     (tmp_path / "report.json").write_bytes(content)

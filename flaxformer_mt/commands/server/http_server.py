@@ -27,6 +27,10 @@ class DeadlineProtocol(H11Protocol):
         self.loop.call_later(_HEADER_SECONDS, self._close_if_idle, 0)
 
     def on_response_complete(self) -> None:
+        # For a proxy that believes the other length (RFC 9112, 6.3), what follows is the rest of the body,
+        # where a client may hide another request.
+        if {b"content-length", b"transfer-encoding"} <= dict(self.headers).keys():
+            self.transport.close()
         self._answered += 1
         self.loop.call_later(_HEADER_SECONDS, self._close_if_idle, self._answered)
         super().on_response_complete()

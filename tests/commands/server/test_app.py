@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import random
+import re
 import socket
 import threading
 import time
@@ -242,6 +243,18 @@ def test_a_body_without_a_length_is_read_no_further_than_its_limit(serving):
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
     (line,) = serving.take_log()
     assert line.startswith("413 ")
+
+
+@pytest.mark.parametrize("path", ["/translate", "/nothing"])
+def test_a_request_with_two_lengths_hides_no_other_request(serving, path):
+    """A proxy that believes Content-Length passes the second one on as part of the first."""
+    hidden = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: {len(hidden)}"
+    with socket.create_connection(("127.0.0.1", serving.port)) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + hidden)
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert re.match(rb"HTTP/1.1 40[04] ", answer) and answer.count(b"HTTP/1.1") == 1
+    serving.take_log()
 
 
 def test_the_page_asks_no_other_machine(serving):
