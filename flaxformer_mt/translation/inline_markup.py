@@ -177,10 +177,7 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
             closed = open_items.pop()
             closed.closing, closed.end = match[0], end
             link_end = last if element == "a" else -1
-            content = text[closed.start :].strip()
-            # Without a word it is a point, whose spaces are those around it; so is the mark of a footnote.
-            is_mark = element == "sup" and not following.isalnum() and not any(map(str.isalpha, content))
-            if not content or (is_mark and text[max(0, closed.start - 1) : closed.start].strip()):
+            if _holds_no_word(closed, text, is_note=element == "sup" and not following.isalnum()):
                 closed.opening, closed.closing, closed.children = line[closed.begin : last], None, []
                 text, last = _take_space(closed, text[: closed.start], line, last, open_items[-1])
             continue
@@ -199,12 +196,28 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
     text += unescape(texts[-1])
     if root.children:  # a tag may be around one of two words with a no-break space between them
         text = _ODD_SPACE.sub(" ", text)
-    spoken = [*text]
-    for place in [one.start + one.space_before for one in every if one.space_before or one.space_after]:
-        if not text.islower():
-            spoken[place : place + 1] = text[place : place + 1].upper()[:1]
     spellings = _find_spellings(texts) if escaped else {}
-    return MarkedLine(text, tuple(root.children), spellings, escaped, "".join(spoken))
+    return MarkedLine(text, tuple(root.children), spellings, escaped, _speak(text, every))
+
+
+def _holds_no_word(element: _Item, text: str, *, is_note: bool) -> bool:
+    """Return whether an element is put back as a point, whose spaces are those around it.
+
+    It is one without text, or the mark of a footnote after a word.
+    """
+    content = text[element.start :].strip()
+    is_mark = is_note and not any(map(str.isalpha, content))
+    return not content or (is_mark and text[max(0, element.start - 1) : element.start].strip() != "")
+
+
+def _speak(text: str, items: Sequence[_Item]) -> str:
+    """Return the text with a capital after each point between spaces; see `MarkedLine.spoken`."""
+    if text.islower():
+        return text
+    spoken = [*text]
+    for place in [one.start + one.space_before for one in items if one.space_before or one.space_after]:
+        spoken[place : place + 1] = text[place : place + 1].upper()[:1]
+    return "".join(spoken)
 
 
 def peel(marked: MarkedLine) -> tuple[str, MarkedLine, str]:
