@@ -181,8 +181,8 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
                 closed.opening, closed.closing, closed.children = line[closed.begin : last], None, []
                 text, last = _take_space(closed, text[: closed.start], line, last, open_items[-1])
             continue
-        item = _Item(match[0], len(text), name=name, begin=match.start())
-        item.replaces_space = beside_link and len(text) > end
+        separated = beside_link and len(text) > end
+        item = _Item(match[0], len(text), name=name, begin=match.start(), replaces_space=separated)
         open_items[-1].children.append(item)
         every.append(item)
         single = match["close"] or match["empty"] or name in VOID or len(open_items) > _DEEPEST
@@ -194,10 +194,10 @@ def take_out(line: str, *, in_document: bool = False) -> MarkedLine:
         _make_point(open_items)
     texts.append(line[last:])
     text += unescape(texts[-1])
-    if root.children:  # a tag may be around one of two words with a no-break space between them
-        text = _ODD_SPACE.sub(" ", text)
-    spellings = _find_spellings(texts) if escaped else {}
-    return MarkedLine(text, tuple(root.children), spellings, escaped, _speak(text, every))
+    # A tag may be around one of two words with a no-break space between them.
+    text = _ODD_SPACE.sub(" ", text) if root.children else text
+    spellings, spoken = _find_spellings(texts) if escaped else {}, _speak(text, every)
+    return MarkedLine(text, tuple(root.children), spellings, escaped, spoken)
 
 
 def _holds_no_word(element: _Item, text: str, *, is_note: bool) -> bool:
