@@ -252,6 +252,7 @@ def evaluate_run(
     )
     run_dir, loading = open_copy(run_dir), replace(loading or LoadOptions(), **changes)
     config = read_config(run_dir / "config.json")
+    report: Mapping[str, Any]
     if not config.data.source_language:
         _check_text_alone(run_dir, config, options)
         report = _evaluate_language_model(run_dir, config, options, loading, progress)
