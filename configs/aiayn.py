@@ -3,9 +3,9 @@
     python train.py --config=configs/aiayn.py --config.data.text_dir=DIR
 
 DIR contains train, valid and test, each as .de and .en (the original trains on Multi30k). The model
-computes the same as the PyTorch original (tests/documents/aiayn.py): dropout and a norm after the positions
-in both stacks, post-norm blocks with epsilon 1e-6, projections without bias, 200 positions, Xavier on every
-matrix. The original's switches:
+computes the same as the PyTorch original (benchmarks/originals/aiayn.py): dropout and a norm after the
+positions in both stacks, post-norm blocks with epsilon 1e-6, projections without bias, 200 positions, Xavier
+on every matrix. The original's switches:
 
     -proj_share_weight -embs_share_weight: --config.model.tying=all (both), target_output, embeddings, none
     -scale_emb_or_prj prj: --config.model.logit_scale=True --config.model.embedding_scale=False

@@ -8,7 +8,7 @@ model of English:
     python train.py --config=configs/decoder_only.py --run=runs/english \\
         --config.data.source_language= --config.train.best_metric=loss
 
-The model computes the same as the PyTorch original (tests/documents/decoder_only.py): a causal stack
+The model computes the same as the PyTorch original (benchmarks/originals/decoder_only.py): a causal stack
 without cross-attention, embeddings and learned positions with biases, explicit key and value sizes, exact
 GELU, normalization by the population standard deviation without parameters or epsilon, dropout on sublayer
 outputs, logits with bias. Each position has its own vector, as the document intends;

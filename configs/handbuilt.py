@@ -2,7 +2,7 @@
 
     python train.py --config=configs/handbuilt.py
 
-The model computes the same as the PyTorch original (tests/documents/handbuilt.py): fixed sinusoids with
+The model computes the same as the PyTorch original (benchmarks/originals/handbuilt.py): fixed sinusoids with
 positions from 1, two unscaled embeddings, biased projections with explicit sizes, post-norm blocks,
 feed-forward layers as convolutions of kernel size 1 (--config.model.ffn_layer=dense computes the same), an
 output without bias, no dropout. `export --format=handbuilt` writes the original's state dict. One

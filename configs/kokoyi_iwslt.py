@@ -4,7 +4,7 @@
 
 DIR contains train, valid and test, each as .de and .en, with spaces between words. A TFDS data set of the
 two languages also works (--config.data.dataset=NAME). The model computes the same as the PyTorch original
-(tests/documents/kokoyi.py): heads as wide as the feed-forward layer, projections without bias, the
+(benchmarks/originals/kokoyi.py): heads as wide as the feed-forward layer, projections without bias, the
 document's Xavier gains, post-norm, positions from 0, unscaled embeddings, of which the padding's is read but
 not trained, an output matrix without bias.
 Trained as the original: plain Adam, 16 pairs per batch, cross-entropy and token accuracy without padding,

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 import flaxformer_mt
+from flaxformer_mt.corpus.toy import toy_de_en
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -63,6 +64,7 @@ def test_the_examples_run(few_programs, tmp_path, monkeypatch, capfd):
     names: dict = {}
     load = flaxformer_mt.load_config
     monkeypatch.setattr(flaxformer_mt, "load_config", lambda name: load(name).replace(TINY))
+    monkeypatch.setattr(toy_de_en, "SIZES", {"train": 1000, "valid": 10, "test": 10})
     for example in re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M):
         capfd.readouterr()
         exec(compile(example, "docs/api.md", "exec"), names)

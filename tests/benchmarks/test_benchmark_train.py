@@ -90,6 +90,7 @@ def test_ours_alone_on_packed_bfloat16_batches_says_its_share_of_the_peak(benchm
     assert found["share_of_product"] == round(padded / 8, 3)
 
 
+@pytest.mark.slow  # three systems are trained; what is concluded from their rates is tested below
 def test_three_systems_train_the_same_network_on_the_same_tokens(benchmark, run_benchmark):
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:

@@ -34,8 +34,7 @@ from flaxformer_mt.vocab.shortlist import Shortlist
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
-from tiny_toolkits import PAIRS as TEXT
-
+from benchmarks.originals.tiny_toolkits import PAIRS as TEXT
 from flaxformer_mt.convert.ctranslate2.engine import load_engine
 from flaxformer_mt.convert.ctranslate2.model_folder import FORMAT
 

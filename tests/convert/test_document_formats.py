@@ -17,13 +17,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from documents import aiayn as aiayn_document
-from documents import decoder_only as decoder_only_document
-from documents import embeddings as embeddings_document
-from documents import handbuilt as handbuilt_document
-from documents import kokoyi as kokoyi_document
 from tiny_experiment import change
 
+from benchmarks.originals import aiayn as aiayn_document
+from benchmarks.originals import decoder_only as decoder_only_document
+from benchmarks.originals import embeddings as embeddings_document
+from benchmarks.originals import handbuilt as handbuilt_document
+from benchmarks.originals import kokoyi as kokoyi_document
 from flaxformer_mt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, VocabConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.convert.documents import aiayn as aiayn

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tiny_hub import MAKERS
-
+from benchmarks.originals.tiny_hub import MAKERS
 from flaxformer_mt import Config, Translator, fit
 from flaxformer_mt.config import DataConfig, LoraConfig, OptimConfig, ParallelConfig, TrainConfig, VocabConfig
 from flaxformer_mt.convert.export_run import export_run

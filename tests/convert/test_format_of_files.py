@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from documents import aiayn, decoder_only, handbuilt, kokoyi
 
+from benchmarks.originals import aiayn, decoder_only, handbuilt, kokoyi
 from flaxformer_mt.commands.main import main
 from flaxformer_mt.convert import formats
 from flaxformer_mt.convert.formats import NAMES

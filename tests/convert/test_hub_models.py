@@ -20,8 +20,8 @@ tokenizers = pytest.importorskip("tokenizers")
 from make_translator import make_translator
 from test_huggingface import VARIANTS, assert_same, make_weights
 from tiny_experiment import mark_slow
-from tiny_hub import CORPUS, LINES, MAKERS, train_briefly
 
+from benchmarks.originals.tiny_hub import CORPUS, LINES, MAKERS, train_briefly
 from flaxformer_mt.config import ParallelConfig, SearchConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
@@ -303,7 +303,7 @@ def test_bfloat16_files_are_read_as_float32(tmp_path):
 @pytest.mark.parametrize(("name", "file"), [("mbart_50", "sentencepiece.bpe.model"), ("t5", "spiece.model")])
 def test_a_sentencepiece_model_serves_in_place_of_tokenizer_json(name, file, tmp_path):
     """As on the Hub, where mBART-50 and mT5 have nothing else."""
-    from tiny_hub import train_sentencepiece
+    from benchmarks.originals.tiny_hub import train_sentencepiece
 
     folder = tmp_path / name
     MAKERS[name](folder)

@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
 
-from tiny_toolkits import PAIRS as TEXT
+from benchmarks.originals.tiny_toolkits import PAIRS as TEXT
 
 LINES = [
     *(source for source, _ in TEXT),

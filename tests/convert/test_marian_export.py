@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 import sentencepiece
 import yaml
 from test_huggingface import TEXT, assert_same, make_weights
-from tiny_toolkits import marian_options
-from toolkit_twins import Marian
 
+from benchmarks.originals.tiny_toolkits import marian_options
+from benchmarks.originals.toolkit_twins import Marian
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.convert.export_run import check_expressible
 from flaxformer_mt.convert.formats import ImportOverrides, Weights, find_format

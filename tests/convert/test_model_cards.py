@@ -18,8 +18,8 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 from test_document_formats import BASES
 from test_huggingface import make_weights, random_leaves
 from tiny_experiment import mark_slow
-from tiny_hub import CORPUS, MAKERS
 
+from benchmarks.originals.tiny_hub import CORPUS, MAKERS
 from flaxformer_mt.config.directions import choose_tags, choose_target_tag, find_directions
 from flaxformer_mt.convert.formats import NAMES, ImportOverrides, Weights, find_format, shapes_of
 from flaxformer_mt.convert.huggingface.hub_models import FORMAT as HUB

@@ -15,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 import sentencepiece
 import yaml
-from tiny_toolkits import (
+
+from benchmarks.originals.tiny_toolkits import (
     GERMAN,
     PAIRS,
     eole_model,
@@ -30,8 +31,7 @@ from tiny_toolkits import (
     write_marian,
     write_onmt,
 )
-from toolkit_twins import as_ids, half_sinusoids
-
+from benchmarks.originals.toolkit_twins import as_ids, half_sinusoids
 from flaxformer_mt.config import SearchConfig
 from flaxformer_mt.config.checks import validate
 from flaxformer_mt.config.directions import Direction, find_directions
@@ -284,9 +284,9 @@ def test_exports_of_imports_compute_the_same(tmp_path):
     with pytest.raises(UserError, match="model.source_end is False; supported: True"):
         export_run(run, format_name="torch-nn", output=tmp_path / "out")
     lines, greedy = [*GERMAN[:2], "", "a"], SearchConfig(method="greedy")
-    ours = Translator.load(run, search=greedy).translate(lines)
-    alone = [Translator.load(run, search=greedy).translate([line])[0].text for line in lines]
-    assert [one.text for one in ours] == alone
+    translator = Translator.load(run, search=greedy)
+    alone = [translator.translate([line])[0].text for line in lines]
+    assert [one.text for one in translator.translate(lines)] == alone
 
 
 def write_all(root: Path) -> dict[str, Path]:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 from tiny_experiment import text_data
+from tools.pages import ROOT
 
-from documentation.pages import ROOT
 from flaxformer_mt.config import CleanConfig, Config
 from flaxformer_mt.convert.formats import ImportOverrides, Weights
 from flaxformer_mt.corpus import columns, pair_checks, read_pairs

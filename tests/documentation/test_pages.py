@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-
-from documentation import run_pages
-from documentation.pages import ROOT, find_hidden_commands, find_pages, read_blocks, split_commands
+from tools import run_pages
+from tools.pages import ROOT, find_hidden_commands, find_pages, read_blocks, split_commands
 
 
 def write_page(folder, text: str) -> str:

@@ -3,16 +3,16 @@
 import re
 
 import pytest
+from tools.write_reference import API, ROOT, write_pages
 
 import flaxformer_mt
-from documentation.write_reference import API, ROOT, write_pages
 
 PAGES = write_pages()
 
 
 @pytest.mark.parametrize("path", PAGES)
 def test_the_reference_is_that_of_the_code(path):
-    advice = f"{path} is out of date: PYTHONPATH=tests:. python -m documentation.write_reference"
+    advice = f"{path} is out of date: PYTHONPATH=.ci:. python -m tools.write_reference"
     assert (ROOT / path).read_text(encoding="utf-8") == PAGES[path], advice
 
 

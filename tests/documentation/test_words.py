@@ -3,8 +3,7 @@
 import re
 
 import pytest
-
-from documentation.pages import ROOT, find_pages
+from tools.pages import ROOT, find_pages
 
 # Patterns -> what to write instead. Readers have stumbled over each of them.
 PATTERNS = {

@@ -91,9 +91,16 @@ VARIANTS = {
         "output_bias": True,
     }
     | {"padding_mask": "both"},
-    "stacked, recomputed": {"scan_layers": True, "remat": "full"},
-    "relative, unscaled, stacked": {"positions": "relative", "relative_buckets": 8, "relative_distance": 6}
-    | {"attention_scale": False, "activation": "geglu_tanh", "norm": "rms", "scan_layers": True},
+    "relative, unscaled, stacked, recomputed": {
+        "positions": "relative",
+        "relative_buckets": 8,
+        "relative_distance": 6,
+        "attention_scale": False,
+        "activation": "geglu_tanh",
+        "norm": "rms",
+        "scan_layers": True,
+        "remat": "full",
+    },
 }
 
 

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 import pytest
-from plain_losses import count_correct, smoothed_cross_entropy
 
+from benchmarks.originals.plain_losses import count_correct, smoothed_cross_entropy
 from flaxformer_mt.flops import loss_chunk_width
 
 pytestmark = pytest.mark.usefixtures("strict_dtypes")

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from plain_losses import smoothed_cross_entropy
 from tiny_experiment import change, random_params, small_model
 
+from benchmarks.originals.plain_losses import smoothed_cross_entropy
 from flaxformer_mt.config import (
     Config,
     GuidedAlignmentConfig,

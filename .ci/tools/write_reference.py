@@ -1,6 +1,6 @@
 """Writes docs/reference/: the flags, fields, extras and the Python API, as Markdown made from the code.
 
-    PYTHONPATH=tests:. python -m documentation.write_reference
+    PYTHONPATH=.ci:. python -m tools.write_reference
 
 Run it after a change of a flag, a field, an extra or a public docstring; a test compares pages and code.
 """
@@ -10,7 +10,8 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 
-from documentation.pages import ROOT
+from tools.pages import ROOT
+
 from flaxformer_mt.commands.doctor import EXTRAS
 from flaxformer_mt.commands.flags import takes_config
 from flaxformer_mt.commands.help_layout import FlagHelp, list_flags, list_sections, list_settings
@@ -59,7 +60,7 @@ API = {
 }
 _KNOWN = find_marks(Config, KnownAs, "--config.")
 _SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
-_HEADER = "<!-- Written by tests/documentation/write_reference.py from the code: do not edit. -->\n\n"
+_HEADER = "<!-- Written by .ci/tools/write_reference.py from the code: do not edit. -->\n\n"
 
 
 def write_pages() -> dict[str, str]:

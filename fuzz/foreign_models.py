@@ -5,7 +5,6 @@ import json
 import random
 import shutil
 import struct
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -82,8 +81,7 @@ def make_foreign_model(name: str, config: Any, vocabs: Any, folder: Path) -> Pat
 
 def _make_pretrained(folder: Path) -> Path:
     """A tiny model with its tokenizer, as transformers writes it: of the family in its name, or T5."""
-    sys.path.append(str(Path(__file__).resolve().parent.parent / "convert"))
-    from tiny_hub import MAKERS
+    from benchmarks.originals.tiny_hub import MAKERS
 
     MAKERS[folder.name.partition(" ")[2] or "t5"](folder)
     return folder

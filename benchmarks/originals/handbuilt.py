@@ -8,7 +8,7 @@ embeddings. Knows nothing of JAX or of the package that the tests compare with i
 import torch
 from torch import Tensor, nn
 
-from documents.sinusoids import sinusoid_table
+from benchmarks.originals.sinusoids import sinusoid_table
 
 PAD = 0
 

@@ -1,6 +1,6 @@
 """Writes sentences of made-up words as a parallel text: the small corpus that pages take as given.
 
-python -m documentation.write_words FOLDER --languages=cs,en
+python -m tools.write_words FOLDER --languages=cs,en
 """
 
 import argparse

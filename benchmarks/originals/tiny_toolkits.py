@@ -16,7 +16,8 @@ import sentencepiece
 import torch
 import yaml
 from safetensors.torch import save_file
-from toolkit_twins import Fairseq, Joey, Marian, Onmt, as_eole, randomize
+
+from benchmarks.originals.toolkit_twins import Fairseq, Joey, Marian, Onmt, as_eole, randomize
 
 GERMAN = [
     "der kleine Hund schläft im Garten .",

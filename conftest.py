@@ -6,12 +6,12 @@ import gc
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import compiled_folder
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -37,17 +37,20 @@ gc.set_threshold(100_000, 20, 20)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-# What another test has compiled, or a command that a test runs, is not compiled again: workers and commands
-# inherit the folder, and the process that made it removes it.
+# What another test has compiled, or an earlier session, or a command that a test runs, is not compiled again:
+# workers and commands inherit the folder, and the process that made it removes it.
 _compiled = None
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    _compiled = os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="flaxformer_mt_compiled_")
+    _compiled = compiled_folder.open_folder()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_compiled)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    # Of XLA's own caches, which are for GPUs, the key of each program would name the folder.
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 
 def pytest_unconfigure():
     if _compiled is not None:
-        shutil.rmtree(_compiled, ignore_errors=True)
+        compiled_folder.close_folder(_compiled)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from documentation.pages import README, ROOT, Block, Command, find_pages, read_blocks, split_commands
+from tools.pages import README, ROOT, Block, Command, find_pages, read_blocks, split_commands
 
 _FLAXFORMER = "python -m flaxformer_mt"
 _FEW_UPDATES = "--config.train.steps=4"
@@ -44,9 +44,9 @@ _POST = (
 
 # Page -> the commands that make what it takes as given, and remove what other pages left there.
 GIVEN = {
-    README: ["python -m documentation.write_words my_data --languages=cs,en"],
+    README: ["python -m tools.write_words my_data --languages=cs,en"],
     "docs/api.md": ["rm -rf exported/api runs/en runs/from_api"],
-    "docs/data.md": ["python -m documentation.write_words my_data --languages=cs,en"],
+    "docs/data.md": ["python -m tools.write_words my_data --languages=cs,en"],
     "docs/evaluation.md": [
         _POST,
         f"{_FLAXFORMER} average --run=runs/toy_de_en --last=2",
@@ -54,7 +54,7 @@ GIVEN = {
     ],
     "docs/export.md": [
         "rm -rf exported opus-mt-de-en runs/opus",
-        "python -m documentation.write_words my_data --languages=de,en",
+        "python -m tools.write_words my_data --languages=de,en",
         _POST,
         f"{_FLAXFORMER} export --run=runs/post --format=marian --output=opus-mt-de-en",
     ],
@@ -74,7 +74,7 @@ GIVEN = {
     ],
     "docs/tutorial.md": [
         "rm -rf exported/captions runs/captions runs/captions.py",
-        "python -m documentation.write_words captions --languages=de,en --jsonl",
+        "python -m tools.write_words captions --languages=de,en --jsonl",
     ],
 }
 
@@ -247,7 +247,7 @@ def plan_site() -> list[Step]:
 def run_page(page: str, steps: Iterable[Step], tree: Tree) -> None:
     """Runs commands of a page after those that make what it takes as given; says which it runs."""
     say = functools.partial(print, flush=True)
-    activate = 'export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH=tests:. &&'
+    activate = 'export PATH="$PWD/.venv/bin:$PATH" PYTHONPATH=.ci:. &&'
     made = [Command(page, 0, text) for text in GIVEN.get(page, [])]
     waiting = made
     for step in steps:

@@ -1,6 +1,6 @@
 """Executes a notebook in its own folder and stores it with its outputs.
 
-python tests/documentation/execute_notebook.py docs/notebook.ipynb
+python .ci/tools/execute_notebook.py docs/notebook.ipynb
 
 Needs the extra `docs`. Lines that a cell prints are one output, and no times are stored, so that little
 changes from one execution to the next.

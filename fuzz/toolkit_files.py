@@ -3,7 +3,6 @@
 import argparse
 import io
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ _MARIAN_OPTIONS = "special:model.yml"
 
 
 def make_toolkit(name: str, folder: Path) -> Path:
-    sys.path.append(str(Path(__file__).resolve().parent.parent / "convert"))
-    import tiny_toolkits as tiny
+    from benchmarks.originals import tiny_toolkits as tiny
 
     if name == "fairseq":
         tiny.write_fairseq(folder, tiny.fairseq_args())

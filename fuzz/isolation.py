@@ -174,5 +174,5 @@ def run_killed(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(_HERE.parent), str(_HERE.parents[1])]
+    sys.path[:0] = [str(_HERE.parent), str(_HERE.parent / "tests")]
     serve(sys.argv[1:])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from documents.sinusoids import sinusoid_table
+from benchmarks.originals.sinusoids import sinusoid_table
 
 
 def init_embedding(vocab: int, embed_dim: int) -> nn.Parameter:

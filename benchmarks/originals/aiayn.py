@@ -8,7 +8,7 @@ tests compare with it.
 import torch
 from torch import Tensor, nn
 
-from documents.sinusoids import sinusoid_table
+from benchmarks.originals.sinusoids import sinusoid_table
 
 EPSILON = 1e-6
 # The document's layers hand `dropout` on to all but the attention weights.

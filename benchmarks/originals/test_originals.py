@@ -1,4 +1,4 @@
-"""The PyTorch modules of tests/documents: names and shapes of their state dicts, quirks of each document."""
+"""The PyTorch modules of this folder: names and shapes of their state dicts, quirks of each document."""
 
 import itertools
 import math
@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from documents import aiayn, decoder_only, embeddings, handbuilt, kokoyi, state_dicts
-from documents.sinusoids import sinusoid_table
+from benchmarks.originals import aiayn, decoder_only, embeddings, handbuilt, kokoyi, state_dicts
+from benchmarks.originals.sinusoids import sinusoid_table
 
 # Width 8, heads 2, d_k 3, d_v 5, feed-forward 16, vocabularies 11 and 13. Pads are 0.
 SOURCE = torch.tensor([[3, 4, 5, 0], [6, 7, 0, 0]])
